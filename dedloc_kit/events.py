@@ -1,0 +1,116 @@
+"""What a worker process tells whoever started it: one JSON line per event on its standard output."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from dedloc_kit.records import GlobalStep
+
+
+class Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class State(Event):
+    """What the worker is doing now, in words: checking the machine, connecting, loading, training, waiting, leaving."""
+
+    event: Literal["state"] = "state"
+    text: str
+
+
+class Joined(Event):
+    """The peer is part of the swarm and holds the current state."""
+
+    event: Literal["joined"] = "joined"
+    run_id: str
+    peer: str
+    session: str
+    """Names this session; with the run and the peer it seeds the order of the data."""
+    addresses: tuple[str, ...]
+    """Where others reach this peer; empty in client mode."""
+    step: int
+    device: str
+    parameters: int
+
+
+class LocalProgress(Event):
+    """A microbatch is done."""
+
+    event: Literal["progress"] = "progress"
+    step: int
+    samples: int
+    """Mine, toward the next global step."""
+    swarm_samples: int
+    """Everyone's, as far as known."""
+    global_batch: int
+    session_samples: int
+    loss: float | None
+    samples_per_second: float
+
+
+class StepDone(Event):
+    """A global step is done and this peer has taken it."""
+
+    event: Literal["step"] = "step"
+    step: GlobalStep
+    contributions: dict[str, int]
+    """Peer to samples."""
+
+
+class PeerSeen(BaseModel):
+    peer: str
+    name: str
+    device: str
+    step: int
+    samples: int
+    samples_per_second: float
+    follower: bool
+    client_mode: bool
+
+
+class Peers(Event):
+    """Who is in the swarm now, as the coordinator sees it."""
+
+    event: Literal["peers"] = "peers"
+    peers: tuple[PeerSeen, ...]
+
+
+class Evaluated(Event):
+    """The coordinator measured the held-out loss at a global step."""
+
+    event: Literal["evaluated"] = "evaluated"
+    step: int
+    loss: float
+
+
+class Warned(Event):
+    """Something a person may want to know; the worker goes on."""
+
+    event: Literal["warning"] = "warning"
+    text: str
+
+
+class Failed(Event):
+    """The worker cannot go on: one line with what is wrong and what to do."""
+
+    event: Literal["failed"] = "failed"
+    text: str
+
+
+class Left(Event):
+    """The worker left cleanly."""
+
+    event: Literal["left"] = "left"
+    step: int
+    session_samples: int
+
+
+AnyEvent = Annotated[
+    State | Joined | LocalProgress | StepDone | Peers | Evaluated | Warned | Failed | Left, Field(discriminator="event")
+]
+_adapter: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
+
+
+def parse_event(line: str | bytes) -> AnyEvent:
+    """Read one line; raises ValueError if it is no event."""
+    return _adapter.validate_json(line)

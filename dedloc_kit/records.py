@@ -1,0 +1,133 @@
+"""Every record that crosses the network or is stored. Whatever comes from a peer is parsed here first."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import PLAIN_TEXT, RunConfig, parse_run
+from dedloc_kit.validation import describe
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Time = Annotated[float, Field(ge=0, le=1e12)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
+# Text that a peer chose: no control characters, which could take over a terminal that shows it.
+PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
+
+
+class Record(BaseModel):
+    """A record: immutable, unknown keys rejected, no silent conversions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, values: Any) -> Self:
+        """Validate plain values; raises ValueError with the field that is wrong."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ValueError(f"{cls.__name__}: {describe(error, cls)}") from None
+
+
+class Contribution(Record):
+    """The samples of one peer that went into one global step, signed by the peer.
+
+    `session_samples` counts everything this peer gave since it started, this contribution included,
+    so that a collector which missed some contributions still knows the total.
+    """
+
+    run_id: str
+    step: Count
+    """The global step that these samples led to (the first one is 1)."""
+    session: Digest
+    samples: Count
+    session_samples: Count
+    loss: float | None
+    """Mean training loss over the samples; none when there are none."""
+    name: PeerText
+    time: Time
+
+
+class Progress(Record):
+    """What a peer says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
+
+    run_id: str
+    step: Count
+    """The global step whose parameters the peer holds."""
+    round: Digest
+    """The all-reduce that led to this step, so that peers whose paths parted find out."""
+    samples: Count
+    """Samples accumulated toward the next global step."""
+    samples_per_second: Annotated[float, Field(ge=0, le=1e9)]
+    boundary_seconds: Annotated[float, Field(ge=0, le=3600)]
+    """How long others may have to wait until this peer can join a round: its time per microbatch."""
+    follower: bool
+    client_mode: bool
+    device: PeerText
+    name: PeerText
+    time: Time
+
+
+class StateInfo(Record):
+    """What accompanies the tensors that a newcomer downloads or a checkpoint holds."""
+
+    run_id: str
+    step: Count
+    rounds: Annotated[tuple[Digest, ...], Field(max_length=64, strict=False)]  # not strict: a list will do
+    """The latest all-reduces that led here, newest last: a peer in doubt learns whether its samples counted."""
+
+
+class GlobalStep(Record):
+    """One finished global step, as the coordinator saw it."""
+
+    step: Count
+    round: Digest
+    time: Time
+    samples: Count
+    loss: float | None
+    peers: Count
+    """Members of the all-reduce, the followers included."""
+    seconds: Annotated[float, Field(ge=0)]
+    """From the full batch to the averaged gradient."""
+
+
+class Invitation(BaseModel):
+    """What a volunteer needs to join. It holds no secret: a URL or a file may be passed on freely."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    run_id: str
+    peers: tuple[str, ...] = Field(min_length=1, max_length=64)
+    """Addresses of swarm members, the coordinator first."""
+    run: dict[str, Any]
+    """The run configuration; its hash must be the fingerprint in `run_id`."""
+
+    @classmethod
+    def of(cls, run: RunConfig, peers: tuple[str, ...]) -> Self:
+        return cls(run_id=run.run_id, peers=peers, run=run.model_dump(mode="json"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read an invitation from JSON; raises UserError with what is wrong."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise UserError(
+                f"this is not an invitation ({describe(error, cls)}); ask the organizer for a new one"
+            ) from None
+
+    def run_config(self) -> RunConfig:
+        """The validated configuration; raises UserError if it is not the one that the run id names."""
+        try:
+            run = parse_run(self.run)
+        except UserError as error:
+            raise UserError(
+                f"the invitation's run configuration does not fit this version of dedloc_kit ({error}); "
+                "install the version that the organizer uses"
+            ) from None
+        if run.run_id != self.run_id:
+            raise UserError(
+                f"wrong fingerprint: the invitation says {self.run_id}, its configuration is {run.run_id}; "
+                "ask the organizer for a new invitation and do not edit it"
+            )
+        return run

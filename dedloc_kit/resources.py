@@ -1,0 +1,24 @@
+"""Finds the folders that stand beside the package: in a checkout next to it, in a wheel inside it."""
+
+from pathlib import Path
+
+from dedloc_kit.errors import UserError
+
+_PACKAGE = Path(__file__).parent
+
+
+def shipped(folder: str) -> Path:
+    """The path of `recipes` or `dashboards`, wherever this installation keeps it."""
+    for candidate in (_PACKAGE / "shipped" / folder, _PACKAGE.parent / folder):
+        if candidate.is_dir():
+            return candidate
+    raise UserError(f"this installation of dedloc_kit has no '{folder}' folder; reinstall it")
+
+
+def recipe(name: str) -> Path:
+    """The folder of a recipe; raises UserError with the names there are."""
+    folder = shipped("recipes") / name
+    if not (folder / "run.toml").is_file():
+        known = ", ".join(sorted(path.parent.name for path in shipped("recipes").glob("*/run.toml")))
+        raise UserError(f"there is no recipe '{name}'; choose one of: {known}")
+    return folder

@@ -1,0 +1,240 @@
+"""The two configurations: what all peers of a run share, and what one machine decides for itself."""
+
+import hashlib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.validation import describe
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+PLAIN_TEXT = r"^\P{Cc}*$"
+"""The pattern of a text without control characters."""
+
+
+class Section(BaseModel):
+    """A part of a configuration: immutable, unknown keys rejected, no silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Source(Section):
+    """One stream of documents or pictures."""
+
+    dataset: str = Field(min_length=1)
+    """A dataset on the Hub (`owner/name`) or a local folder or file of Parquet, JSON lines or text."""
+    subset: str | None = None
+    """The Hub dataset's configuration, such as `20231101.bn`."""
+    revision: str | None = None
+    """A commit of the Hub dataset, so that every volunteer reads the same data."""
+    split: str = "train"
+    column: str = "text"
+    """The column that holds the text (or the picture)."""
+    weight: PositiveFloat = 1.0
+    """The share of this source in the mixture, relative to the other weights."""
+
+
+class DataConfig(Section):
+    train: tuple[Source, ...] = Field(min_length=1)
+    evaluation: Source | None = None
+    """Held-out data for the coordinator's evaluation loss."""
+    shuffle_buffer: PositiveInt = 10_000
+    """Documents from which the next one is drawn at random; more shuffles better and takes more memory."""
+
+
+class TaskConfig(Section):
+    """What is learned. The keys beside `name` belong to the task, which checks them itself."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """A module of `dedloc_kit.tasks`, such as `albert`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The task's own keys, as written in the file."""
+        return dict(self.model_extra or {})
+
+
+class OptimizerConfig(Section):
+    """LAMB with linear warm-up and linear decay; the defaults are DeDLOC's for ALBERT (section 4.2)."""
+
+    learning_rate: PositiveFloat = 1.76e-3
+    warmup_steps: Annotated[int, Field(ge=0)] = 5_000
+    total_steps: PositiveInt = 125_000
+    """Global steps after which the learning rate is zero and the run is finished."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    epsilon: PositiveFloat = 1e-6
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Not applied to biases and normalisation layers."""
+    max_weight_norm: PositiveFloat = 10_000.0
+    """LAMB's upper bound on the norm of a layer's weights in the trust ratio."""
+    max_gradient_norm: PositiveFloat = 1.0
+    """The averaged gradient is scaled down to at most this norm."""
+
+
+class AveragingConfig(Section):
+    overlap: bool = True
+    """Average while the next batch accumulates (gradients are then up to one global step old).
+    With `false` every peer waits for the average: exact large-batch training."""
+    compression: Literal["none", "float16"] = "float16"
+    """How gradients travel."""
+
+
+class RunConfig(Section):
+    """Everything that the peers of one run share. It is immutable: its hash names the run."""
+
+    name: Name
+    """Lower-case letters, digits and dashes."""
+    global_batch: PositiveInt
+    """Samples over all peers that lead to one optimizer step."""
+    seed: int = 0
+    task: TaskConfig
+    data: DataConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    averaging: AveragingConfig = AveragingConfig()
+
+    @model_validator(mode="after")
+    def _warm_up_fits(self) -> "RunConfig":
+        if self.optimizer.warmup_steps >= self.optimizer.total_steps:
+            raise ValueError("optimizer.warmup_steps must be smaller than optimizer.total_steps")
+        return self
+
+    def canonical(self) -> str:
+        """The configuration as JSON with sorted keys and every default written out."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of the canonical form."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
+
+    @property
+    def run_id(self) -> str:
+        """`NAME-FINGERPRINT`: peers with different configurations can never average together."""
+        return f"{self.name}-{self.fingerprint}"
+
+
+class PeerConfig(Section):
+    """What one machine decides for itself; it never changes what is learned."""
+
+    folder: Path
+    """Where this peer keeps its identity, its logs and, for a coordinator, checkpoints and the ledger."""
+    name: str = Field(default="anonymous", min_length=1, max_length=64, pattern=PLAIN_TEXT)
+    """The name shown on the dashboard."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of torch; 0 takes what the machine has."""
+    microbatch: Annotated[int, Field(ge=0)] = 0
+    """Samples that go through the model at once; 0 picks what suits the device."""
+    task_module: str | None = None
+    """A Python module on this machine with a `TASKS` dictionary of further tasks; never taken from the network."""
+    client_mode: bool = False
+    """Only outgoing connections: for machines that nobody can reach."""
+    host: str = "0.0.0.0"
+    """The address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """The swarm's TCP port; 0 takes a free one."""
+    announce_host: str | None = None
+    """The address under which others reach this machine, if it differs from what it sees itself."""
+    until_step: PositiveInt | None = None
+    """Leave as soon as this global step is done."""
+    export: Path | None = None
+    """A safetensors file that receives the parameters when this peer leaves."""
+    evaluate_every: PositiveInt = 10
+    """Coordinator: global steps between two evaluations."""
+    checkpoint_every: PositiveInt = 1
+    """Coordinator: global steps between two checkpoints."""
+
+
+def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
+    """Read a run configuration from TOML; relative local paths in it are taken from the file's folder.
+
+    `overrides` is a second file whose keys replace those of the first (a recipe's `smoke.toml`).
+    Raises UserError with the file, the key and the fix.
+    """
+    values = _read_toml(path)
+    if overrides is not None:
+        values = _merged(values, _read_toml(overrides))
+    try:
+        run = parse_run(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return run.model_copy(
+        update={
+            "task": _with_absolute_tokenizer(run.task, path.parent),
+            "data": _with_absolute_data(run.data, path.parent),
+        }
+    )
+
+
+def parse_run(values: dict[str, Any]) -> RunConfig:
+    """Validate a run configuration that came as plain values, from a file or from the network."""
+    try:
+        # JSON mode is strict about types yet takes a list for a tuple, which is all TOML and JSON have.
+        return RunConfig.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise UserError(describe(error, RunConfig)) from None
+    except TypeError as error:  # TOML dates have no JSON form
+        raise UserError(f"a value has a type that no key takes ({error})") from None
+
+
+def seed_of(*names: object) -> int:
+    """A 63-bit seed from stable names, the same in every process and on every machine."""
+    digest = hashlib.sha256("\x00".join(str(name) for name in names).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; give the path of a run configuration (run.toml)") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both_tables else value
+    return merged
+
+
+def _local(name: str, folder: Path) -> str:
+    """An absolute path if the name means something local, else the name (an id on the Hub) itself."""
+    candidate = folder / os.path.expanduser(name)
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or candidate.exists()
+    return str(candidate.resolve()) if looks_local else name
+
+
+def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
+    def absolute(source: Source) -> Source:
+        return source.model_copy(update={"dataset": _local(source.dataset, folder)})
+
+    return data.model_copy(
+        update={
+            "train": tuple(absolute(source) for source in data.train),
+            "evaluation": absolute(data.evaluation) if data.evaluation else None,
+        }
+    )
+
+
+def _with_absolute_tokenizer(task: TaskConfig, folder: Path) -> TaskConfig:
+    tokenizer = task.options.get("tokenizer")
+    if not isinstance(tokenizer, str):
+        return task
+    return task.model_copy(update={"tokenizer": _local(tokenizer, folder)})

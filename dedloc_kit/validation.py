@@ -1,0 +1,60 @@
+"""Turns pydantic's findings into one line that names the field and the fix."""
+
+import difflib
+import re
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+_PLAIN_KEY = re.compile(r"[\w-]{1,80}", re.ASCII)
+
+
+def describe(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first finding, as `data.train[0].wieght is not a known key; did you mean 'weight'?`."""
+    finding = error.errors(include_url=False, include_context=False)[0]
+    location = finding["loc"]
+    where = _dotted(location) or "the configuration"
+    match finding["type"]:
+        case "extra_forbidden":
+            known = _keys_at(model, location[:-1])
+            nearest = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)
+            return (
+                f"{where} is not a known key; did you mean '{nearest[0]}'?"
+                if nearest
+                else f"{where} is not a known key"
+            )
+        case "missing":
+            return f"{where} is missing; add it"
+        case "value_error":
+            return finding["msg"].removeprefix("Value error, ")
+        case _:
+            return f"{where}: {finding['msg'][0].lower()}{finding['msg'][1:]}, not {finding['input']!r:.80}"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            # A key from the network may hold anything: quote what is no plain name, so that this stays one line.
+            text += ("." if text else "") + (part if _PLAIN_KEY.fullmatch(part) else f"{part!r:.80}")
+    return text
+
+
+def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        if isinstance(part, int) or part not in model.model_fields:
+            continue
+        inner = _model_in(model.model_fields[part].annotation)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The configuration section inside `Section`, `tuple[Section, ...]` or `Section | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _model_in(inner))), None)
