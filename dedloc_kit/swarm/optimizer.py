@@ -1,0 +1,387 @@
+"""The collaborative optimizer: accumulate, and once the swarm has a global batch, average and take one step.
+
+After DeDLOC (Diskin et al. 2021, section 3): the result is that of one machine with the same batch, however many
+peers there are. Each peer is in one of two situations: it accumulates, or a round (group and all-reduce) of its
+`outgoing` gradients is under way. What a failed round did not average stays in `outgoing` and goes into the next.
+"""
+
+import asyncio
+import hashlib
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from hivemind import DHT
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.utils import get_dht_time
+from hivemind.utils.performance_ema import PerformanceEMA
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Contribution, GlobalStep, Progress, StateInfo
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging import GradientAverager, Round
+from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.state import TrainingState
+from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.schedule import learning_rate
+
+LOAD_ATTEMPTS = 6
+LOAD_PAUSE = 3.0
+DOWNLOAD_TIMEOUT = 1800.0
+
+StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
+
+
+class CollaborativeOptimizer:
+    """One peer's part in the run. Use from one thread: `accumulate` after each backward pass, then `advance`.
+
+    :param follower: contributes no samples, takes every step: how the coordinator holds the state
+    :param session: hexadecimal name of this session; contributions of one session count up
+    :param stop: set when this peer is to leave; nothing here waits longer than that
+    :param on_step: told about every global step that this peer took
+    :param warn: told in plain words about what went wrong and was dealt with
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Lamb,
+        *,
+        run: RunConfig,
+        dht: DHT,
+        signer: Signer,
+        session: str,
+        name: str,
+        device: str,
+        follower: bool,
+        stop: threading.Event,
+        on_step: StepListener,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.run, self._signer, self._session, self._name, self._device = run, signer, session, name, device
+        self._follower, self._stop, self._on_step, self._warn = follower, stop, on_step, warn
+        self._client_mode = dht.client_mode
+        self.state = TrainingState(model, optimizer, run.run_id)
+        self._parameters = list(model.parameters())
+        self._accumulators = [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
+        self.samples = 0  # accumulated since the last snapshot
+        self._loss_sum = 0.0
+        self._outgoing_samples = 0  # in the averager's buffers, on their way or to be tried again
+        self._outgoing_loss_sum = 0.0
+        self.session_samples = 0  # went into finished global steps
+        self._round: StepControl | None = None
+        self._round_began = 0.0
+        self._slowest_round = 0.0
+        self._in_doubt: str | None = None  # a failed all-reduce that may have succeeded for others
+        self._speed = PerformanceEMA()
+        self._boundary_seconds = 0.0
+        self.averager = GradientAverager(
+            [torch.zeros(p.shape) for p in self._parameters],
+            dht=dht,
+            signer=signer,
+            run=run,
+            current_state=self.state.for_newcomer,
+        )
+        self.tracker = Tracker(dht, signer, run.run_id, warn)
+
+    # Joining and leaving
+
+    def join(self) -> None:
+        """Load the current state from a peer, then take part. Nothing is contributed before.
+
+        Raises UserError if nobody hands out the state.
+        """
+        self.tracker.look()
+        if not self._load_newest() and not self._stop.is_set():
+            raise UserError("no peer of this run hands out the training state; is the coordinator running?")
+        self.lead()
+
+    def lead(self) -> None:
+        """Take part with the state that this peer holds: the coordinator, when it starts or resumes a run."""
+        self._share_state()
+        self._report()
+        self.tracker.start()
+
+    def leave(self) -> None:
+        """Tell the swarm, and end the background processes. Samples of an unfinished global step are lost."""
+        if self._round is not None and not self._round.done():
+            self._round.cancel()
+        self.tracker.leave()
+        self.averager.shutdown()
+
+    @property
+    def step(self) -> int:
+        """The global step whose parameters this peer holds."""
+        return self.state.step
+
+    @property
+    def samples_per_second(self) -> float:
+        return float(self._speed.samples_per_second) if self.session_samples + self.pending_samples else 0.0
+
+    @property
+    def pending_samples(self) -> int:
+        """Samples of this peer that are not yet part of a global step."""
+        return self.samples + self._outgoing_samples
+
+    def swarm_samples(self) -> int:
+        """Everyone's samples toward the next global step, as far as known."""
+        mine = self._outgoing_samples if self._round is not None else self.pending_samples
+        return mine + sum(progress.samples for progress in self._mates().values())
+
+    # Accumulating
+
+    @torch.no_grad()
+    def accumulate(self, loss: float, samples: int) -> bool:
+        """Add the gradients of one microbatch (mean over `samples`) and clear them.
+
+        Returns False, and adds nothing, if the loss or a gradient is not finite: one such number would
+        poison everyone's average.
+        """
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
+        finite = math.isfinite(loss) and bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
+        if finite:
+            torch._foreach_add_(self._accumulators, gradients, alpha=float(samples))
+            self.samples += samples
+            self._loss_sum += loss * samples
+            self._speed.update(task_size=samples)
+            self._boundary_seconds = samples / self._speed.samples_per_second
+        for parameter in self._parameters:
+            parameter.grad = None
+        return finite
+
+    def advance(self) -> None:
+        """Do what is due at a microbatch boundary: begin a round, apply its average, or catch up with the swarm.
+
+        In synchronous mode a volunteer waits here until its round is over.
+        """
+        self._report()
+        if self._round is None:
+            if self._behind():
+                self._catch_up()
+            elif self._batch_is_full():
+                self._begin_round()
+        if self._round is not None and not self.run.averaging.overlap and not self._follower:
+            with self._speed.pause():
+                self._wait_for_round()
+        if self._round is not None and (self._round.done() or self._round_is_stale()):
+            self._finish_round()
+
+    # Rounds
+
+    def _batch_is_full(self) -> bool:
+        return self.swarm_samples() >= self.run.global_batch
+
+    def _begin_round(self) -> None:
+        mates = self._mates()
+        if not mates and (self._client_mode or self.tracker.anyone()):
+            return  # cut off, or the others are busy: a step on our own would part our ways
+        self._load_outgoing()
+        mine = Contribution(
+            run_id=self.run.run_id,
+            step=self.step + 1,
+            session=self._session,
+            samples=self._outgoing_samples,
+            session_samples=self.session_samples + self._outgoing_samples,
+            loss=self._outgoing_loss_sum / self._outgoing_samples if self._outgoing_samples else None,
+            name=self._name,
+            time=get_dht_time(),
+        )
+        self._round_began = time.monotonic()
+        if not mates:
+            lone = hashlib.sha256(f"{self.run.run_id} {self._signer.peer} {self.step} {self.state.round}".encode())
+            self._apply(Round("complete", lone.hexdigest()[:40], {self._signer.peer: mine}))
+            return
+        slowest = max(progress.boundary_seconds for progress in mates.values())
+        self._round = self.averager.begin_round(
+            mine,
+            after=self.state.round,
+            group_size=1 + len(mates),
+            window=min(120.0, max(5.0, 2.0 + 2.0 * slowest)),
+            timeout=max(60.0, 4.0 * self._slowest_round),
+        )
+
+    @torch.no_grad()
+    def _load_outgoing(self) -> None:
+        """Move the accumulated gradient sums into the averager, as means together with what is still outgoing."""
+        before, total = self._outgoing_samples, self.pending_samples
+        with self.averager.get_tensors() as tensors:
+            for mean, accumulated in zip(tensors, self._accumulators, strict=True):
+                if before:
+                    mean.mul_(before / total).add_(accumulated.cpu(), alpha=1 / total)
+                elif total:
+                    torch.mul(accumulated.cpu(), 1 / total, out=mean)
+                else:
+                    mean.zero_()
+        torch._foreach_zero_(self._accumulators)
+        self._outgoing_samples, self._outgoing_loss_sum = total, self._outgoing_loss_sum + self._loss_sum
+        self.samples, self._loss_sum = 0, 0.0
+
+    def _wait_for_round(self) -> None:
+        assert self._round is not None
+        while not (self._round.done() or self._round_is_stale() or self._stop.wait(0.02)):
+            pass
+
+    def _round_is_stale(self) -> bool:
+        """Nobody will come to this group any more: the swarm has moved on without us."""
+        assert self._round is not None
+        searching = not self._round.done() and self._round.stage == AveragingStage.LOOKING_FOR_GROUP
+        return searching and self._newest_step() > self.step
+
+    def _finish_round(self) -> None:
+        control, self._round = self._round, None
+        assert control is not None
+        if not control.done():
+            control.cancel()
+            return  # the next advance() catches up
+        try:
+            outcome: Round = control.result()
+        except (Exception, asyncio.CancelledError) as error:  # hivemind found no group, or its process is gone
+            outcome = Round("failed", detail=repr(error)[:200])
+        seconds = time.monotonic() - self._round_began
+        match outcome.outcome:
+            case "complete":
+                self._slowest_round = max(self._slowest_round, seconds)
+                self._apply(outcome)
+            case "poisoned":
+                self._warn(f"a round was dropped by everyone: {outcome.detail}")
+                self._drop_outgoing()
+            case "underfilled":
+                self.tracker.suspect(self._mates().keys() - outcome.contributions.keys())
+            case "failed":
+                self._warn(f"a round failed and is tried again: {outcome.detail}")
+                self._in_doubt = outcome.id or self._in_doubt
+                self._look()
+
+    def _apply(self, outcome: Round) -> None:
+        """Take the optimizer step with the averaged gradient, the same on every member."""
+        rate = learning_rate(self.run.optimizer, self.step)
+        optimizer = self.state.optimizer
+        with self.averager.get_tensors() as tensors, self.state.lock:
+            for parameter, average in zip(self._parameters, tensors, strict=True):
+                parameter.grad = average.to(parameter.device, copy=True)
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.run.optimizer.max_gradient_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            for parameter in self._parameters:
+                parameter.grad = None
+            self.state.advance(outcome.id)
+        self._credit_outgoing()
+        self._share_state()
+        self._report()
+        contributions = outcome.contributions
+        samples = sum(c.samples for c in contributions.values())
+        losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None]
+        self._on_step(
+            GlobalStep(
+                step=self.step,
+                round=outcome.id,
+                time=get_dht_time(),
+                samples=samples,
+                loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
+                peers=len(contributions),
+                seconds=time.monotonic() - self._round_began,
+            ),
+            contributions,
+        )
+
+    def _credit_outgoing(self) -> None:
+        self.session_samples += self._outgoing_samples
+        self._drop_outgoing()
+
+    def _drop_outgoing(self) -> None:
+        self._outgoing_samples, self._outgoing_loss_sum, self._in_doubt = 0, 0.0, None
+
+    # Keeping up with the swarm
+
+    def _mates(self) -> dict[str, Progress]:
+        """The others who hold the same state as this peer: with whom it averages next."""
+        return {
+            peer: progress
+            for peer, progress in self.tracker.others().items()
+            if (progress.step, progress.round) == (self.step, self.state.round)
+        }
+
+    def _newest_step(self) -> int:
+        return max((progress.step for progress in self.tracker.others().values()), default=0)
+
+    def _swarm_round(self) -> str:
+        """The all-reduce that most peers at this step came from; it differs from ours if our ways parted."""
+        rounds = Counter(p.round for p in self.tracker.others().values() if p.step == self.step)
+        rounds[self.state.round] += 1
+        return max(rounds, key=lambda round_id: (rounds[round_id], round_id))
+
+    def _behind(self) -> bool:
+        return self._newest_step() > self.step or self._swarm_round() != self.state.round
+
+    def _catch_up(self) -> None:
+        if not self._load_newest() and not self._stop.is_set():
+            self._warn("the swarm is ahead, but nobody hands out its state; still trying")
+
+    def _load_newest(self) -> bool:
+        """Download the newest state, from another donor if one fails; False if nobody has it."""
+        for attempt in range(LOAD_ATTEMPTS):
+            if attempt and self._stop.wait(LOAD_PAUSE):
+                break
+            self._look()
+            wanted = self._newest_step()
+            try:
+                found = self.averager.load_state_from_peers(timeout=DOWNLOAD_TIMEOUT)
+                if found is None:
+                    continue
+                metadata, tensors = found
+                info = StateInfo.parse(metadata)
+                if info.step < wanted:
+                    continue  # a donor that is itself behind
+                before, in_doubt = self.step, self._in_doubt
+                self.state.load(tensors, info)
+            except (ValueError, TimeoutError) as error:
+                self._warn(f"a downloaded state was refused: {error}")
+                continue
+            self._settle(before, in_doubt, info)
+            self._share_state()
+            self._report()
+            return True
+        return False
+
+    def _settle(self, before: int, in_doubt: str | None, loaded: StateInfo) -> None:
+        """After a jump to the swarm's state: which of our samples have counted, which still can?"""
+        if in_doubt is not None and in_doubt in loaded.rounds:
+            self._credit_outgoing()
+        if loaded.step - before > 1 and self.pending_samples:
+            self._warn(f"{self.pending_samples} samples were computed on parameters that are too old; dropped")
+            torch._foreach_zero_(self._accumulators)
+            self.samples, self._loss_sum = 0, 0.0
+            self._drop_outgoing()
+
+    def _share_state(self) -> None:
+        if not self._client_mode:
+            self.averager.state_sharing_priority = float(self.step)
+            self.averager.allow_state_sharing = True
+
+    def _look(self) -> None:
+        try:
+            self.tracker.look()
+        except Exception as error:
+            self._warn(f"the swarm's directory does not answer ({error!r:.100})")
+
+    def _report(self) -> None:
+        self.tracker.report(
+            Progress(
+                run_id=self.run.run_id,
+                step=self.step,
+                round=self.state.round,
+                samples=self._outgoing_samples if self._round is not None else self.pending_samples,
+                samples_per_second=min(1e9, self.samples_per_second),
+                boundary_seconds=min(3600.0, self._boundary_seconds),
+                follower=self._follower,
+                client_mode=self._client_mode,
+                device=self._device,
+                name=self._name,
+                time=get_dht_time(),
+            )
+        )

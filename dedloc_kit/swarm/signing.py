@@ -1,0 +1,75 @@
+"""Signed records: who says so can be checked by anyone, whatever way the record came."""
+
+import re
+from typing import TypeVar
+
+import multihash
+from cryptography.hazmat.primitives import serialization
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2
+from hivemind.utils import MSGPackSerializer
+
+from dedloc_kit.records import Record
+from dedloc_kit.swarm.node import Identity
+
+R = TypeVar("R", bound=Record)
+
+# Above about 16 KB a DHT value can kill the DHT process; ours are far below.
+MAX_RECORD_BYTES = 4096
+_OWNER = re.compile(RSASignatureValidator.PUBLIC_KEY_REGEX, re.DOTALL)
+
+
+class Signer:
+    """Signs this peer's records and opens those of others (with hivemind's own signature validator)."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.peer = identity.peer_id.to_base58()
+        self._validator = RSASignatureValidator(identity.key)
+
+    @property
+    def subkey(self) -> bytes:
+        """The DHT subkey that only this peer can write: the DHT signs and verifies what is stored under it."""
+        return bytes(self._validator.local_public_key)
+
+    def sign(self, record: Record) -> bytes:
+        """The record with its author and signature, for channels other than the DHT."""
+        body = MSGPackSerializer.dumps(record.model_dump())
+        signed = self._validator.sign_value(_envelope(type(record), self.subkey, body))
+        return bytes(MSGPackSerializer.dumps([self.subkey, signed]))
+
+    def open(self, kind: type[R], data: bytes) -> tuple[str, R]:
+        """Author (peer id) and record; raises ValueError if the signature or the record is not valid."""
+        if not isinstance(data, bytes) or len(data) > MAX_RECORD_BYTES:
+            raise ValueError(f"{kind.__name__}: not a signed record")
+        try:
+            subkey, signed = MSGPackSerializer.loads(data)
+            envelope = _envelope(kind, subkey, signed)
+            valid = _OWNER.fullmatch(subkey) is not None and self._validator.validate(envelope)
+            body = MSGPackSerializer.loads(self._validator.strip_value(envelope)) if valid else None
+        except Exception as error:  # hostile bytes make msgpack and cryptography raise nearly anything
+            raise ValueError(f"{kind.__name__}: cannot be read ({error})") from None
+        if not valid:
+            raise ValueError(f"{kind.__name__}: the signature is not valid")
+        return author(subkey), kind.parse(body)
+
+
+def author(subkey: bytes) -> str:
+    """The peer id (base58) of the RSA key in a signed record's subkey; raises ValueError if there is none.
+
+    See the libp2p specification of peer ids: the SHA-256 multihash of the public key in protobuf.
+    """
+    match = _OWNER.fullmatch(subkey)
+    if match is None:
+        raise ValueError("the subkey names no owner")
+    der = serialization.load_ssh_public_key(match.group(1)).public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    public_key = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
+    digest = multihash.digest(public_key, multihash.coerce_code("sha2-256"))
+    return str(PeerID(digest.encode()).to_base58())
+
+
+def _envelope(kind: type[Record], subkey: bytes, value: bytes) -> DHTRecord:
+    return DHTRecord(key=kind.__name__.encode(), subkey=subkey, value=value, expiration_time=0.0)
