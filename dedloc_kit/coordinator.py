@@ -1,0 +1,190 @@
+"""The coordinator: follows the training without samples, keeps ledger and checkpoints, measures held-out loss.
+
+It is no parameter server. It welcomes newcomers because it is always there and always holds the state; if it dies
+the volunteers go on.
+"""
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from safetensors.torch import save_file
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import Contribution, GlobalStep
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.contributions import collect
+from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.training.checkpoint import Checkpoints
+
+POLL_SECONDS = 0.1
+PEERS_SECONDS = 1.0
+COLLECT_SECONDS = 15.0
+
+
+def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+    """Start the run, or resume it from the folder's newest checkpoint, and follow it until `stop` is set.
+
+    Raises UserError if the folder, the port, the data or the task cannot be used.
+    """
+    emit(State(text="starting"))
+
+    def warn(text: str) -> None:
+        emit(Warned(text=text))
+
+    def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        role.record(step, {peer_id: c for peer_id, c in contributions.items() if c.samples})
+
+    with connected(run, peer, (), follower=True, stop=stop, on_step=on_step, warn=warn) as me:
+        role = _Coordinator(run, peer, me, emit, warn)
+        try:
+            role.resume()
+            me.optimizer.lead()
+            emit(
+                Joined(
+                    run_id=run.run_id,
+                    peer=me.signer.peer,
+                    session=me.session,
+                    addresses=me.addresses,
+                    step=me.optimizer.step,
+                    device=me.device_name,
+                    parameters=me.parameter_count,
+                )
+            )
+            role.follow(stop)
+            emit(State(text="leaving"))
+            if peer.export is not None:
+                save_file(me.optimizer.state.parameters_copy(), peer.export)
+            emit(Left(step=me.optimizer.step, session_samples=0))
+        finally:
+            role.close()
+
+
+class _Coordinator:
+    def __init__(
+        self,
+        run: RunConfig,
+        peer: PeerConfig,
+        me: SwarmPeer,
+        emit: Callable[[AnyEvent], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._run, self._peer, self._me, self._emit, self._warn = run, peer, me, emit, warn
+        self._checkpoints = Checkpoints(peer.folder / "checkpoints")
+        self._ledger = Ledger(peer.folder / "ledger.sqlite")
+        # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
+        self._evaluator = ThreadPoolExecutor(max_workers=1)
+        self._evaluation: Future[float] | None = None
+        self._evaluation_step = -1
+
+    def resume(self) -> None:
+        """Take over the newest checkpoint, if there is one; what the ledger has beyond it is forgotten."""
+        state = self._me.optimizer.state
+        found = self._checkpoints.newest(self._warn)
+        if found is not None:
+            tensors, info = found
+            try:
+                state.load_named(tensors, info)
+            except ValueError as error:
+                raise UserError(
+                    f"the checkpoint in {self._checkpoints.folder} does not belong to this run ({error}); "
+                    "choose another --folder"
+                ) from None
+        self._ledger.rewind(state.step)
+
+    def follow(self, stop: threading.Event) -> None:
+        """Take every step of the swarm until told to stop or the last one is done."""
+        optimizer = self._me.optimizer
+        peers_due = collect_due = 0.0
+        self._start_evaluation()
+        last_step = min(self._run.optimizer.total_steps, self._peer.until_step or self._run.optimizer.total_steps)
+        while not stop.wait(POLL_SECONDS):
+            if optimizer.step < last_step:
+                optimizer.advance()
+            self._finish_evaluation()
+            now = time.monotonic()
+            if now >= peers_due:
+                self._emit(self._peers())
+                peers_due = now + PEERS_SECONDS
+            if now >= collect_due:
+                self._collect()
+                collect_due = now + COLLECT_SECONDS
+            if optimizer.step >= last_step and self._evaluation_step < last_step:
+                self._start_evaluation()
+        # One more, so that the curve ends at the last step.
+        self._finish_evaluation(wait=True)
+        if self._evaluation_step < optimizer.step:
+            self._start_evaluation()
+            self._finish_evaluation(wait=True)
+
+    def record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
+        self._ledger.record_step(step, contributions)
+        if step.step % self._peer.checkpoint_every == 0:
+            self._save()
+        self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
+        if step.step % self._peer.evaluate_every == 0:
+            self._start_evaluation()
+
+    def close(self) -> None:
+        self._evaluator.shutdown(wait=False, cancel_futures=True)
+        self._ledger.close()
+
+    def _save(self) -> None:
+        tensors, info = self._me.optimizer.state.copy()
+        try:
+            self._checkpoints.save(tensors, info)
+        except (UserError, ValueError) as error:  # a full disk must not end the run
+            self._warn(f"no checkpoint of step {info.step}: {error}")
+
+    def _start_evaluation(self) -> None:
+        """Measure the held-out loss at the current step, unless the last measurement is still running."""
+        if self._run.data.evaluation is None or self._evaluation is not None:
+            return
+        with self._me.optimizer.state.lock:
+            model = copy.deepcopy(self._me.model)
+        self._evaluation_step = self._me.optimizer.step
+        self._evaluation = self._evaluator.submit(self._me.task.evaluate, model)
+
+    def _finish_evaluation(self, wait: bool = False) -> None:
+        if self._evaluation is None or not (wait or self._evaluation.done()):
+            return
+        evaluation, self._evaluation = self._evaluation, None
+        try:
+            loss = evaluation.result()
+        except UserError as error:
+            self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
+            return
+        self._ledger.record_evaluation(self._evaluation_step, loss, time.time())
+        self._emit(Evaluated(step=self._evaluation_step, loss=loss))
+
+    def _collect(self) -> None:
+        """Take contributions to steps whose round this peer missed from the DHT."""
+        try:
+            for peer_id, contribution in collect(self._me.dht, self._run.run_id, self._warn).items():
+                if contribution.samples and contribution.step <= self._me.optimizer.step:
+                    self._ledger.record_contribution(peer_id, contribution)
+        except TimeoutError:
+            self._warn("the swarm's directory does not answer; trying again")
+
+    def _peers(self) -> Peers:
+        others = self._me.optimizer.tracker.others()
+        return Peers(
+            peers=tuple(
+                PeerSeen(
+                    peer=peer_id,
+                    name=progress.name,
+                    device=progress.device,
+                    step=progress.step,
+                    samples=progress.samples,
+                    samples_per_second=progress.samples_per_second,
+                    follower=progress.follower,
+                    client_mode=progress.client_mode,
+                )
+                for peer_id, progress in others.items()
+            )
+        )

@@ -1,0 +1,82 @@
+"""The volunteer: takes batches, accumulates gradients, and lets the collaborative optimizer do the rest."""
+
+import threading
+from collections.abc import Callable
+
+import torch
+from safetensors.torch import save_file
+
+from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State, StepDone, Warned
+from dedloc_kit.records import Contribution, GlobalStep, Invitation
+from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.swarm.contributions import publish
+from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.training.device import default_microbatch
+
+
+def volunteer(
+    invitation: Invitation, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
+) -> None:
+    """Join the run and train until `stop` is set (or the run is finished). Raises UserError if it cannot."""
+    run = invitation.run_config()
+    emit(State(text="connecting"))
+
+    def warn(text: str) -> None:
+        emit(Warned(text=text))
+
+    def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        mine = contributions.get(me.signer.peer)
+        if mine is not None:
+            publish(me.dht, me.signer, mine)
+        emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
+
+    with connected(run, peer, invitation.peers, follower=False, stop=stop, on_step=on_step, warn=warn) as me:
+        microbatch = peer.microbatch or default_microbatch(me.device)
+        seed = seed_of(run.run_id, me.signer.peer, me.session)
+        with Prefetch(me.task.batches(microbatch, seed, warn), size=4) as batches:
+            emit(State(text="loading the training state"))
+            me.optimizer.join()
+            emit(
+                Joined(
+                    run_id=run.run_id,
+                    peer=me.signer.peer,
+                    session=me.session,
+                    addresses=me.addresses,
+                    step=me.optimizer.step,
+                    device=me.device_name,
+                    parameters=me.parameter_count,
+                )
+            )
+            emit(State(text="training"))
+            last_step = min(run.optimizer.total_steps, peer.until_step or run.optimizer.total_steps)
+            while not stop.is_set() and me.optimizer.step < last_step:
+                _train_on(next(batches), me, run, emit)
+        emit(State(text="leaving"))
+        if peer.export is not None:
+            save_file(me.optimizer.state.parameters_copy(), peer.export)
+        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.session_samples))
+
+
+def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
+    """One microbatch: forward, backward, accumulate, and whatever the swarm has due."""
+    batch = {key: tensor.to(me.device) for key, tensor in batch.items()}
+    samples = len(next(iter(batch.values())))
+    with torch.autocast(me.device.type, dtype=torch.bfloat16, enabled=me.device.type == "cuda"):
+        loss = me.task.loss(me.model, batch)
+    loss.backward()
+    loss_value = loss.item()  # waits for the device; the accumulation below must know whether it is finite anyway
+    if not me.optimizer.accumulate(loss_value, samples):
+        emit(Warned(text=f"a microbatch was skipped: its loss ({loss_value}) or gradient is not a finite number"))
+    me.optimizer.advance()
+    emit(
+        LocalProgress(
+            step=me.optimizer.step,
+            samples=me.optimizer.pending_samples,
+            swarm_samples=me.optimizer.swarm_samples(),
+            global_batch=run.global_batch,
+            session_samples=me.optimizer.session_samples,
+            loss=loss_value if loss_value == loss_value else None,
+            samples_per_second=me.optimizer.samples_per_second,
+        )
+    )

@@ -1,0 +1,225 @@
+"""Runs a role in a process of its own, reads its events, and makes sure that nothing of it is left behind.
+
+A role is a child process in its own session: an interrupt in a notebook or terminal does not reach it, a crash can
+be seen and the memory is free afterwards. Its job comes as one JSON line on standard input, which stays open: when
+it closes, whoever started the worker is gone and the worker leaves too. Its events go out on standard output.
+hivemind's own processes outlive a killed parent, so a small guardian in the same session kills what is left.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Failed, State, parse_event
+from dedloc_kit.records import Invitation
+from dedloc_kit.run import PeerConfig, RunConfig
+
+Role = Literal["coordinator", "volunteer"]
+LEAVE_SECONDS = 20.0
+"""How long a role may take to leave before it is killed."""
+
+
+class Worker:
+    """A role running in its own process, seen from the process that started it."""
+
+    def __init__(
+        self,
+        role: Role,
+        job: Mapping[str, Any],
+        *,
+        folder: Path,
+        on_event: Callable[[AnyEvent], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the process. `on_event` is called from a thread of its own, in the order of the events.
+
+        Raises UserError if the folder cannot be written.
+        """
+        self.failure: str | None = None
+        """The one line that explains why the worker could not go on."""
+        self._on_event = on_event
+        self._stopping = False
+        self.log = folder / "logs" / f"{role}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            log = self.log.open("ab")
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
+        with log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dedloc_kit.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
+            )
+        self._send(json.dumps({"role": role, **job}))
+        self._reader = threading.Thread(target=self._read, name=f"{role} events", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def leave(self) -> None:
+        """Ask the role to leave; returns at once."""
+        self._stopping = True
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it may have just ended by itself
+            self._process.stdin.close()
+
+    def stop(self, timeout: float = LEAVE_SECONDS + 5.0) -> int:
+        """Ask the role to leave, wait, and kill it if it does not; returns its exit code."""
+        self.leave()
+        try:
+            return self.wait(timeout)
+        except TimeoutError:
+            self.kill()
+            return self.wait(10.0)
+
+    def kill(self) -> None:
+        """End the role and all its processes now, as a power cut would."""
+        with contextlib.suppress(ProcessLookupError):  # nothing may be left of it
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the role's end and its last event; raises TimeoutError."""
+        deadline = time.monotonic() + timeout
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the worker (process {self.pid}) is still running") from None
+        self._reader.join(max(0.0, deadline - time.monotonic()))
+        return code
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # if it ended already, its exit code says why
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                event = parse_event(line)
+            except ValueError:
+                continue  # a half-written line of a killed process
+            if isinstance(event, Failed):
+                self.failure = event.text
+            self._on_event(event)
+        code = self._process.wait()
+        if code != 0 and self.failure is None and not self._stopping:
+            self.failure = f"the worker ended unexpectedly ({_cause(code)}); its log is {self.log}"
+            self._on_event(Failed(text=self.failure))
+
+
+def coordinator_job(run: RunConfig, peer: PeerConfig) -> dict[str, Any]:
+    """What a coordinator needs to know, as plain values."""
+    return {"run": run.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
+
+
+def volunteer_job(invitation: Invitation, peer: PeerConfig) -> dict[str, Any]:
+    """What a volunteer needs to know, as plain values."""
+    return {"invitation": invitation.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
+
+
+def _cause(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+# What follows runs in the worker process.
+
+
+def main() -> int:
+    """The worker process: read the job, play the role, tell what happens."""
+    _start_guardian()
+    return _play()
+
+
+def _start_guardian() -> None:
+    """Fork a process that kills what is left of the session once this one has ended, in whatever way.
+
+    Fork first of all: then it stays small.
+    """
+    worker = os.getpid()
+    if os.fork():
+        return
+    # It must hold neither end of the pipes, or nobody would see them close.
+    for stream in (0, 1):
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while os.getppid() == worker:
+        time.sleep(0.2)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _play() -> int:
+    # Only events may go to standard output: everything else that prints goes to the log. Standard input is ours too:
+    # forked processes close sys.stdin, which hangs if a thread was reading it when they were forked.
+    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    commands = os.fdopen(os.dup(0), "rb", buffering=0)
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    writing = threading.Lock()
+
+    def emit(event: AnyEvent) -> None:
+        with writing:
+            try:
+                events.write(event.model_dump_json() + "\n")
+            except BrokenPipeError:
+                stop.set()  # nobody listens any more
+
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    job = json.loads(commands.readline())
+    threading.Thread(target=_leave_with_parent, args=(commands, stop), daemon=True).start()
+    try:
+        emit(State(text="checking the machine"))
+        peer = PeerConfig.model_validate_json(json.dumps(job["peer"]))
+        if job["role"] == "coordinator":
+            from dedloc_kit.coordinator import coordinator
+
+            coordinator(RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop)
+        else:
+            from dedloc_kit.volunteer import volunteer
+
+            volunteer(Invitation.parse(json.dumps(job["invitation"])), peer, emit, stop)
+        return 0
+    except UserError as error:
+        emit(Failed(text=str(error)))
+        return 2
+    except Exception as error:
+        traceback.print_exc()
+        emit(Failed(text=f"an unexpected error ended this worker: {type(error).__name__}: {error}"[:500]))
+        return 1
+
+
+def _leave_with_parent(commands: IO[bytes], stop: threading.Event) -> None:
+    """Whoever started us closes our standard input to make us leave, also by dying."""
+    while commands.read(4096):
+        pass
+    stop.set()
+    time.sleep(LEAVE_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A task that takes milliseconds, for tests with real processes: a small network that learns a linear map."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.run import RunConfig, parse_run, seed_of
+
+WIDTH = 8
+
+
+class TinyTask:
+    """Batches are made from a seed, so that a test can make the same ones again.
+
+    Faults are injected by name through the environment of one worker:
+    `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        self._seed = seed_of(run.run_id, "weights")
+        self._nan_at = int(os.environ.get("TINY_NAN_AT", "0"))
+        self._pause = float(os.environ.get("TINY_PAUSE", "0"))
+        self._batches = 0
+
+    def build_model(self) -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            return torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.Tanh(), torch.nn.Linear(32, WIDTH))
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+
+    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        time.sleep(self._pause)
+        self._batches += 1
+        loss = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()
+        return loss * math.nan if self._batches == self._nan_at else loss
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        batch = next(self.batches(64, self._seed, lambda _: None))
+        with torch.no_grad():
+            return float(((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean())
+
+
+TASKS = {"tiny": TinyTask}
+
+
+def tiny_run(name: str = "tiny", global_batch: int = 64, **sections: Any) -> RunConfig:
+    """A run of the tiny task; the data it names is never read."""
+    source = {"dataset": "none/none"}
+    return parse_run(
+        {
+            "name": name,
+            "global_batch": global_batch,
+            "task": {"name": "tiny"},
+            "data": {"train": [source], "evaluation": source},
+            "optimizer": {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000},
+            **sections,
+        }
+    )
