@@ -1,0 +1,35 @@
+# One command on a fresh machine: `make demo` or `make test`. Everything lives in .venv; nothing else is touched.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install demo test test-slow check format bench
+
+install: .venv/.installed
+
+# The stamp: pip runs once, and again when the project's or the pinned dependencies change.
+.venv/.installed: pyproject.toml constraints.txt
+	@echo 'Installing into .venv; this takes a minute or two, once.'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/dedloc demo
+
+test: install
+	$(BIN)/python -m pytest
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install
+	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "$$file"; $(BIN)/python "$$file"; done
