@@ -1,0 +1,159 @@
+"""Imports go one way, and a cheap import stays cheap."""
+
+import ast
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dedloc_kit
+
+PACKAGE = Path(dedloc_kit.__file__).parent
+
+# A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
+ORDER = (
+    {"errors"},
+    {"validation", "resources", "home"},
+    {"run"},
+    {"records"},
+    {"events", "client"},
+    {"data", "training"},
+    {"tasks"},
+    {"swarm"},
+    {"ledger"},
+    {"volunteer", "coordinator"},
+    {"worker"},
+    {"dashboard", "notebook", "terminal", "prepare"},
+    {"launch"},
+    {"demo"},
+    {"cli"},
+)
+LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
+FOUNDATION = {"errors", "validation", "resources", "home", "run", "records", "events", "client"}
+ROLES = {"swarm", "ledger", "volunteer", "coordinator"}
+SURFACES = {"dashboard", "notebook", "terminal", "prepare", "launch", "demo", "cli"}
+HEAVY = {"torch", "hivemind"}
+# Readers of the ledger; every other way from a surface to a role goes through the worker.
+ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("demo", "ledger")}
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Full names of what a module imports anywhere, inside functions too; `from a import b` counts as `a.b`."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                assert level == 0, f"line {node.lineno}: a relative import; write dedloc_kit. ..."
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__")):
+                yield from (str(value.value) for value in node.args if isinstance(value, ast.Constant))
+
+
+def faults(part: str, source: str) -> list[str]:
+    """What a module of the part imports against the rules."""
+    found = []
+    for name in imported_modules(source):
+        library, *rest = name.split(".")
+        if library == "hivemind" and part != "swarm":
+            found.append(f"{part} imports {name}: only dedloc_kit.swarm may")
+        if library in HEAVY and part in FOUNDATION | SURFACES:
+            found.append(f"{part} imports {name}: it has to work without")
+        if library != "dedloc_kit" or rest[0] not in LEVEL or rest[0] == part:
+            continue
+        if LEVEL[rest[0]] >= LEVEL.get(part, 0):
+            found.append(f"{part} imports {name}: against the order")
+        elif part in SURFACES and rest[0] in ROLES and (part, rest[0]) not in ALLOWED_SHORT_CUTS:
+            found.append(f"{part} imports {name}: surfaces reach a role only through the worker")
+    return found
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def modules() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+
+
+def test_every_part_of_the_package_has_a_place_in_the_order() -> None:
+    assert {part_of(path) for path in modules()} <= LEVEL.keys()
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    assert faults(part_of(path), path.read_text(encoding="utf-8")) == []
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    assert list(imported_modules((PACKAGE / "__init__.py").read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("run", "from dedloc_kit.records import Record"),
+        ("data", "from dedloc_kit import training"),
+        ("records", "import torch"),
+        ("validation", "from hivemind.dht import DHT"),
+        ("volunteer", "import hivemind"),
+        ("tasks", "def f():\n    from dedloc_kit.swarm import node"),
+        ("cli", "import dedloc_kit.volunteer"),
+        ("cli", "from dedloc_kit.ledger import Ledger"),
+        ("notebook", "def f():\n    import torch.cuda"),
+        ("dashboard", "import importlib\nimportlib.import_module('dedloc_kit.coordinator')"),
+    ],
+)
+def test_the_check_finds_a_wrong_import(part: str, source: str) -> None:
+    assert faults(part, source)
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("swarm", "import hivemind\nfrom dedloc_kit.tasks import albert"),
+        ("coordinator", "from dedloc_kit.ledger import Ledger"),
+        ("dashboard", "from dedloc_kit.ledger import Ledger\nfrom dedloc_kit.worker import Worker"),
+        ("cli", "from dedloc_kit import __version__, demo"),
+        ("training", "import torch\nfrom dedloc_kit.training.lamb import Lamb"),
+    ],
+)
+def test_the_check_accepts_a_right_import(part: str, source: str) -> None:
+    assert faults(part, source) == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after the statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return set(json.loads(output.splitlines()[-1]))
+
+
+def test_importing_the_package_loads_neither_torch_nor_hivemind_nor_pydantic() -> None:
+    assert not loaded_by("import dedloc_kit") & (HEAVY | {"pydantic"})
+
+
+def test_importing_the_foundation_and_the_surfaces_loads_neither_torch_nor_hivemind() -> None:
+    names = [
+        "dedloc_kit." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for path in modules()
+        if part_of(path) in FOUNDATION | SURFACES and path.name not in ("__init__.py", "__main__.py")
+    ]
+    assert len(names) >= len(FOUNDATION)
+    assert not loaded_by(f"import {', '.join(names)}") & HEAVY
+
+
+def test_importing_the_package_takes_less_than_three_tenths_of_a_second() -> None:
+    # Processor time, the interpreter's own start included: what else the machine is doing does not count.
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", "import dedloc_kit"], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(5)) < 0.3

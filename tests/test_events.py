@@ -1,0 +1,84 @@
+"""Events survive the trip through a pipe."""
+
+import pytest
+
+from dedloc_kit import events
+from dedloc_kit.records import GlobalStep
+
+EVERY_EVENT: list[events.AnyEvent] = [
+    events.State(text="connecting"),
+    events.Joined(
+        run_id="demo-0123456789abcdef",
+        peer="12D3Koo",
+        addresses=("/ip4/127.0.0.1/tcp/1234/p2p/12D3Koo",),
+        session="ab12",
+        step=3,
+        device="CPU, 2 cores",
+        parameters=1_000_000,
+    ),
+    events.LocalProgress(
+        step=3,
+        samples=4,
+        swarm_samples=10,
+        global_batch=64,
+        session_samples=100,
+        loss=None,
+        samples_per_second=1.5,
+    ),
+    events.StepDone(
+        step=GlobalStep(step=4, round="ab", time=1.0, samples=64, loss=2.5, peers=3, seconds=0.5),
+        contributions={"12D3Koo": 64},
+    ),
+    events.Peers(
+        peers=(
+            events.PeerSeen(
+                peer="12D3Koo",
+                name="অমল",
+                device="Tesla T4",
+                step=4,
+                samples=0,
+                samples_per_second=0.0,
+                follower=False,
+                client_mode=True,
+            ),
+        )
+    ),
+    events.Evaluated(step=4, loss=3.25),
+    events.Warned(text="two lines\nstay one line of JSON"),
+    events.Failed(text="no address answered"),
+    events.Left(step=4, session_samples=100),
+]
+
+
+@pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: type(event).__name__)
+def test_an_event_is_one_line_and_comes_back_equal(event: events.AnyEvent) -> None:
+    line = event.model_dump_json()
+    assert "\n" not in line
+    assert events.parse_event(line) == event
+    assert events.parse_event(line.encode()) == event
+
+
+def test_every_kind_of_event_is_tested_here() -> None:
+    assert {type(event) for event in EVERY_EVENT} == set(events.Event.__subclasses__())
+
+
+def test_the_name_tells_events_apart() -> None:
+    assert isinstance(events.parse_event('{"event": "warning", "text": "x"}'), events.Warned)
+    assert isinstance(events.parse_event('{"event": "failed", "text": "x"}'), events.Failed)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "Traceback (most recent call last):",
+        "{}",
+        '{"event": "unheard of"}',
+        '{"event": "state"}',
+        '{"event": "state", "text": "x", "more": 1}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_line_that_is_no_event_is_a_value_error(line: str | bytes) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        events.parse_event(line)

@@ -1,0 +1,194 @@
+"""Whatever comes from a peer is parsed before anything else happens to it."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Contribution, GlobalStep, Invitation, Progress, Record, StateInfo
+from dedloc_kit.run import RunConfig, parse_run
+
+RUN_ID = "demo-0123456789abcdef"
+ADDRESS = "/ip4/127.0.0.1/tcp/1234/p2p/12D3Koo"
+VALID: dict[type[Record], dict[str, Any]] = {
+    Contribution: {
+        "run_id": RUN_ID,
+        "step": 1,
+        "session": "ab12",
+        "samples": 8,
+        "session_samples": 16,
+        "loss": 2.5,
+        "name": "অমল",
+        "time": 1.5,
+    },
+    Progress: {
+        "run_id": RUN_ID,
+        "step": 1,
+        "round": "",
+        "samples": 8,
+        "samples_per_second": 1.5,
+        "boundary_seconds": 0.2,
+        "follower": False,
+        "client_mode": True,
+        "device": "Tesla T4",
+        "name": "",
+        "time": 1.5,
+    },
+    StateInfo: {"run_id": RUN_ID, "step": 3, "rounds": ["ab", "cd"]},
+    GlobalStep: {"step": 1, "round": "ab", "time": 1.5, "samples": 8, "loss": None, "peers": 3, "seconds": 0.5},
+}
+
+
+def run() -> RunConfig:
+    return parse_run(
+        {
+            "name": "demo",
+            "global_batch": 64,
+            "task": {"name": "albert", "tokenizer": "owner/tokenizer", "dropout": 0.1},
+            "data": {"train": [{"dataset": "owner/name"}]},
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_a_record_survives_the_trip_through_json(kind: type[Record]) -> None:
+    record = kind.parse(VALID[kind])
+    assert kind.parse(json.loads(record.model_dump_json())) == record
+    assert kind.parse(record.model_dump(mode="json")) == record
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_a_record_cannot_be_changed(kind: type[Record]) -> None:
+    record = kind.parse(VALID[kind])
+    with pytest.raises(ValidationError):
+        record.step = 99  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", VALID)
+@pytest.mark.parametrize("values", [None, 5, "text", [], {}, {"step": 1, "surprise": 2}])
+def test_something_else_is_a_value_error_of_one_line_with_the_records_name(kind: type[Record], values: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{kind.__name__}: ") as caught:
+        kind.parse(values)
+    assert "\n" not in str(caught.value)
+
+
+NUMBER = [float("nan"), float("inf"), "1", True, b"1", {}, [1]]
+TEXT = ["\x1b[2J", "a\nb", "x" * 65, 5, None, b"ab", ["ab"]]
+OUT_OF_BOUNDS: dict[str, list[Any]] = {
+    "run_id": [5, None, b"ab"],
+    "step": [*NUMBER, -1, 2**64, 1.0, None],
+    "samples": [*NUMBER, -1, 2**64, None],
+    "session_samples": [*NUMBER, -1, 2**64, None],
+    "peers": [*NUMBER, -1, 2**64, None],
+    "time": [*NUMBER, -1.0, 1e13, None],
+    "seconds": [*NUMBER, -1.0, None],
+    "samples_per_second": [*NUMBER, -1.0, 1e10, None],
+    "boundary_seconds": [*NUMBER, -1.0, 1e4, None],
+    "loss": NUMBER,
+    "session": TEXT,
+    "round": TEXT,
+    "name": TEXT,
+    "device": TEXT,
+    "rounds": ["ab", 5, None, [5], ["\x1b[2J"], {"ab": 1}],
+    "follower": ["true", 1, None],
+    "client_mode": ["true", 1, None],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [(kind, key, value) for kind, values in VALID.items() for key in values for value in OUT_OF_BOUNDS[key]],
+)
+def test_no_field_takes_a_value_out_of_bounds(kind: type[Record], key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{kind.__name__}: {key}") as caught:
+        kind.parse(VALID[kind] | {key: value})
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_a_missing_field_is_named(kind: type[Record]) -> None:
+    for key in VALID[kind]:
+        values = {name: value for name, value in VALID[kind].items() if name != key}
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}: {key} is missing"):
+            kind.parse(values)
+
+
+def test_a_digest_is_lower_case_hexadecimal() -> None:
+    for digest in ("AB", "xyz", "a" * 65, "ab\n"):
+        with pytest.raises(ValueError, match="session"):
+            Contribution.parse(VALID[Contribution] | {"session": digest})
+
+
+def test_a_name_is_at_most_64_characters() -> None:
+    Contribution.parse(VALID[Contribution] | {"name": "x" * 64})
+    with pytest.raises(ValueError, match="name"):
+        Contribution.parse(VALID[Contribution] | {"name": "x" * 65})
+
+
+def test_the_state_info_keeps_a_bounded_history() -> None:
+    StateInfo.parse(VALID[StateInfo] | {"rounds": ["ab"] * 64})
+    with pytest.raises(ValueError, match="rounds"):
+        StateInfo.parse(VALID[StateInfo] | {"rounds": ["ab"] * 65})
+
+
+def test_an_invitation_survives_the_trip_through_a_file() -> None:
+    invitation = Invitation.of(run(), (ADDRESS,))
+    again = Invitation.parse(invitation.model_dump_json(indent=2))
+    assert again == invitation
+    assert again.peers == (ADDRESS,)
+    assert again.run_config() == run()
+    assert again.run_config().run_id == again.run_id == run().run_id
+
+
+def test_an_edited_configuration_has_the_wrong_fingerprint() -> None:
+    values = json.loads(Invitation.of(run(), (ADDRESS,)).model_dump_json())
+    values["run"]["global_batch"] += 1
+    with pytest.raises(UserError, match="wrong fingerprint") as caught:
+        Invitation.parse(json.dumps(values)).run_config()
+    assert values["run_id"] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_edited_run_id_is_a_wrong_fingerprint_too() -> None:
+    values = json.loads(Invitation.of(run(), (ADDRESS,)).model_dump_json())
+    values["run_id"] = "other" + values["run_id"].removeprefix("demo")
+    with pytest.raises(UserError, match="wrong fingerprint"):
+        Invitation.parse(json.dumps(values)).run_config()
+
+
+def test_a_configuration_of_another_version_says_which_key_does_not_fit() -> None:
+    values = json.loads(Invitation.of(run(), (ADDRESS,)).model_dump_json())
+    values["run"]["optimizer"]["momentum"] = 0.9
+    with pytest.raises(UserError, match=r"does not fit this version .*optimizer\.momentum") as caught:
+        Invitation.parse(json.dumps(values)).run_config()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<!doctype html>\n<html>",
+        "[]",
+        "{}",
+        '{"run_id": "x", "peers": [], "run": {}}',
+        '{"run_id": "x", "peers": "/ip4", "run": {}}',
+        '{"run_id": "x", "peers": ["a"], "run": {}, "password": "no"}',
+        "[" * 10_000,
+    ],
+)
+def test_something_else_is_no_invitation_and_the_message_says_so_in_one_line(text: str) -> None:
+    with pytest.raises(UserError, match="this is not an invitation") as caught:
+        Invitation.parse(text)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("inner", [{}, {"a\nb": 1}, {"name": 1}, {"name": "x", "global_batch": -1}])
+def test_an_unusable_configuration_is_reported_in_one_line(inner: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="the invitation's run configuration") as caught:
+        Invitation(run_id=RUN_ID, peers=(ADDRESS,), run=inner).run_config()
+    assert "\n" not in str(caught.value)

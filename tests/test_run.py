@@ -1,0 +1,198 @@
+"""The run configuration: strict, immutable, and named by its hash."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import PeerConfig, parse_run, seed_of
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    """A valid configuration as plain values; `changes` replace keys at the top."""
+    return {
+        "name": "demo",
+        "global_batch": 64,
+        "task": {"name": "albert", "hidden_size": 32},
+        "data": {
+            "train": [{"dataset": "owner/first", "weight": 2.0}, {"dataset": "owner/second"}],
+            "evaluation": {"dataset": "owner/held-out"},
+        },
+        "optimizer": {"warmup_steps": 1, "total_steps": 10},
+    } | changes
+
+
+def message(changed: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        parse_run(changed)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "nearest"),
+    [
+        ({"global_bath": 1}, "global_bath", "global_batch"),
+        ({"optimizer": {"leaning_rate": 1.0}}, "optimizer.leaning_rate", "learning_rate"),
+        ({"averaging": {"overlapp": True}}, "averaging.overlapp", "overlap"),
+        ({"data": {"train": [{"dataset": "a/b", "wieght": 1.0}]}}, "data.train[0].wieght", "weight"),
+        ({"data": {"train": [{"dataset": "a/b"}], "evalution": None}}, "data.evalution", "evaluation"),
+        (
+            {"data": {"train": [{"dataset": "a/b"}], "evaluation": {"dataset": "a/b", "splt": "x"}}},
+            "data.evaluation.splt",
+            "split",
+        ),
+    ],
+)
+def test_a_typo_names_the_key_and_the_nearest_one(changes: dict[str, Any], key: str, nearest: str) -> None:
+    assert message(values(**changes)) == f"{key} is not a known key; did you mean '{nearest}'?"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"global_batch": 0}, "global_batch: input should be greater than or equal to 1, not 0"),
+        ({"global_batch": "64"}, "global_batch: input should be a valid integer, not '64'"),
+        ({"global_batch": 64.0}, "global_batch: input should be a valid integer"),
+        ({"global_batch": True}, "global_batch: input should be a valid integer"),
+        ({"name": "Demo Run"}, "name: string should match pattern"),
+        ({"name": "-demo"}, "name: string should match pattern"),
+        ({"name": "d" * 49}, "name: string should match pattern"),
+        ({"data": {"train": []}}, "data.train: "),
+        ({"data": {"train": [{"dataset": "a/b", "weight": 0}]}}, "data.train[0].weight: input should be greater"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas[1]: input should be less than 1"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas[1] is missing; add it"),
+        ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate: input should be a finite number"),
+        ({"optimizer": {"learning_rate": float("inf")}}, "optimizer.learning_rate: input should be a finite number"),
+        (
+            {"optimizer": {"warmup_steps": 10, "total_steps": 10}},
+            "optimizer.warmup_steps must be smaller than optimizer.total_steps",
+        ),
+        ({"averaging": {"compression": "float8"}}, "averaging.compression: input should be 'none' or 'float16'"),
+        ({"task": {}}, "task.name is missing; add it"),
+        ({"name": None}, "name: input should be a valid string, not None"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_the_key_and_the_rule(changes: dict[str, Any], expected: str) -> None:
+    assert message(values(**changes)).startswith(expected)
+
+
+@pytest.mark.parametrize("key", ["name", "global_batch", "task", "data"])
+def test_a_missing_key_is_named(key: str) -> None:
+    without = values()
+    del without[key]
+    assert message(without) == f"{key} is missing; add it"
+
+
+def test_a_key_with_control_characters_cannot_break_the_line() -> None:
+    assert "\x1b" not in message(values(**{"a\n\x1b[2J": 1}))
+    assert len(message(values(**{"a" * 100_000: 1}))) < 200
+
+
+def test_a_long_wrong_value_is_cut() -> None:
+    assert len(message(values(global_batch="x" * 100_000))) < 200
+
+
+def test_the_configuration_and_its_parts_cannot_be_changed() -> None:
+    run = parse_run(values())
+    with pytest.raises(ValidationError):
+        run.seed = 1
+    with pytest.raises(ValidationError):
+        run.optimizer.learning_rate = 1.0
+
+
+def test_the_tasks_own_keys_are_kept_as_written() -> None:
+    run = parse_run(values(task={"name": "albert", "hidden_size": 32, "layers": [1, 2], "deep": {"er": True}}))
+    assert run.task.options == {"hidden_size": 32, "layers": [1, 2], "deep": {"er": True}}
+
+
+def test_the_canonical_form_does_not_depend_on_the_order_of_keys() -> None:
+    def reversed_keys(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: reversed_keys(value[key]) for key in reversed(value)}
+        return [reversed_keys(item) for item in value] if isinstance(value, list) else value
+
+    assert parse_run(values()).canonical() == parse_run(reversed_keys(values())).canonical()
+
+
+def test_the_canonical_form_writes_defaults_out() -> None:
+    spelled_out = values(seed=0, averaging={"overlap": True, "compression": "float16"})
+    assert parse_run(values()).fingerprint == parse_run(spelled_out).fingerprint
+    assert json.loads(parse_run(values()).canonical())["data"]["shuffle_buffer"] == 10_000
+
+
+def test_the_canonical_form_is_ascii_and_survives_its_own_parsing() -> None:
+    run = parse_run(values(task={"name": "albert", "language": "বাংলা"}))
+    assert run.canonical().isascii()
+    again = parse_run(json.loads(run.canonical()))
+    assert again == run
+    assert again.run_id == run.run_id
+
+
+def test_the_fingerprint_of_a_known_configuration_never_changes() -> None:
+    # A change here breaks every invitation that is out there: peers of old and new versions could not meet.
+    assert parse_run(values()).run_id == "demo-f6b80b5a6e22f7ae"
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for index, inner in enumerate(value) for leaf in leaves(inner, (*path, index))]
+    return [path]
+
+
+COMPLETE: dict[str, Any] = json.loads(parse_run(values()).canonical())
+
+
+@pytest.mark.parametrize("path", leaves(COMPLETE), ids=lambda path: ".".join(map(str, path)))
+def test_the_fingerprint_changes_with_any_value(path: tuple[Any, ...]) -> None:
+    changed = json.loads(json.dumps(COMPLETE))
+    holder = changed
+    for key in path[:-1]:
+        holder = holder[key]
+    match holder[path[-1]]:
+        case bool(value):
+            holder[path[-1]] = not value
+        case int(value):
+            holder[path[-1]] = value + 1
+        case float(value):
+            holder[path[-1]] = value / 2
+        case "float16":
+            holder[path[-1]] = "none"
+        case str(value):
+            holder[path[-1]] = value + "x"
+        case None:
+            holder[path[-1]] = "new"
+    assert parse_run(changed).fingerprint != parse_run(COMPLETE).fingerprint
+
+
+def test_the_order_of_sources_is_part_of_the_fingerprint() -> None:
+    swapped = values()
+    swapped["data"]["train"].reverse()
+    assert parse_run(swapped).fingerprint != parse_run(values()).fingerprint
+
+
+def test_seeds_are_stable_positive_and_apart() -> None:
+    assert seed_of("run", 1, "peer") == 5370416061822777191
+    assert seed_of("run", "1", "peer") == seed_of("run", 1, "peer")
+    assert seed_of("ab", "c") != seed_of("a", "bc")
+    assert all(0 <= seed_of(number) < 2**63 for number in range(100))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"name": ""}, {"name": "x" * 65}, {"name": "a\x1b[2J"}, {"port": 70_000}, {"threads": -1}, {"folders": 1}],
+)
+def test_a_peer_configuration_is_strict_too(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        PeerConfig(**({"folder": tmp_path} | changes))
+
+
+def test_a_peers_name_may_be_in_any_script(tmp_path: Path) -> None:
+    for name in ("অমল", "Zoë 👩‍🔬", "O'Neil <b>"):
+        assert PeerConfig(folder=tmp_path, name=name).name == name

@@ -1,0 +1,90 @@
+"""The wheel is complete: it works without the checkout that it was built from."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    """Run a command in a folder without the settings that lead Python to the checkout; returns its output."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_CONSTRAINT"))}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    run(sys.executable, "-m", "pip", "wheel", *options, CHECKOUT, folder=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def make_environment(folder: Path, *options: str) -> Path:
+    """A new virtual environment; returns its folder of commands."""
+    run(sys.executable, "-m", "venv", *options, folder, folder=folder.parent)
+    return folder / "bin"
+
+
+def check_installed(commands: Path, folder: Path) -> None:
+    """The package, its recipes and dashboards and the command come from the environment, seen from elsewhere."""
+    python, environment = commands / "python", commands.parent
+    show = """
+import dedloc_kit
+from dedloc_kit.resources import recipe, shipped
+from dedloc_kit.run import load_run
+print(dedloc_kit.__file__, recipe("albert-demo"), shipped("dashboards"), sep="\\n")
+print(load_run(recipe("albert-demo") / "run.toml").run_id)
+"""
+    *paths, run_id = run(python, "-c", show, folder=folder).splitlines()
+    assert len(paths) == 3
+    for path in map(Path, paths):
+        assert path.is_relative_to(environment), path
+        assert path.exists()
+    assert run_id.startswith("albert-demo-")
+    assert "join" in run(commands / "dedloc", "--help", folder=folder)
+
+
+def test_an_installed_wheel_finds_everything_that_it_needs(wheel: Path, tmp_path: Path) -> None:
+    commands = make_environment(tmp_path / "environment", "--without-pip")
+    python = commands / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, folder=tmp_path)
+    # The other packages come from the running environment. Behind a .pth file its own .pth files do not count,
+    # and with them the editable installation of the checkout.
+    ours, theirs = (
+        Path(sysconfig.get_path("purelib")),
+        Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path)),
+    )
+    (theirs / "dependencies.pth").write_text(f"{ours}\n")
+    check_installed(commands, tmp_path)
+
+
+def test_the_wheel_holds_the_package_and_nothing_of_the_checkout_beside_it(wheel: Path) -> None:
+    names = run(sys.executable, "-m", "zipfile", "--list", wheel, folder=wheel.parent)
+    tops = {line.split("/")[0] for line in names.splitlines()[1:]}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"dedloc_kit"}
+    assert "__pycache__" not in names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_wheel_installs_with_the_pinned_dependencies_into_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
+    commands = make_environment(tmp_path / "environment")
+    pins = CHECKOUT / "constraints.txt"
+    run(commands / "python", "-m", "pip", "install", "--quiet", "--constraint", pins, wheel, folder=tmp_path)
+    check_installed(commands, tmp_path)
+    every_module = """
+import importlib, pkgutil, dedloc_kit
+for module in pkgutil.walk_packages(dedloc_kit.__path__, "dedloc_kit."):
+    importlib.import_module(module.name)
+"""
+    run(commands / "python", "-c", every_module, folder=tmp_path)
+    run(commands / "python", "-m", "pip", "check", folder=tmp_path)
