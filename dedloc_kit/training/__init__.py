@@ -1,0 +1,1 @@
+"""The parts of training that know nothing of other peers: optimizer, schedule, device and checkpoints."""

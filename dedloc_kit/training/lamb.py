@@ -1,0 +1,132 @@
+"""LAMB, the optimizer for large batches."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+_BLOCK = 4096
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB: You et al. 2020, "Large Batch Optimization for Deep Learning" (arXiv 1904.00962), Algorithm 2.
+
+    With g the gradient of x, t the number of updates so far and phi(z) = min(z, max_weight_norm):
+
+        m = beta1 m + (1 - beta1) g             v = beta2 v + (1 - beta2) g²
+        r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+        x = x - lr * phi(|x|) / |r + weight_decay x| * (r + weight_decay x)
+
+    The ratio of the norms is 1 where either of them is 0. |.| is the norm over one parameter tensor.
+
+    The state exists from the construction on, so that a peer can load it before its first update; build
+    the optimizer when the model is already on its device. Per parameter it is `step` (a float32 scalar on
+    the CPU), `exp_avg` (m) and `exp_avg_sq` (v), both float32 and of the parameter's shape.
+
+    On the CPU the same state and gradients lead to the same bits whatever the number of threads.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_weight_norm: float = 10_000.0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "max_weight_norm": max_weight_norm,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters and their state, which starts at zero."""
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            self.state[param] = {
+                "step": torch.zeros((), dtype=torch.float32),
+                "exp_avg": torch.zeros_like(param, dtype=torch.float32),
+                "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
+            }
+
+    def state_tensors(self) -> list[Tensor]:
+        """The live state as `step, exp_avg, exp_avg_sq` of each parameter, in the order of the groups."""
+        return [
+            self.state[param][key]
+            for group in self.param_groups
+            for param in group["params"]
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        ]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._update(params, group)
+        return loss
+
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        gradients = [param.grad.float() for param in params if param.grad is not None]
+        steps = [self.state[param]["step"] for param in params]
+        means = [self.state[param]["exp_avg"] for param in params]
+        squares = [self.state[param]["exp_avg_sq"] for param in params]
+
+        torch._foreach_add_(steps, 1.0)
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+
+        # Both bias corrections go into the denominator: one pass over the memory less.
+        corrections = [(1 - beta1**step, math.sqrt(1 - beta2**step)) for step in map(float, steps)]
+        denominators = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(denominators, [first / second for first, second in corrections])
+        torch._foreach_add_(denominators, [first * group["eps"] for first, _ in corrections])
+        updates = torch._foreach_div(means, denominators)
+        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+
+        ratios = _trust_ratios(params, updates, group["max_weight_norm"])
+        torch._foreach_mul_(updates, ratios)
+        torch._foreach_add_(params, updates, alpha=-group["lr"])
+
+
+def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor], max_weight_norm: float) -> list[Tensor]:
+    """phi(|x|) / |update| of each parameter as a float32 scalar; it stays on the device, so nothing waits for it."""
+    weight_norms = torch.stack([_norm(param) for param in params])
+    update_norms = torch.stack([_norm(update) for update in updates])
+    ratios = weight_norms.clamp(max=max_weight_norm) / update_norms
+    usable = (weight_norms > 0) & (update_norms > 0)
+    return list(torch.where(usable, ratios, 1.0).float().unbind())
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """The Euclidean norm as a float64 scalar.
+
+    Over blocks, since one float32 sum over millions of elements is off by 1e-4, and a float64 sum of float32
+    elements takes ten times as long. Threads share out whole blocks, so their number does not show in the result.
+    """
+    flat = tensor.reshape(-1)
+    whole = flat.numel() // _BLOCK * _BLOCK
+    block_norms = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1)
+    rest_norm = torch.linalg.vector_norm(flat[whole:]).view(1)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([block_norms, rest_norm]).double())
+    return norm

@@ -1,0 +1,80 @@
+"""What this machine is; GPUs are simulated so that the tests run everywhere."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.training import device
+
+GIB = 2**30
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
+    assert device.pick_device("auto").type == "cpu"
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_auto_takes_the_gpu_where_there_is_one() -> None:
+    assert device.pick_device("auto").type == "cuda"
+    assert device.pick_device("cuda").type == "cuda"
+    assert device.pick_device("cpu").type == "cpu"
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_asking_for_a_gpu_that_is_not_there_says_what_to_do_in_one_line() -> None:
+    with pytest.raises(UserError, match="choose the device 'auto' or 'cpu'") as caught:
+        device.pick_device("cuda")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("cores", "text"), [(1, "CPU, 1 core"), (2, "CPU, 2 cores")])
+def test_a_cpu_is_described_by_its_cores(monkeypatch: pytest.MonkeyPatch, cores: int, text: str) -> None:
+    monkeypatch.setattr(device, "_cores", lambda: cores)
+    assert device.describe_device(torch.device("cpu")) == text
+
+
+def test_a_gpu_is_described_by_its_name_in_at_most_64_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(["Tesla T4", "x" * 100])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: next(names))
+    assert device.describe_device(torch.device("cuda")) == "Tesla T4"
+    assert len(device.describe_device(torch.device("cuda"))) == 64
+
+
+@pytest.mark.parametrize(
+    ("memory", "microbatch"), [(1, 1), (4, 2), (14.7, 8), (23.6, 8), (24, 16), (80, 32), (139, 64)]
+)
+def test_a_gpu_takes_a_power_of_two_that_its_memory_holds(
+    monkeypatch: pytest.MonkeyPatch, memory: float, microbatch: int
+) -> None:
+    properties = SimpleNamespace(total_memory=int(memory * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert device.default_microbatch(torch.device("cuda")) == microbatch
+
+
+def test_a_cpu_takes_a_small_microbatch() -> None:
+    assert device.default_microbatch(torch.device("cpu")) == 4
+
+
+def test_threads_are_set_and_zero_takes_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(device, "_cores", lambda: 2)
+    try:
+        device.set_threads(3)
+        assert torch.get_num_threads() == 3
+        device.set_threads(0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,37 @@
+"""The learning rate is a pure function of the global step."""
+
+import pytest
+
+from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.training.schedule import learning_rate
+
+CONFIG = OptimizerConfig(learning_rate=0.1, warmup_steps=4, total_steps=14)
+
+
+def test_it_warms_up_in_equal_parts_from_the_first_update_on() -> None:
+    rates = [learning_rate(CONFIG, step) for step in range(5)]
+    assert rates == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1])
+
+
+def test_it_peaks_at_the_end_of_the_warm_up_and_falls_to_zero_at_the_end() -> None:
+    rates = [learning_rate(CONFIG, step) for step in range(4, 15)]
+    assert rates == pytest.approx([0.1, 0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.0])
+
+
+def test_it_stays_zero_after_the_end() -> None:
+    assert learning_rate(CONFIG, 15) == 0.0
+    assert learning_rate(CONFIG, 10_000) == 0.0
+
+
+def test_the_last_update_of_a_run_still_learns() -> None:
+    assert learning_rate(CONFIG, CONFIG.total_steps - 1) > 0
+
+
+def test_without_warm_up_it_starts_at_the_peak() -> None:
+    config = OptimizerConfig(learning_rate=0.1, warmup_steps=0, total_steps=2)
+    assert [learning_rate(config, step) for step in range(3)] == pytest.approx([0.1, 0.05, 0.0])
+
+
+def test_it_never_exceeds_the_configured_rate() -> None:
+    config = OptimizerConfig()
+    assert max(learning_rate(config, step) for step in range(0, 130_000, 50)) == pytest.approx(config.learning_rate)
