@@ -1,0 +1,194 @@
+"""The shard files of a data source: which there are, and how one is read to its end over a shaky line."""
+
+import glob
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import Source
+
+Warn = Callable[[str], None]
+
+RETRY_PAUSES = (1.0, 4.0, 15.0, 30.0)
+"""Seconds before each new attempt after a network error; reading on in between starts the count again."""
+
+_LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
+_TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
+_SPLIT_NAME = re.compile(r"^(train|test|validation|valid|val|dev|eval)(?=[-_.])|^(\w+)(?=-\d+-of-\d+\.)")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a source."""
+
+    path: str
+    """A local path or a URL such as `hf://datasets/OWNER/NAME@REVISION/FILE`."""
+    loader: str
+    """The loader of `datasets` that reads it: `parquet`, `json`, `text` or, from the Hub, another one."""
+
+
+def find_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
+    """The source's files in a fixed order; raises UserError if the dataset, its split or its files do not exist.
+
+    A local folder holds its files itself or in a subfolder `data`; `SPLIT-*` belongs to a split, and a file that
+    names no split is training data.
+    """
+    path = Path(source.dataset).expanduser()
+    if path.is_file():
+        return (_local_shard(path),)
+    if path.is_dir():
+        return _folder_shards(source, path)
+    if path.is_absolute() or source.dataset.startswith((".", "~")) or source.dataset.count("/") != 1:
+        raise UserError(f"the dataset {source.dataset} does not exist; correct the path in data")
+    return _hub_shards(source, warn)
+
+
+def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
+    """The values of a column, in the file's order.
+
+    Network errors are announced through `warn` and retried from the row that was reached. Raises UserError if there
+    is no such column, and whatever the loader raises if the file cannot be read.
+    """
+    retries = _Retries(shard.path, warn)
+    rows_read = 0
+    while True:
+        try:
+            for row in _open(shard).skip(rows_read):
+                if column not in row:
+                    names = ", ".join(sorted(row))
+                    raise UserError(
+                        f"{shard.path} has no column '{column}'; set the source's column to one of: {names}"
+                    )
+                rows_read += 1
+                retries.failures = 0
+                yield row[column]
+            return
+        except Exception as error:
+            retries.wait_or_raise(error)
+
+
+class _Retries:
+    """Counts failures in a row and waits longer after each."""
+
+    def __init__(self, what: str, warn: Warn) -> None:
+        self.what = what
+        self.warn = warn
+        self.failures = 0
+
+    def wait_or_raise(self, error: Exception) -> None:
+        """Announce the error and wait; raises it if trying again would not help or has been done enough."""
+        if not _is_transient(error) or self.failures >= len(RETRY_PAUSES):
+            raise error
+        pause = RETRY_PAUSES[self.failures]
+        self.failures += 1
+        self.warn(
+            f"{self.what}: {one_line(error)}; trying again in {pause:g} s ({self.failures} of {len(RETRY_PAUSES)})"
+        )
+        time.sleep(pause)
+
+
+def one_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__
+
+
+def _is_transient(error: Exception) -> bool:
+    from datasets.utils.file_utils import CONNECTION_ERRORS_TO_RETRY
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    return isinstance(error, (ConnectionError, TimeoutError, *CONNECTION_ERRORS_TO_RETRY))
+
+
+def _open(shard: Shard) -> Any:
+    """The shard as a streaming dataset of `datasets`: nothing is copied to the disk."""
+    from datasets import config, load_dataset
+
+    # Left alone, `datasets` retries in silence for minutes; every wait here is announced instead.
+    config.STREAMING_OPEN_MAX_RETRIES = config.STREAMING_READ_MAX_RETRIES = 1
+    config.STREAMING_OPEN_RETRY_INTERVAL = config.STREAMING_READ_RETRY_INTERVAL = 0
+    config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = config.STREAMING_READ_RATE_LIMIT_RETRY_INTERVAL = 0
+    # It also reports every opened file to the Hub, a local one too, and waits for the answer.
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    # `datasets` takes file names for patterns.
+    return load_dataset(shard.loader, data_files={"train": [glob.escape(shard.path)]}, split="train", streaming=True)
+
+
+def _loader_of(path: Path) -> str | None:
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    return _LOADERS.get(suffixes[-1].lower()) if suffixes else None
+
+
+def _local_shard(path: Path) -> Shard:
+    loader = _loader_of(path)
+    if loader is None:
+        raise UserError(
+            f"{path} is none of the known kinds of data; use one of: {', '.join(_LOADERS)} (text also as .gz)"
+        )
+    return Shard(str(path), loader)
+
+
+def _folder_shards(source: Source, folder: Path) -> tuple[Shard, ...]:
+    folder = folder / source.subset if source.subset else folder
+    if not folder.is_dir():
+        raise UserError(f"{folder.parent} has no subset '{folder.name}'; correct data's subset or leave it out")
+    files = sorted(
+        path
+        for place in (folder, folder / "data")
+        if place.is_dir()
+        for path in place.iterdir()
+        if path.is_file() and not path.name.startswith(".") and _loader_of(path)
+    )
+    if not files:
+        raise UserError(f"{folder} holds no data; put {', '.join(_LOADERS)} files into it")
+    chosen = [path for path in files if _split_of(path) == source.split]
+    if not chosen:
+        splits = ", ".join(sorted({_split_of(path) for path in files}))
+        raise UserError(f"{folder} has no split '{source.split}'; set the source's split to one of: {splits}")
+    return tuple(_local_shard(path) for path in chosen)
+
+
+def _split_of(path: Path) -> str:
+    named = _SPLIT_NAME.match(path.name)
+    return (named[1] or named[2]) if named else "train"
+
+
+def _hub_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
+    from datasets import load_dataset_builder
+    from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+
+    retries = _Retries(source.dataset, warn)
+    while True:
+        try:
+            builder = load_dataset_builder(source.dataset, name=source.subset, revision=source.revision)
+            break
+        except (DatasetNotFoundError, DataFilesNotFoundError) as error:
+            raise UserError(
+                f"the dataset {source.dataset} is neither a local path nor open to you on the Hub "
+                f"({one_line(error)}); correct its name, or log in with: hf auth login"
+            ) from None
+        except ValueError as error:  # an unknown subset: the message lists those there are
+            raise UserError(
+                f"the dataset {source.dataset} cannot be used ({one_line(error)}); correct data's subset"
+            ) from None
+        except Exception as error:
+            try:
+                retries.wait_or_raise(error)
+            except Exception:
+                raise UserError(
+                    f"the dataset {source.dataset} cannot be looked up ({one_line(error)}); "
+                    "check the Internet connection and the dataset's name"
+                ) from None
+    files = builder.config.data_files or {}
+    if source.split not in files:
+        splits = ", ".join(str(split) for split in files) or "none at all"
+        raise UserError(
+            f"the dataset {source.dataset} has no split '{source.split}'; set the source's split to one of: {splits}"
+        )
+    return tuple(Shard(str(path), _loader_of(Path(path)) or builder.name) for path in sorted(files[source.split]))

@@ -1,0 +1,196 @@
+"""Documents without end: sources are mixed by weight, shuffled, and read ahead of their use."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+
+from dedloc_kit.data.shards import Shard, Warn, find_shards, one_line, read_shard
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import Source, seed_of
+
+Item = TypeVar("Item")
+
+
+def documents(sources: Sequence[Source], *, seed: int, shuffle_buffer: int, warn: Warn) -> Iterator[str]:
+    """Texts of a weighted mixture of sources, endless, in an order that depends on `seed` alone.
+
+    Every pass over a source takes its shards in a new order; `shuffle_buffer` texts are held in memory and the next
+    one is drawn from them at random. A shard that cannot be read is left out and named through `warn`.
+    Raises UserError, at once or while reading, if a source is missing, has no such column or cannot be read at all.
+    """
+    return mixture(sources, holds_text, seed=seed, shuffle_buffer=shuffle_buffer, warn=warn)
+
+
+def first_documents(source: Source, limit: int, *, warn: Warn) -> Iterator[str]:
+    """The first `limit` texts of a source in the order of its files: the same on every machine.
+
+    Raises UserError if a shard cannot be read, for what is measured on the rest would not compare.
+    """
+    return islice(_in_order(source, find_shards(source, warn), warn), limit)
+
+
+def mixture(
+    sources: Sequence[Source],
+    usable: Callable[[Source, Any], bool],
+    *,
+    seed: int,
+    shuffle_buffer: int,
+    warn: Warn,
+) -> Iterator[Any]:
+    """What `documents` is for any column: the values that `usable` takes; it raises UserError for a wrong column."""
+    # Shards are looked up here, not at the first item, so that a wrong source is known before training starts.
+    streams = [
+        _passes(source, find_shards(source, warn), usable, seed_of(seed, "source", number), warn)
+        for number, source in enumerate(sources)
+    ]
+    generator = np.random.default_rng(seed_of(seed, "mixture"))
+    mixed = _mixed(streams, [source.weight for source in sources], generator)
+    return _shuffled(mixed, shuffle_buffer, np.random.default_rng(seed_of(seed, "shuffle")))
+
+
+def holds_text(source: Source, value: Any) -> bool:
+    """Whether a value is a text that is not blank; raises UserError if the column holds something else."""
+    if value is None:
+        return False
+    if not isinstance(value, str):
+        raise UserError(
+            f"the column '{source.column}' of {source.dataset} holds {type(value).__name__}, not text; "
+            "set the source's column to one that holds text"
+        )
+    return bool(value.strip())
+
+
+def _passes(
+    source: Source, shards: tuple[Shard, ...], usable: Callable[[Source, Any], bool], seed: int, warn: Warn
+) -> Iterator[Any]:
+    """The usable values of a source, pass after pass, each in a new order of the shards."""
+    named: set[str] = set()
+    number = 0
+    while True:
+        unreadable = found = 0
+        for index in np.random.default_rng(seed_of(seed, "pass", number)).permutation(len(shards)):
+            shard = shards[index]
+            try:
+                for value in read_shard(shard, source.column, warn):
+                    if usable(source, value):
+                        found += 1
+                        yield value
+            except UserError:
+                raise
+            except Exception as error:  # whatever a broken file makes its decoder raise
+                unreadable += 1
+                if shard.path not in named:
+                    named.add(shard.path)
+                    warn(f"{shard.path} cannot be read and is left out ({one_line(error)})")
+        if unreadable == len(shards):
+            raise UserError(
+                f"no file of the dataset {source.dataset} can be read to its end; "
+                "check the Internet connection and the files that the warnings name"
+            )
+        if not found:
+            raise UserError(
+                f"the column '{source.column}' of {source.dataset} is empty; set the source's column to another one"
+            )
+        number += 1
+
+
+def _in_order(source: Source, shards: tuple[Shard, ...], warn: Warn) -> Iterator[str]:
+    for shard in shards:
+        try:
+            for value in read_shard(shard, source.column, warn):
+                if holds_text(source, value):
+                    yield value
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{shard.path} cannot be read ({one_line(error)}); replace the file") from error
+
+
+def _mixed(
+    streams: Sequence[Iterator[Item]], weights: Sequence[float], generator: np.random.Generator
+) -> Iterator[Item]:
+    shares = np.array(weights) / sum(weights)
+    while True:
+        for number in generator.choice(len(streams), size=1024, p=shares):
+            yield next(streams[number])
+
+
+def _shuffled(items: Iterator[Item], size: int, generator: np.random.Generator) -> Iterator[Item]:
+    buffer = list(islice(items, size))
+    while True:
+        for slot in generator.integers(len(buffer), size=1024):
+            yield buffer[slot]
+            buffer[slot] = next(items)
+
+
+class Prefetch(Generic[Item]):
+    """Runs an iterator in a background thread, at most `size` items ahead of their use.
+
+    What the iterator raises is raised by `next` once the items before it are used up. `close`, or leaving the `with`
+    block, ends the thread as soon as the iterator is done with the item in hand.
+    """
+
+    def __init__(self, items: Iterator[Item], size: int) -> None:
+        self._items = items
+        self._size = size
+        self._ready: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._exhausted = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._exhausted or self._closed)
+            if self._closed:
+                raise StopIteration
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop reading ahead and wait for the thread, at most `timeout` seconds if it is stuck in a read."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._thread.join(timeout)
+
+    def _fill(self) -> None:
+        try:
+            for item in self._items:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or len(self._ready) < self._size)
+                    if self._closed:
+                        return
+                    self._ready.append(item)
+                    self._changed.notify_all()
+        except BaseException as error:  # it belongs to whoever waits for the next item
+            self._error = error
+        finally:
+            if isinstance(self._items, Generator):
+                self._items.close()  # here, in its own thread: open files are let go now, not when Python exits
+            with self._changed:
+                self._exhausted = True
+                self._changed.notify_all()

@@ -1,0 +1,68 @@
+"""What can be learned. A task is the same object for every role: model, batches, loss, evaluation."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import RunConfig
+
+if TYPE_CHECKING:
+    import torch
+
+Batch: TypeAlias = "dict[str, torch.Tensor]"
+"""Tensors by name; the first dimension of each is the samples."""
+
+_TASKS = {"albert": "dedloc_kit.tasks.albert:Albert"}
+
+
+class Task(Protocol):
+    """One task, made from a run's configuration alone, so that all peers have the same."""
+
+    def build_model(self) -> torch.nn.Module:
+        """The untrained model on the CPU, the same weights on every peer; the global random state is left alone."""
+        ...
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """All trained parameters for an optimizer, each once, in an order that is the same on every peer."""
+        ...
+
+    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[Batch]:
+        """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
+        ...
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """The mean loss over a batch that is on the model's device: a scalar with a gradient."""
+        ...
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """The mean loss on held-out samples that never change; raises UserError if the run has none."""
+        ...
+
+
+def create_task(run: RunConfig, module: str | None = None) -> Task:
+    """The task that a run names; raises UserError if there is none of that name or its options are wrong.
+
+    `module` is a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
+    it, never the network.
+    """
+    tasks: dict[str, Callable[[RunConfig], Task]] = {name: partial(_load, path) for name, path in _TASKS.items()}
+    if module is not None:
+        try:
+            tasks |= import_module(module).TASKS
+        except (ImportError, AttributeError) as error:
+            raise UserError(f"the task module '{module}' cannot be used ({error}); check --task-module") from None
+    if run.task.name not in tasks:
+        nearest = difflib.get_close_matches(run.task.name, tasks, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose one of: {', '.join(sorted(tasks))}"
+        raise UserError(f"there is no task '{run.task.name}'; {hint}")
+    return tasks[run.task.name](run)
+
+
+def _load(path: str, run: RunConfig) -> Task:
+    module, name = path.split(":")
+    return cast(Task, getattr(import_module(module), name)(run))

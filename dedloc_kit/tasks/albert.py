@@ -1,0 +1,180 @@
+"""ALBERT: masked language modelling and sentence order (Lan et al., 2019), as DeDLOC and sahajBERT train it."""
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError, model_validator
+from torch import nn
+from torch.nn import functional
+from transformers import AlbertConfig, AlbertForPreTraining
+
+from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.stream import documents, first_documents
+from dedloc_kit.data.text import IGNORED, Arrays, PairBuilder
+from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
+from dedloc_kit.tasks import Batch
+from dedloc_kit.validation import describe
+
+Dropout = Annotated[float, Field(ge=0, lt=1)]
+
+_EVALUATION_BATCH = 32
+_logger = logging.getLogger(__name__)
+
+
+class AlbertArchitecture(Section):
+    """Keys of `transformers.AlbertConfig`; the defaults are ALBERT-large's. The vocabulary is the tokenizer's."""
+
+    embedding_size: PositiveInt = 128
+    hidden_size: PositiveInt = 1024
+    num_hidden_layers: PositiveInt = 24
+    num_hidden_groups: PositiveInt = 1
+    """Layers in a group share their weights."""
+    inner_group_num: PositiveInt = 1
+    num_attention_heads: PositiveInt = 16
+    intermediate_size: PositiveInt = 4096
+    hidden_act: Literal["gelu_new", "gelu", "relu"] = "gelu_new"
+    hidden_dropout_prob: Dropout = 0.0
+    attention_probs_dropout_prob: Dropout = 0.0
+    classifier_dropout_prob: Dropout = 0.1
+    max_position_embeddings: PositiveInt = 512
+    initializer_range: PositiveFloat = 0.02
+    layer_norm_eps: PositiveFloat = 1e-12
+
+
+class AlbertOptions(Section):
+    """The keys of `task` for ALBERT, beside its name."""
+
+    tokenizer: str = Field(min_length=1)
+    """A folder or a Hub repository."""
+    vocabulary: PositiveInt = 32_000
+    """Tokens, for the command that trains the tokenizer."""
+    sequence_length: Annotated[int, Field(ge=8)] = 512
+    """Tokens in one sample, the three special ones included."""
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    evaluation_samples: PositiveInt = 256
+    model: AlbertArchitecture = AlbertArchitecture()
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> "AlbertOptions":
+        model = self.model
+        if self.sequence_length > model.max_position_embeddings:
+            raise ValueError("sequence_length must be at most task.model.max_position_embeddings")
+        if model.hidden_size % model.num_attention_heads:
+            raise ValueError("model.hidden_size must be a multiple of task.model.num_attention_heads")
+        if model.num_hidden_layers % model.num_hidden_groups:
+            raise ValueError("model.num_hidden_layers must be a multiple of task.model.num_hidden_groups")
+        return self
+
+
+def albert_options(run: RunConfig) -> AlbertOptions:
+    """The run's task options, checked; raises UserError with the key and the fix."""
+    try:
+        return AlbertOptions.model_validate_json(json.dumps(run.task.options))
+    except ValidationError as error:
+        raise UserError(f"task.{describe(error, AlbertOptions)}") from None
+
+
+class Albert:
+    """The task `albert`; see `dedloc_kit.tasks.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        self.options = albert_options(run)
+        self.tokenizer = load_tokenizer(self.options.tokenizer)
+        self.pairs = PairBuilder(self.tokenizer, self.options.sequence_length, self.options.mask_probability)
+        self._evaluation: list[Batch] = []
+
+    def build_model(self) -> nn.Module:
+        config = AlbertConfig(
+            **self.options.model.model_dump(),
+            vocab_size=len(self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id,
+            bos_token_id=self.tokenizer.cls_token_id,
+            eos_token_id=self.tokenizer.sep_token_id,
+            attn_implementation="sdpa",
+        )
+        with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
+            torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
+            model: nn.Module = AlbertForPreTraining(config)
+        return model.train()
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """Biases and LayerNorm are the parameters of one dimension; they do not decay."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return [
+            {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
+            {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+        ]
+
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        data = self.run.data
+        texts = documents(data.train, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        generator = np.random.default_rng(seed_of(seed, "pairs"))
+        return map(_tensors, self.pairs.batches(texts, microbatch, generator))
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
+
+        Only the masked positions have labels, so only they go through the output layer: at 512 tokens and a vocabulary
+        of 32,000 the scores of one sample would otherwise take 65 MB.
+        """
+        albert: Any = model
+        hidden, pooled = albert.albert(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            token_type_ids=batch["token_type_ids"],
+        )[:2]
+        predicted = batch["labels"] != IGNORED
+        token_scores = albert.predictions(hidden[predicted])
+        order_scores = albert.sop_classifier(pooled)
+        # In float32 even under autocast: a sum over the vocabulary in half precision is too coarse.
+        masked_loss = functional.cross_entropy(token_scores.float(), batch["labels"][predicted])
+        order_loss = functional.cross_entropy(order_scores.float(), batch["sentence_order_label"])
+        return masked_loss + order_loss
+
+    def evaluate(self, model: nn.Module) -> float:
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        total, samples = 0.0, 0
+        try:
+            with torch.inference_mode():
+                for batch in self._evaluation_batches():
+                    size = len(batch["input_ids"])
+                    moved = {name: values.to(device) for name, values in batch.items()}
+                    total += self.loss(model, moved).item() * size
+                    samples += size
+        finally:
+            model.train(was_training)
+        return total / samples
+
+    def _evaluation_batches(self) -> list[Batch]:
+        """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""
+        if not self._evaluation:
+            source = self.run.data.evaluation
+            if source is None:
+                raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+            wanted = self.options.evaluation_samples
+            # A pair takes two sentences, so most documents give one or more; the factor is room for those that do not.
+            texts = first_documents(source, 32 * wanted, warn=_logger.warning)
+            generator = np.random.default_rng(seed_of(self.run.seed, "evaluation"))
+            sizes = [_EVALUATION_BATCH] * (wanted // _EVALUATION_BATCH) + [wanted % _EVALUATION_BATCH]
+            built = self.pairs.batches(texts, _EVALUATION_BATCH, generator)
+            self._evaluation = [
+                _tensors({name: values[:size] for name, values in arrays.items()})
+                for size, arrays in zip(filter(None, sizes), built, strict=False)
+            ]
+            if not self._evaluation:
+                raise UserError(f"no document of {source.dataset} has two sentences; choose other held-out data")
+        return self._evaluation
+
+
+def _tensors(arrays: Arrays) -> Batch:
+    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}

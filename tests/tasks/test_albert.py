@@ -1,0 +1,180 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+
+from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.albert import Albert
+from dedloc_kit.training.lamb import Lamb
+
+WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
+MODEL = {
+    "embedding_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+
+
+def fail(text: str) -> None:
+    raise AssertionError(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    generator = np.random.default_rng(0)
+    texts = [". ".join(" ".join(generator.choice(WORDS, size=6)) for _ in range(10)) + "." for _ in range(120)]
+    for split, part in (("train", texts[:100]), ("test", texts[100:])):
+        (folder / "corpus").mkdir(exist_ok=True)
+        parquet.write_table(pyarrow.table({"text": part}), folder / f"corpus/{split}-00000-of-00001.parquet")
+    train_tokenizer(iter(texts), 100, folder / "tokenizer")
+    return folder
+
+
+def configure(folder: Path, model: dict[str, Any] | None = None, evaluation: bool = True, **task: Any) -> RunConfig:
+    source = {"dataset": str(folder / "corpus")}
+    data: dict[str, Any] = {"train": [source], "shuffle_buffer": 10}
+    if evaluation:
+        data["evaluation"] = {**source, "split": "test"}
+    options = {"tokenizer": str(folder / "tokenizer"), "sequence_length": 32, "evaluation_samples": 40, **task}
+    return parse_run(
+        {
+            "name": "tiny",
+            "global_batch": 16,
+            "task": {"name": "albert", "model": {**MODEL, **(model or {})}, **options},
+            "data": data,
+            "optimizer": {"warmup_steps": 1, "total_steps": 10},
+        }
+    )
+
+
+def test_all_peers_start_from_the_same_weights_and_the_random_state_is_left_alone(folder: Path) -> None:
+    run = configure(folder)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    one = create_task(run).build_model()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    two = create_task(run).build_model()
+    assert one.training
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    other = create_task(run.model_copy(update={"seed": 1})).build_model()
+    assert any(not torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_every_parameter_is_in_one_group_and_only_matrices_decay(folder: Path) -> None:
+    task = create_task(configure(folder))
+    model = task.build_model()
+    decayed, exempt = task.parameter_groups(model, 0.01)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert sorted(id(parameter) for group in (decayed, exempt) for parameter in group["params"]) == sorted(names)
+    assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.01, 0.0)
+    assert all(
+        "bias" in names[id(p)] or "LayerNorm" in names[id(p)] or "layer_norm" in names[id(p)] for p in exempt["params"]
+    )
+    assert not any("bias" in names[id(p)] or "ayer_norm" in names[id(p)] for p in decayed["params"])
+
+
+def test_the_loss_is_that_of_transformers(folder: Path) -> None:
+    task = create_task(configure(folder))
+    model = task.build_model().eval()
+    batch = next(task.batches(8, seed=0, warn=fail))
+    assert all(len(values) == 8 and values.dtype == torch.int64 for values in batch.values())
+    loss = task.loss(model, batch)
+    torch.testing.assert_close(loss, model(**batch).loss)
+    tokens = len(load_tokenizer(str(folder / "tokenizer")))
+    assert abs(loss.item() - math.log(tokens) - math.log(2)) < 0.5
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_batches_depend_on_the_seed_alone(folder: Path) -> None:
+    run = configure(folder)
+    first, again, other = (next(create_task(run).batches(8, seed, fail))["input_ids"] for seed in (5, 5, 6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_evaluation_is_deterministic_and_leaves_the_model_as_it_was(folder: Path) -> None:
+    run = configure(folder)
+    task = create_task(run)
+    model = task.build_model()
+    state = torch.get_rng_state()
+    loss = task.evaluate(model)
+    assert task.evaluate(model) == loss == create_task(run).evaluate(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert isinstance(task, Albert)
+    assert sum(len(batch["input_ids"]) for batch in task._evaluation) == 40
+    model.eval()
+    task.evaluate(model)
+    assert not model.training
+
+
+def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> None:
+    task = create_task(configure(folder))
+    model = task.build_model()
+    optimizer = Lamb(task.parameter_groups(model, 0.01), lr=0.05)
+    before = task.evaluate(model)
+    losses = []
+    with Prefetch(task.batches(16, seed=0, warn=fail), size=4) as batches:
+        for _ in range(12):
+            loss = task.loss(model, next(batches))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.3
+    assert task.evaluate(model) < before - 0.3
+
+
+def test_a_run_without_held_out_data_says_so(folder: Path) -> None:
+    task = create_task(configure(folder, evaluation=False))
+    with pytest.raises(UserError, match=r"add \[data\.evaluation\]"):
+        task.evaluate(task.build_model())
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "message"),
+    [
+        ({"hiden_size": 8}, {}, "task.model.hiden_size is not a known key; did you mean 'hidden_size'"),
+        ({"hidden_size": 33}, {}, "task.model.hidden_size must be a multiple of task.model.num_attention_heads"),
+        ({"hidden_size": "big"}, {}, "task.model.hidden_size: input should be a valid integer"),
+        ({}, {"sequence_lenght": 8}, "task.sequence_lenght is not a known key; did you mean 'sequence_length'"),
+        ({}, {"sequence_length": 128}, "task.sequence_length must be at most task.model.max_position_embeddings"),
+        ({}, {"tokenizer": "/nowhere"}, "the tokenizer /nowhere does not exist; make one with: dedloc tokenizer"),
+    ],
+)
+def test_a_wrong_option_names_the_key_and_the_fix(
+    folder: Path, model: dict[str, Any], task: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        create_task(configure(folder, model, **task))
+
+
+@pytest.mark.parametrize(("name", "hint"), [("albrt", "did you mean 'albert'"), ("poetry", "choose one of: albert")])
+def test_an_unknown_task_names_those_there_are(folder: Path, name: str, hint: str) -> None:
+    run = configure(folder)
+    with pytest.raises(UserError, match=hint):
+        create_task(run.model_copy(update={"task": run.task.model_copy(update={"name": name})}))
+
+
+def test_the_recipe_of_the_demo_is_valid() -> None:
+    from dedloc_kit.resources import recipe
+    from dedloc_kit.run import load_run
+    from dedloc_kit.tasks.albert import albert_options
+
+    options = albert_options(load_run(recipe("albert-demo") / "run.toml"))
+    assert options.model.num_hidden_layers == 4
