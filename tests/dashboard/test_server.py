@@ -1,0 +1,385 @@
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from dedloc_kit.dashboard import view
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import Contribution, GlobalStep, Invitation
+from dedloc_kit.run import RunConfig, parse_run
+
+DEADLINE = 20.0
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e" + "W" * 20
+RUN = parse_run(
+    {
+        "name": "demo",
+        "global_batch": 64,
+        "task": {"name": "albert"},
+        "data": {"train": [{"dataset": "owner/name"}]},
+        "optimizer": {"total_steps": 100, "warmup_steps": 10},
+    }
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def dashboard(path: Path) -> Iterator[Dashboard]:
+    served = Dashboard(RUN, path)
+    served.start()
+    yield served
+    served.stop()
+
+
+def get(dashboard: Dashboard, path: str) -> requests.Response:
+    return requests.get(dashboard.url + path, timeout=DEADLINE)
+
+
+def state_of(dashboard: Dashboard) -> dict[str, Any]:
+    answer = get(dashboard, "/api/state")
+    assert answer.status_code == 200
+    values: dict[str, Any] = answer.json()
+    return values
+
+
+def seen(
+    peer: str, samples: int = 0, *, step: int = 0, rate: float = 8.0, name: str = "Asha", follower: bool = False
+) -> PeerSeen:
+    return PeerSeen(
+        peer=peer,
+        name=name,
+        device="NVIDIA T4",
+        step=step,
+        samples=samples,
+        samples_per_second=rate,
+        follower=follower,
+        client_mode=not follower,
+    )
+
+
+def joined() -> Joined:
+    return Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)
+
+
+COORDINATOR = seen("c", follower=True, rate=0.0, name="organizer")
+
+
+def record(ledger: Ledger, step: int, *, name: str = "Asha", samples: int = 64) -> GlobalStep:
+    done = GlobalStep(
+        step=step, round="ab", time=1000.0 + 5 * step, samples=samples, loss=4.0 - step / 100, peers=2, seconds=0.5
+    )
+    contribution = Contribution(
+        run_id=RUN.run_id,
+        step=step,
+        session="a1",
+        samples=samples,
+        session_samples=samples * step,
+        loss=2.0,
+        name=name,
+        time=done.time,
+    )
+    ledger.record_step(done, {"p": contribution})
+    return done
+
+
+class Viewing:
+    """One viewer of the event stream, read in a thread."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.ended = threading.Event()
+        self._heard = threading.Condition()
+        self._answer = requests.get(dashboard.url + "/api/events", stream=True, timeout=DEADLINE)
+        assert self._answer.status_code == 200
+        self.headers = self._answer.headers
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        name = ""
+        try:
+            for line in self._answer.iter_lines(chunk_size=1):
+                if line.startswith(b"event: "):
+                    name = line.removeprefix(b"event: ").decode()
+                elif line.startswith(b"data: "):
+                    with self._heard:
+                        self.events.append((name, json.loads(line.removeprefix(b"data: "))))
+                        self._heard.notify_all()
+        finally:
+            self.ended.set()
+
+    def wait_for(self, matches: Callable[[str, dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first event that matches, those that have come already included."""
+
+        def found() -> dict[str, Any] | None:
+            return next((values for name, values in self.events if matches(name, values)), None)
+
+        with self._heard:
+            assert self._heard.wait_for(lambda: found() is not None, DEADLINE), self.events
+            values = found()
+        assert values is not None
+        return values
+
+
+def test_the_page_and_its_files_are_served(dashboard: Dashboard) -> None:
+    page = get(dashboard, "/")
+    assert page.headers["content-type"].startswith("text/html")
+    for name in ("app.js", "chart.js", "format.js", "live.js", "style.css", "icon.svg", "plotly-basic.min.js"):
+        assert get(dashboard, f"/static/{name}").status_code == 200
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+
+
+def test_every_answer_carries_a_policy_without_inline_code(dashboard: Dashboard) -> None:
+    for path in ("/", "/static/app.js", "/api/state", "/api/invitation", "/nowhere", "/api/history?after=-1"):
+        headers = get(dashboard, path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+    page = get(dashboard, "/").text
+    assert "style=" not in page
+    assert "onclick" not in page
+
+
+def test_the_run_is_told_with_its_fingerprint(dashboard: Dashboard) -> None:
+    values = get(dashboard, "/api/run").json()
+    assert values["run_id"] == RUN.run_id
+    assert values["fingerprint"] == RUN.fingerprint
+    told: RunConfig = parse_run(values["run"])
+    assert told == RUN
+
+
+def test_there_is_no_invitation_until_the_coordinator_has_joined(dashboard: Dashboard) -> None:
+    answer = get(dashboard, "/api/invitation")
+    assert answer.status_code == 503
+    assert "\n" not in answer.json()["message"]
+    assert state_of(dashboard)["joinable"] is False
+    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    assert Invitation.parse(get(dashboard, "/api/invitation").text).run_config() == RUN
+    assert state_of(dashboard)["joinable"] is True
+
+
+def test_before_there_is_a_ledger_the_run_is_starting(dashboard: Dashboard, path: Path) -> None:
+    state = state_of(dashboard)
+    assert (state["status"], state["step"], state["samples_total"], state["loss"]) == ("starting", 0, 0, None)
+    assert get(dashboard, "/api/history").json() == {"after": 0, "last_step": 0, "steps": [], "evaluations": []}
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([State(text="loading the model")], "starting"),
+        ([joined()], "waiting for volunteers"),
+        ([Peers(peers=(COORDINATOR,))], "waiting for volunteers"),
+        ([Peers(peers=(COORDINATOR, seen("p")))], "training"),
+        ([joined(), Failed(text="out of memory")], "coordinator lost"),
+        ([joined(), Left(step=3, session_samples=0)], "coordinator lost"),
+        ([joined(), Failed(text="out of memory"), State(text="starting again")], "starting"),
+    ],
+)
+def test_the_status_follows_the_coordinator(dashboard: Dashboard, events: list[AnyEvent], status: str) -> None:
+    for event in events:
+        dashboard.publish(event)
+    assert state_of(dashboard)["status"] == status
+
+
+def test_a_coordinator_that_has_fallen_silent_is_lost(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p"))))
+    monkeypatch.setattr(view, "SILENCE_SECONDS", 0.0)
+    assert state_of(dashboard)["status"] == "coordinator lost"
+
+
+def test_the_run_is_finished_after_its_last_step(dashboard: Dashboard, path: Path) -> None:
+    ledger = Ledger(path)
+    record(ledger, 100)
+    dashboard.publish(Left(step=100, session_samples=0))
+    assert state_of(dashboard)["status"] == "finished"
+
+
+def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> None:
+    ledger = Ledger(path)
+    for step in (1, 2, 3):
+        record(ledger, step)
+    ledger.record_evaluation(1, 5.0, 1.0)
+    ledger.record_evaluation(3, 4.5, 2.0)
+    state = state_of(dashboard)
+    assert (state["step"], state["samples_total"], state["loss"]) == (3, 192, 3.97)
+    assert (state["evaluation"]["first"]["loss"], state["evaluation"]["last"]["loss"]) == (5.0, 4.5)
+    assert state["seconds_per_step"] == 5.0
+    assert state["contributors"] == [
+        {"peer": "p", "name": "Asha", "samples": 192, "steps": 3, "first_seen": 1005.0, "last_seen": 1015.0}
+    ]
+
+
+def test_the_batch_counts_only_peers_at_the_current_step(dashboard: Dashboard) -> None:
+    behind = seen("q", samples=50, step=4)
+    dashboard.publish(Peers(peers=(behind, seen("p", samples=16, step=5), seen("c", step=5, follower=True, rate=0.0))))
+    state = state_of(dashboard)
+    assert state["batch"] == {"step": 6, "samples": 16, "shares": [{"peer": "p", "name": "Asha", "samples": 16}]}
+    assert state["eta_seconds"] == (64 - 16) / 8.0
+    assert state["volunteers"] == 2
+    assert [(peer["peer"], peer["current"]) for peer in state["peers"]] == [("p", True), ("q", False), ("c", True)]
+
+
+def test_numbers_that_are_not_finite_do_no_harm(dashboard: Dashboard) -> None:
+    dashboard.publish(Peers(peers=(seen("p", samples=1, rate=float("inf")), seen("q", rate=float("nan")))))
+    dashboard.publish(Evaluated(step=1, loss=float("nan")))
+    assert [peer["samples_per_second"] for peer in state_of(dashboard)["peers"]] == [None, None]
+
+
+def test_a_long_run_is_thinned_to_what_a_chart_can_show(dashboard: Dashboard, path: Path) -> None:
+    ledger = Ledger(path)
+    ledger._connection.execute("BEGIN")
+    ledger._connection.executemany(
+        "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5)", ((step,) for step in range(1, 20_001))
+    )
+    ledger._connection.executemany(
+        "INSERT INTO evaluations VALUES (?, 2.0, 0.0)", ((step,) for step in range(10, 20_001, 10))
+    )
+    ledger._connection.execute("COMMIT")
+    history = get(dashboard, "/api/history").json()
+    assert 1000 < len(history["steps"]) + len(history["evaluations"]) <= 2000
+    assert history["steps"][-1]["step"] == history["evaluations"][-1]["step"] == history["last_step"] == 20_000
+    recent = get(dashboard, "/api/history?after=19990").json()
+    assert [step["step"] for step in recent["steps"]] == list(range(19_991, 20_001))
+    assert get(dashboard, f"/api/history?after={2**64}").status_code == 422
+
+
+def test_a_viewer_gets_the_state_first_and_then_what_happens(dashboard: Dashboard, path: Path) -> None:
+    viewing = Viewing(dashboard)
+    assert viewing.headers["content-type"].startswith("text/event-stream")
+    assert viewing.headers["x-accel-buffering"] == "no"
+    first = viewing.wait_for(lambda name, values: name == "state")
+    assert viewing.events[0][0] == "state"
+    assert first["status"] == "starting"
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p", samples=7))))
+    change = viewing.wait_for(lambda name, values: name == "change" and values.get("volunteers") == 1)
+    assert change["batch"]["samples"] == 7
+    assert "contributors" not in change  # only what has changed travels
+    done = record(Ledger(path), 1)
+    dashboard.publish(StepDone(step=done, contributions={"p": 64}))
+    viewing.wait_for(lambda name, values: name == "change" and values.get("step") == 1)
+    history = viewing.wait_for(lambda name, values: name == "history")
+    assert [step["step"] for step in history["steps"]] == [1]
+    dashboard.publish(Warned(text="the line is slow"))
+    viewing.wait_for(
+        lambda name, values: any(notice["text"] == "the line is slow" for notice in values.get("notices", []))
+    )
+
+
+def test_what_the_ledger_learns_without_an_event_is_pushed_too(dashboard: Dashboard, path: Path) -> None:
+    viewing = Viewing(dashboard)
+    ledger = Ledger(path)
+    record(ledger, 1)
+    record(ledger, 2)
+    viewing.wait_for(lambda name, values: name == "history" and values["last_step"] == 2)
+    ledger.rewind(1)
+    back = viewing.wait_for(lambda name, values: name == "history" and values["last_step"] == 1 and not values["steps"])
+    assert back["after"] == 1
+
+
+def test_a_second_viewer_is_welcomed_with_the_present_state(dashboard: Dashboard) -> None:
+    first = Viewing(dashboard)
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p"))))
+    first.wait_for(lambda name, values: values.get("status") == "training")
+    second = Viewing(dashboard)
+    assert second.wait_for(lambda name, values: name == "state")["status"] == "training"
+
+
+def test_hostile_names_travel_as_plain_text(dashboard: Dashboard, path: Path) -> None:
+    viewing = Viewing(dashboard)
+    record(Ledger(path), 1, name=HOSTILE)
+    dashboard.publish(Peers(peers=(seen("p", samples=1, step=1, name=HOSTILE),)))
+    change = viewing.wait_for(lambda name, values: bool(values.get("peers")))
+    assert change["peers"][0]["name"] == HOSTILE
+    answer = get(dashboard, "/api/state")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["contributors"][0]["name"] == HOSTILE
+    script = get(dashboard, "/static/app.js").text
+    assert "innerHTML" not in script
+    assert "insertAdjacentHTML" not in script
+
+
+def test_a_broken_ledger_is_told_without_its_path_and_the_page_goes_on(dashboard: Dashboard, path: Path) -> None:
+    path.write_text("my notes\n" * 1000)
+    state = state_of(dashboard)
+    assert state["problem"] == "the ledger cannot be read"
+    assert str(path) not in json.dumps(state)
+    path.unlink()
+    record(Ledger(path), 1)
+    state = state_of(dashboard)
+    assert (state["problem"], state["step"]) == (None, 1)
+
+
+def test_a_ledger_that_is_just_being_created_is_no_problem(dashboard: Dashboard, path: Path) -> None:
+    path.touch()
+    state = state_of(dashboard)
+    assert (state["problem"], state["status"]) == (None, "starting")
+    record(Ledger(path), 1)
+    assert state_of(dashboard)["step"] == 1
+
+
+def test_stopping_is_prompt_with_viewers_connected(dashboard: Dashboard) -> None:
+    viewers = [Viewing(dashboard) for _ in range(3)]
+    for viewing in viewers:
+        viewing.wait_for(lambda name, values: name == "state")
+    begin = time.monotonic()
+    dashboard.stop()
+    assert time.monotonic() - begin < 5
+    for viewing in viewers:
+        assert viewing.ended.wait(DEADLINE)
+    dashboard.publish(State(text="too late"))
+    dashboard.stop()
+    with pytest.raises(requests.ConnectionError):
+        get(dashboard, "/")
+
+
+def test_the_port_of_a_dashboard_that_has_stopped_is_free_at_once(path: Path) -> None:
+    first = Dashboard(RUN, path)
+    first.start()
+    viewing = Viewing(first)
+    viewing.wait_for(lambda name, values: name == "state")
+    first.stop()
+    second = Dashboard(RUN, path, port=int(first.url.rsplit(":", 1)[1]))
+    second.start()
+    assert second.url == first.url
+    assert get(second, "/api/state").status_code == 200
+    second.stop()
+
+
+def test_a_port_in_use_is_explained(path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} is in use; choose another with --port"):
+            Dashboard(RUN, path, port=port).start()
+
+
+def test_a_host_that_is_not_ours_is_explained(path: Path) -> None:
+    with pytest.raises(UserError, match="use 127"):
+        Dashboard(RUN, path, host="no such host").start()
+    with pytest.raises(UserError, match="this machine's addresses"):
+        Dashboard(RUN, path, host="192.0.2.1").start()
+
+
+def test_publishing_before_the_start_is_remembered(path: Path) -> None:
+    dashboard = Dashboard(RUN, path)
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p"))))
+    dashboard.start()
+    assert state_of(dashboard)["status"] == "training"
+    dashboard.stop()

@@ -1,0 +1,347 @@
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Evaluation, Ledger
+from dedloc_kit.records import Contribution, GlobalStep
+
+
+def a_step(step: int, samples: int = 64, loss: float | None = 2.0) -> GlobalStep:
+    return GlobalStep(
+        step=step, round=f"{step:x}", time=1000.0 + step, samples=samples, loss=loss, peers=3, seconds=0.5
+    )
+
+
+def given(step: int, samples: int, total: int, *, session: str = "a1", name: str = "Asha") -> Contribution:
+    return Contribution(
+        run_id="demo-0123456789abcdef",
+        step=step,
+        session=session,
+        samples=samples,
+        session_samples=total,
+        loss=2.0,
+        name=name,
+        time=1000.0 + step,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def totals(ledger: Ledger) -> dict[str, int]:
+    found = {contributor.peer: contributor.samples for contributor in ledger.contributors()}
+    assert ledger.samples_total() == sum(found.values())
+    return found
+
+
+def test_a_new_ledger_is_empty(path: Path) -> None:
+    ledger = Ledger(path)
+    assert ledger.last_step() == 0
+    assert ledger.samples_total() == 0
+    assert ledger.steps() == []
+    assert ledger.evaluations() == []
+    assert ledger.first_and_last_evaluation() is None
+    assert ledger.contributors() == []
+    assert ledger.contributions_of(1) == {}
+
+
+def test_what_was_recorded_is_there_after_opening_again(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 40, 40), "q": given(1, 24, 24, name="Bo")})
+    ledger.record_step(a_step(2, loss=None), {"p": given(2, 64, 104)})
+    ledger.record_evaluation(2, 1.5, 7.0)
+    ledger.close()
+    ledger = Ledger(path)
+    assert ledger.last_step() == 2
+    assert ledger.steps() == [a_step(1), a_step(2, loss=None)]
+    assert ledger.evaluations() == [Evaluation(2, 1.5, 7.0)]
+    assert ledger.contributions_of(1) == {"p": 40, "q": 24}
+    first, second = ledger.contributors()
+    assert (first.peer, first.name, first.samples, first.steps) == ("p", "Asha", 104, 2)
+    assert (first.first_seen, first.last_seen) == (1001.0, 1002.0)
+    assert (second.peer, second.name, second.samples, second.steps) == ("q", "Bo", 24, 1)
+
+
+def test_the_totals_agree_with_the_global_steps_when_nothing_was_missed(path: Path) -> None:
+    ledger = Ledger(path)
+    for step in range(1, 11):
+        ledger.record_step(a_step(step), {"p": given(step, 40, 40 * step), "q": given(step, 24, 24 * step)})
+    assert totals(ledger) == {"p": 400, "q": 240}
+    assert ledger.samples_total() == sum(step.samples for step in ledger.steps())
+
+
+def test_a_step_recorded_twice_counts_once(path: Path) -> None:
+    ledger = Ledger(path)
+    for _ in range(2):
+        ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+        ledger.record_contribution("p", given(1, 64, 64))
+    assert ledger.steps() == [a_step(1)]
+    assert totals(ledger) == {"p": 64}
+    assert ledger.contributors()[0].steps == 1
+
+
+def test_contributions_come_in_any_order_and_any_number_of_times(path: Path) -> None:
+    deliveries = [(peer, given(step, 10, 10 * step)) for peer in ("p", "q") for step in range(1, 21)] * 3
+    random.Random(7).shuffle(deliveries)
+    ledger = Ledger(path)
+    for peer, contribution in deliveries:
+        ledger.record_contribution(peer, contribution)
+    assert totals(ledger) == {"p": 200, "q": 200}
+    assert [contributor.steps for contributor in ledger.contributors()] == [20, 20]
+
+
+def test_a_missed_contribution_still_counts_in_the_total(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_contribution("p", given(1, 10, 10))
+    ledger.record_contribution("p", given(4, 10, 40))
+    assert totals(ledger) == {"p": 40}
+
+
+def test_the_sessions_of_a_peer_add_up_under_its_newest_name(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_contribution("p", given(5, 10, 10, session="b2", name="Asha at work"))
+    ledger.record_contribution("p", given(2, 10, 20, session="a1", name="Asha"))
+    assert totals(ledger) == {"p": 30}
+    assert ledger.contributors()[0].name == "Asha at work"
+
+
+def test_a_follower_that_gives_nothing_is_no_contributor(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"c": given(1, 0, 0), "p": given(1, 64, 64)})
+    assert totals(ledger) == {"p": 64}
+
+
+def test_enormous_claims_do_not_overflow(path: Path) -> None:
+    ledger = Ledger(path)
+    for session in range(1100):
+        ledger.record_contribution("p", given(1, 1, 2**53, session=f"{session:x}"))
+    assert ledger.samples_total() == 1100 * 2**53
+
+
+def test_a_count_that_contradicts_itself_is_no_error(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_contribution("p", given(1, 10, 10))
+    ledger.record_contribution("p", given(2, 10, 0))
+    assert totals(ledger) == {"p": 10}
+
+
+def test_a_rewind_forgets_what_came_after(path: Path) -> None:
+    ledger = Ledger(path)
+    for step in range(1, 11):
+        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+        ledger.record_evaluation(step, 3.0 - step / 10, 0.0)
+    ledger.record_step(a_step(11), {"late": given(11, 64, 64)})
+    ledger.rewind(8)
+    assert ledger.last_step() == 8
+    assert ledger.evaluations()[-1].step == 8
+    assert ledger.contributions_of(9) == {}
+    assert totals(ledger) == {"p": 512}
+    assert ledger.contributors()[0].steps == 8
+    ledger.rewind(8)
+    assert totals(ledger) == {"p": 512}
+
+
+def test_after_a_rewind_the_totals_go_on_agreeing_with_the_global_steps(path: Path) -> None:
+    ledger = Ledger(path)
+    for step in range(1, 11):
+        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+    ledger.rewind(8)
+    # A new session, and the old one, whose counter still holds what was forgotten.
+    ledger.record_step(a_step(9), {"p": given(9, 64, 64 * 11)})
+    ledger.record_step(a_step(10), {"p": given(10, 30, 64 * 11 + 30), "q": given(10, 34, 34)})
+    assert totals(ledger) == {"p": 9 * 64 + 30, "q": 34}
+    assert ledger.samples_total() == sum(step.samples for step in ledger.steps())
+    ledger.rewind(9)
+    assert totals(ledger) == {"p": 9 * 64}
+    ledger.rewind(2)
+    assert totals(ledger) == {"p": 2 * 64}
+    ledger.record_step(a_step(3), {"p": given(3, 64, 64 * 12 + 30)})
+    assert totals(ledger) == {"p": 3 * 64}
+
+
+def test_contributions_delivered_again_after_a_rewind_stay_forgotten(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_contribution("p", given(1, 10, 10))
+    ledger.record_contribution("p", given(3, 10, 30))
+    ledger.rewind(2)
+    ledger.record_contribution("p", given(3, 10, 30))
+    assert totals(ledger) == {"p": 10}
+    # One that was missed at first and belongs to what was kept still counts.
+    ledger.record_contribution("p", given(2, 10, 20))
+    assert totals(ledger) == {"p": 20}
+
+
+def test_steps_are_read_from_where_the_reader_was(path: Path) -> None:
+    ledger = Ledger(path)
+    for step in range(1, 24):
+        ledger.record_step(a_step(step), {})
+    assert [step.step for step in ledger.steps(after=20)] == [21, 22, 23]
+    assert [step.step for step in ledger.steps(after=3, limit=2)] == [4, 5]
+    assert [step.step for step in ledger.steps(every=10)] == [10, 20, 23]
+
+
+def test_an_evaluation_that_is_not_finite_is_left_out(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_evaluation(1, float("nan"), 0.0)
+    ledger.record_evaluation(2, float("inf"), 0.0)
+    ledger.record_evaluation(3, 2.5, 0.0)
+    ledger.record_evaluation(3, 2.25, 1.0)
+    ledger.record_evaluation(9, 2.0, 2.0)
+    assert [evaluation.step for evaluation in ledger.evaluations()] == [3, 9]
+    assert ledger.first_and_last_evaluation() == (Evaluation(3, 2.25, 1.0), Evaluation(9, 2.0, 2.0))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from dedloc_kit.ledger import Ledger
+from tests.test_ledger import a_step, given
+
+ledger = Ledger(Path(sys.argv[1]))
+for step in range(ledger.last_step() + 1, int(sys.argv[2])):
+    ledger.record_step(a_step(step), {"p": given(step, 40, 40 * step), "q": given(step, 24, 24 * step)})
+    sys.stdout.write(f"{step}\\n")
+    sys.stdout.flush()
+"""
+
+
+def start_writer(path: Path, until: int) -> subprocess.Popen[str]:
+    root = Path(__file__).parent.parent
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), str(until)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+def test_a_writer_killed_in_the_middle_loses_nothing_that_was_recorded(path: Path) -> None:
+    seen = 0
+    for life in range(3):
+        writer = start_writer(path, 1_000_000)
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            if int(line) >= seen + 20 + 7 * life:
+                break
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read().split()  # what it still said before it died
+        writer.wait(timeout=30)
+        said = int(rest[-1]) if rest else int(line)
+        ledger = Ledger(path)
+        seen = ledger.last_step()
+        assert said <= seen <= said + 1  # killed between the record and the word about it
+        assert [step.step for step in ledger.steps()] == list(range(1, seen + 1))
+        assert totals(ledger) == {"p": 40 * seen, "q": 24 * seen}
+        assert ledger.samples_total() == sum(step.samples for step in ledger.steps())
+        ledger.close()
+
+
+def test_a_reader_in_another_process_sees_whole_steps_while_the_writer_writes(path: Path) -> None:
+    writer = start_writer(path, 300)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "1\n"
+    reader = Ledger(path, read_only=True)
+    last = 0
+    while last < 299:
+        assert last <= reader.last_step()
+        last = reader.last_step()
+        assert sum(reader.contributions_of(last).values()) == 64
+        if writer.poll() is not None:
+            last = reader.last_step()
+            break
+    assert writer.wait(timeout=60) == 0
+    assert last == reader.last_step() == 299
+    assert totals(reader) == {"p": 40 * 299, "q": 24 * 299}
+
+
+def test_a_reader_opens_a_ledger_whose_writer_has_left(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+    ledger.close()
+    assert Ledger(path, read_only=True).last_step() == 1
+
+
+def test_a_reader_cannot_write(path: Path) -> None:
+    Ledger(path).close()
+    with pytest.raises(UserError, match="cannot be written"):
+        Ledger(path, read_only=True).record_evaluation(1, 2.0, 0.0)
+
+
+def test_threads_share_one_ledger(path: Path) -> None:
+    ledger = Ledger(path)
+
+    def record(peer: str) -> None:
+        for step in range(1, 51):
+            ledger.record_contribution(peer, given(step, 1, step))
+
+    threads = [threading.Thread(target=record, args=(f"p{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert totals(ledger) == {f"p{number}": 50 for number in range(4)}
+
+
+def test_a_folder_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="check that the folder exists"):
+        Ledger(tmp_path / "nowhere" / "ledger.sqlite")
+
+
+def test_a_reader_does_not_create_a_ledger(path: Path) -> None:
+    with pytest.raises(UserError, match="check that the coordinator has started"):
+        Ledger(path, read_only=True)
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(UserError, match="wait until the coordinator has started"):
+        Ledger(path, read_only=True)
+
+
+def test_a_file_that_is_no_database_is_explained_and_left_alone(path: Path) -> None:
+    path.write_text("my notes\n" * 1000)
+    for read_only in (False, True):
+        with pytest.raises(UserError, match="is not a ledger"):
+            Ledger(path, read_only=read_only)
+    assert path.read_text() == "my notes\n" * 1000
+
+
+def test_a_database_of_something_else_is_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE notes (text)")
+    other.close()
+    with pytest.raises(UserError, match="database of something else"):
+        Ledger(path)
+
+
+def test_a_ledger_of_a_newer_version_is_explained(path: Path) -> None:
+    Ledger(path).close()
+    with sqlite3.connect(path) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    with pytest.raises(UserError, match="newer version of dedloc_kit; upgrade"):
+        Ledger(path)
+
+
+def test_a_full_disk_is_explained_and_the_ledger_stays_whole(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+    pages = ledger._connection.execute("PRAGMA page_count").fetchone()[0]
+    ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    def fill() -> None:
+        for step in range(2, 2000):
+            ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+
+    with pytest.raises(UserError, match="free disk space"):
+        fill()
+    assert ledger.samples_total() == sum(step.samples for step in ledger.steps())
