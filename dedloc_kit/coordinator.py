@@ -5,12 +5,11 @@ the volunteers go on.
 """
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-
-from safetensors.torch import save_file
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
@@ -19,7 +18,7 @@ from dedloc_kit.records import Contribution, GlobalStep
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.training.checkpoint import Checkpoints, save
 
 POLL_SECONDS = 0.1
 PEERS_SECONDS = 1.0
@@ -58,7 +57,7 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
             role.follow(stop)
             emit(State(text="leaving"))
             if peer.export is not None:
-                save_file(me.optimizer.state.parameters_copy(), peer.export)
+                save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
             emit(Left(step=me.optimizer.step, session_samples=0))
         finally:
             role.close()
@@ -158,6 +157,9 @@ class _Coordinator:
             loss = evaluation.result()
         except UserError as error:
             self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
+            return
+        if not math.isfinite(loss):
+            self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
             return
         self._ledger.record_evaluation(self._evaluation_step, loss, time.time())
         self._emit(Evaluated(step=self._evaluation_step, loss=loss))

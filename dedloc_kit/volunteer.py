@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 
 import torch
-from safetensors.torch import save_file
 
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State, StepDone, Warned
@@ -12,6 +11,7 @@ from dedloc_kit.records import Contribution, GlobalStep, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.device import default_microbatch
 
 
@@ -54,7 +54,7 @@ def volunteer(
                 _train_on(next(batches), me, run, emit)
         emit(State(text="leaving"))
         if peer.export is not None:
-            save_file(me.optimizer.state.parameters_copy(), peer.export)
+            save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.session_samples))
 
 

@@ -43,7 +43,7 @@ class TinyTask:
     def loss(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
         time.sleep(self._pause)
         self._batches += 1
-        loss = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()
+        loss: Tensor = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()
         return loss * math.nan if self._batches == self._nan_at else loss
 
     def evaluate(self, model: torch.nn.Module) -> float:

@@ -31,6 +31,7 @@ from hivemind.utils import amap_in_executor, enter_asynchronously, get_dht_time
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.signing import Signer
 
 COMPRESSIONS: dict[str, type[CompressionBase]] = {"none": NoCompression, "float16": Float16Compression}
@@ -122,6 +123,9 @@ class GradientAverager(DecentralizedAverager):
         return (*self._current_state(), None)
 
     # What follows runs in the averager's own process.
+
+    _step = kept_alive(DecentralizedAverager._step)
+    _load_state_from_peers = kept_alive(DecentralizedAverager._load_state_from_peers)
 
     async def _prepare(self, step: int, after: str, group_size: int, timeout: float) -> None:
         # Peers in different states look under different keys, so they can never average together.

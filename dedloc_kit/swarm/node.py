@@ -1,10 +1,13 @@
 """A peer's place in the DHT: its persistent identity and the hivemind node that listens or only dials out."""
 
+import asyncio
+import functools
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from hivemind import DHT
 from hivemind.dht.crypto import RSASignatureValidator
@@ -18,6 +21,9 @@ from dedloc_kit.run import PeerConfig
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Identity:
@@ -51,7 +57,38 @@ def _generate(path: Path) -> None:
         os.replace(fresh, path)
 
 
-def open_node(peer: PeerConfig, identity: Identity, initial_peers: Sequence[str]) -> DHT:
+def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Hold the running task of an asynchronous method.
+
+    hivemind starts its tasks without keeping them, and asyncio only knows them weakly: the garbage collector may
+    destroy one while it waits (seen with `get_visible_maddrs`), and its caller then waits for ever.
+    """
+
+    @functools.wraps(method)
+    async def held(*args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        _held.add(task)
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            _held.discard(task)
+
+    return held
+
+
+_held: set[asyncio.Task[Any]] = set()
+
+
+class Node(DHT):
+    """hivemind's DHT node, with its tasks held until they are done."""
+
+    _get = kept_alive(DHT._get)
+    _store = kept_alive(DHT._store)
+    _run_coroutine = kept_alive(DHT._run_coroutine)
+
+
+def open_node(peer: PeerConfig, identity: Identity, initial_peers: Sequence[str]) -> Node:
     """Start a DHT node; records whose subkey names an owner are signed and verified by it.
 
     Raises UserError if nobody answers at `initial_peers` or the port is taken.
@@ -66,7 +103,7 @@ def open_node(peer: PeerConfig, identity: Identity, initial_peers: Sequence[str]
             protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"
             listening["announce_maddrs"] = [f"/{protocol}/{peer.announce_host}/tcp/{port}"]
     try:
-        return DHT(
+        return Node(
             initial_peers=list(initial_peers),
             start=True,
             identity_path=str(identity.path),

@@ -76,6 +76,8 @@ class CollaborativeOptimizer:
         self._round: StepControl | None = None
         self._round_began = 0.0
         self._slowest_round = 0.0
+        self._failures = 0  # in a row
+        self._not_before = 0.0  # when the next round may begin
         self._in_doubt: str | None = None  # a failed all-reduce that may have succeeded for others
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
@@ -95,7 +97,6 @@ class CollaborativeOptimizer:
 
         Raises UserError if nobody hands out the state.
         """
-        self.tracker.look()
         if not self._load_newest() and not self._stop.is_set():
             raise UserError("no peer of this run hands out the training state; is the coordinator running?")
         self.lead()
@@ -173,7 +174,7 @@ class CollaborativeOptimizer:
     # Rounds
 
     def _batch_is_full(self) -> bool:
-        return self.swarm_samples() >= self.run.global_batch
+        return time.monotonic() >= self._not_before and self.swarm_samples() >= self.run.global_batch
 
     def _begin_round(self) -> None:
         mates = self._mates()
@@ -255,6 +256,8 @@ class CollaborativeOptimizer:
                 self._warn(f"a round failed and is tried again: {outcome.detail}")
                 self._in_doubt = outcome.id or self._in_doubt
                 self._look()
+                self._not_before = time.monotonic() + min(10.0, 0.25 * 2**self._failures)
+                self._failures += 1
 
     def _apply(self, outcome: Round) -> None:
         """Take the optimizer step with the averaged gradient, the same on every member."""
@@ -270,6 +273,7 @@ class CollaborativeOptimizer:
             for parameter in self._parameters:
                 parameter.grad = None
             self.state.advance(outcome.id)
+        self._failures = 0
         self._credit_outgoing()
         self._share_state()
         self._report()

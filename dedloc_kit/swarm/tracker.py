@@ -22,7 +22,7 @@ TIME_TO_LIVE = 15.0
 MIN_PERIOD = 0.3
 """Seconds between two looks at the DHT; grows with the number of peers."""
 SECONDS_PER_PEER = 0.01
-DHT_TIMEOUT = 20.0
+DHT_TIMEOUT = 10.0
 
 
 class Tracker(threading.Thread):

@@ -1,0 +1,157 @@
+"""A real swarm on loopback for tests: every peer is a process, every wait has a deadline."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from safetensors.torch import load_file
+
+from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
+from dedloc_kit.records import Invitation
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.worker import Role, Worker, coordinator_job, volunteer_job
+
+DEADLINE = 120.0
+_CHECKOUT = str(Path(__file__).parents[2])
+E = TypeVar("E")
+
+
+class Peer:
+    """One worker and the events that it has sent so far."""
+
+    def __init__(
+        self,
+        role: Role,
+        name: str,
+        folder: Path,
+        job: Callable[[PeerConfig], Mapping[str, Any]],
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.name, self.events = name, list[AnyEvent]()
+        self._news = threading.Condition()
+        self.config = PeerConfig(
+            folder=folder / name,
+            name=name,
+            host="127.0.0.1",
+            device="cpu",
+            threads=1,
+            task_module="tests.tiny",
+            export=folder / f"{name}.safetensors",
+            **settings,
+        )
+        self.worker = Worker(
+            role,
+            job(self.config),
+            folder=self.config.folder,
+            on_event=self._heard,
+            environment={"PYTHONPATH": _CHECKOUT, **(environment or {})},
+        )
+
+    def _heard(self, event: AnyEvent) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def wait_for(self, kind: type[E], that: Callable[[E], bool] = lambda _: True, deadline: float = DEADLINE) -> E:
+        """The first event of this kind for which `that` holds, past or to come."""
+
+        def found() -> E | None:
+            return next((event for event in self.events if isinstance(event, kind) and that(event)), None)
+
+        with self._news:
+            self._news.wait_for(lambda: found() is not None or self._failed(kind), timeout=deadline)
+            event = found()
+        assert event is not None, f"{self.name} sent no such {kind.__name__}; last: {self.events[-5:]}\n{self.log()}"
+        return event
+
+    def _failed(self, kind: type[Any]) -> bool:
+        return kind is not Failed and any(isinstance(event, Failed) for event in self.events)
+
+    def wait_for_step(self, step: int) -> StepDone:
+        return self.wait_for(StepDone, lambda event: event.step.step >= step)
+
+    @property
+    def steps(self) -> list[StepDone]:
+        return [event for event in self.events if isinstance(event, StepDone)]
+
+    @property
+    def joined(self) -> Joined:
+        return self.wait_for(Joined)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """As it exported them on leaving."""
+        assert self.config.export is not None
+        return load_file(self.config.export)
+
+    def log(self) -> str:
+        return self.worker.log.read_text(errors="replace")[-3000:]
+
+
+class Swarm:
+    """A coordinator and volunteers; leaving the context stops them all and checks that nothing is left."""
+
+    def __init__(self, run: RunConfig, folder: Path) -> None:
+        self.run, self.folder = run, folder
+        self.peers: list[Peer] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def coordinator(self, name: str = "coordinator", **settings: Any) -> Peer:
+        peer = Peer("coordinator", name, self.folder, lambda config: coordinator_job(self.run, config), **settings)
+        self.peers.append(peer)
+        self.invitation = Invitation.of(self.run, peer.joined.addresses)
+        return peer
+
+    def volunteer(self, name: str, environment: Mapping[str, str] | None = None, **settings: Any) -> Peer:
+        def job(config: PeerConfig) -> Mapping[str, Any]:
+            return volunteer_job(self.invitation, config)
+
+        peer = Peer("volunteer", name, self.folder, job, environment, **settings)
+        self.peers.append(peer)
+        return peer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for peer in reversed(self.peers):  # the coordinator last: it saves what the others did
+            peer.worker.leave()
+        for peer in reversed(self.peers):
+            peer.worker.stop()
+        for peer in self.peers:
+            wait_until(lambda peer=peer: not processes_of(peer.worker.pid), f"a process of {peer.name} is left")  # type: ignore[misc]
+
+
+def processes_of(session: int) -> list[int]:
+    """The living processes of a session (a worker starts one of its own)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has just ended
+            state, its_session = fields[0], int(fields[3])
+            if its_session == session and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = 30.0) -> None:
+    """Poll a condition that sends no event."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, otherwise
+        os.sched_yield()
+        time.sleep(0.05)
+
+
+def difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """The largest absolute difference of any parameter."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one)

@@ -1,0 +1,111 @@
+"""Volunteers with all their faults train one model: real processes on loopback."""
+
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.events import Evaluated, Left, LocalProgress, Warned
+from dedloc_kit.ledger import Ledger
+from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
+from tests.tiny import tiny_run
+
+
+def ledger_of(coordinator: Peer) -> Ledger:
+    return Ledger(coordinator.config.folder / "ledger.sqlite", read_only=True)
+
+
+def assert_ledger_sums(coordinator: Peer, global_batch: int) -> None:
+    ledger = ledger_of(coordinator)
+    steps = ledger.steps()
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1)), "no step is lost"
+    assert all(step.samples >= global_batch for step in steps), "no step is under-filled"
+    for step in steps:
+        assert sum(ledger.contributions_of(step.step).values()) == step.samples
+    assert sum(c.samples for c in ledger.contributors()) == sum(step.samples for step in steps)
+    ledger.close()
+
+
+def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordinator(tmp_path: Path) -> None:
+    steps = 8
+    run = tiny_run(global_batch=64)  # overlap and float16 are the defaults
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=steps, evaluate_every=4)
+        volunteers = [
+            # Nobody can reach the clients: with them and the coordinator alone hivemind corrupts the training.
+            swarm.volunteer(f"v{n}", {"TINY_PAUSE": "0.05"}, microbatch=n, client_mode=True, until_step=steps)
+            for n in (2, 3)
+        ]
+        for peer in volunteers:
+            peer.wait_for(Left)
+            assert peer.joined.addresses == ()
+        coordinator.wait_for_step(steps)
+        coordinator.worker.stop()
+    for peer in volunteers:
+        assert difference(peer.parameters(), coordinator.parameters()) == 0.0
+    assert_ledger_sums(coordinator, run.global_batch)
+    losses = [event.loss for event in coordinator.events if isinstance(event, Evaluated)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_peer_whose_loss_turns_nan_skips_that_microbatch_and_says_so(tmp_path: Path) -> None:
+    steps = 3
+    run = tiny_run(global_batch=32, averaging={"overlap": False, "compression": "none"})
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=steps)
+        sick = swarm.volunteer("sick", {"TINY_NAN_AT": "3", "TINY_PAUSE": "0.05"}, microbatch=2, until_step=steps)
+        healthy = swarm.volunteer("healthy", {"TINY_PAUSE": "0.05"}, microbatch=2, until_step=steps)
+        warning = sick.wait_for(Warned)
+        assert "a microbatch was skipped" in warning.text
+        for peer in (sick, healthy):
+            peer.wait_for(Left)
+        coordinator.wait_for_step(steps)
+        coordinator.worker.stop()
+    assert len(coordinator.steps[0].contributions) == 2, "the rest of its samples count"
+    for peer in (coordinator, sick, healthy):
+        assert all(bool(parameter.isfinite().all()) for parameter in peer.parameters().values())
+        assert difference(peer.parameters(), coordinator.parameters()) == 0.0
+    assert_ledger_sums(coordinator, run.global_batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_joins_one_is_killed_and_one_leaves_and_no_step_is_lost(tmp_path: Path, overlap: bool) -> None:
+    run = tiny_run(global_batch=64, averaging={"overlap": overlap, "compression": "none"})
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        pause = {"TINY_PAUSE": "0.1"}
+        stays, killed, leaves = (swarm.volunteer(name, pause, microbatch=2) for name in ("stays", "killed", "leaves"))
+        coordinator.wait_for_step(2)
+
+        newcomer = swarm.volunteer("newcomer", pause, microbatch=2)
+        assert newcomer.joined.step >= 2, "it contributes nothing before it holds the state"
+        late = coordinator.wait_for_step(newcomer.joined.step + 2)
+        assert newcomer.joined.peer in late.contributions
+
+        def accumulating(event: LocalProgress) -> bool:
+            return event.step == killed.steps[-1].step.step and event.samples >= 4
+
+        killed.wait_for(LocalProgress, accumulating)
+        killed.worker.kill()
+        wait_until(lambda: not processes_of(killed.worker.pid), "a process of the killed volunteer is left")
+        after_death = coordinator.wait_for_step(coordinator.steps[-1].step.step + 2)
+        assert killed.joined.peer not in after_death.contributions
+
+        assert leaves.worker.stop() == 0
+        left = leaves.wait_for(Left)
+        after_leaving = coordinator.wait_for_step(max(left.step, coordinator.steps[-1].step.step) + 2)
+        assert set(after_leaving.contributions) <= {stays.joined.peer, newcomer.joined.peer}
+
+        # The same bits at the same step: compare where both say they are.
+        for peer in (stays, newcomer):
+            peer.worker.stop()
+        coordinator.worker.stop()
+        ends = {peer.name: peer.wait_for(Left).step for peer in (coordinator, stays, newcomer)}
+        assert max(ends.values()) - min(ends.values()) <= 1
+    for peer in (stays, newcomer):
+        rounds = {event.step.step: event.step.round for event in peer.steps}
+        theirs = {event.step.step: event.step.round for event in coordinator.steps}
+        assert all(theirs[step] == round_id for step, round_id in rounds.items() if step in theirs)
+    if ends["stays"] == ends["newcomer"]:
+        assert difference(stays.parameters(), newcomer.parameters()) == 0.0
+    assert_ledger_sums(coordinator, run.global_batch)
