@@ -1,0 +1,62 @@
+"""Reads what a coordinator publishes over HTTP: the invitation and the state of the run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Invitation
+
+TIMEOUT = 10.0
+
+
+def fetch_invitation(where: str) -> Invitation:
+    """The invitation at a coordinator's URL or in a file; its run configuration is checked against the run id.
+
+    Raises UserError if it cannot be had or is not what it says.
+    """
+    if _is_url(where):
+        invitation = Invitation.parse(_get(where, "invitation"))
+    else:
+        try:
+            invitation = Invitation.parse(Path(where).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"there is no invitation at '{where}' ({error}); give the coordinator's URL (http://...) or a file"
+            ) from None
+    invitation.run_config()
+    return invitation
+
+
+def fetch_state(url: str) -> dict[str, Any]:
+    """The state of the run as the dashboard shows it."""
+    if not _is_url(url):
+        raise UserError(f"'{url}' is no URL; give the coordinator's address, http://HOST:PORT")
+    try:
+        state = json.loads(_get(url, "state"))
+    except ValueError:
+        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+    if not isinstance(state, dict):
+        raise UserError(f"{url} did not answer like a coordinator; check the address")
+    return state
+
+
+def _is_url(where: str) -> bool:
+    return where.startswith(("http://", "https://"))
+
+
+def _get(url: str, what: str) -> str:
+    address = f"{url.rstrip('/')}/api/{what}"
+    try:
+        answer = requests.get(address, timeout=TIMEOUT)
+    except requests.RequestException:
+        raise UserError(
+            f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
+        ) from None
+    if answer.status_code == 503:
+        raise UserError(f"the coordinator at {url} is still starting; try again in a moment")
+    if answer.status_code != 200:
+        raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
+    return answer.text

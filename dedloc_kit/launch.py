@@ -1,0 +1,109 @@
+"""The organizer's side of a run in one process tree: the coordinator as a worker, and the dashboard."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left
+from dedloc_kit.home import peer_folder
+from dedloc_kit.records import Invitation
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.terminal import RunDisplay
+from dedloc_kit.worker import Worker, coordinator_job
+
+START_SECONDS = 180.0
+
+
+class Coordinator:
+    """A coordinator worker whose events feed a dashboard; a context manager that stops both."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        peer: PeerConfig,
+        *,
+        host: str,
+        port: int,
+        on_event: Callable[[AnyEvent], None],
+    ) -> None:
+        self.run, self._peer, self._on_event = run, peer, on_event
+        self.dashboard = Dashboard(run, peer.folder / "ledger.sqlite", host=host, port=port)
+        self.ended = threading.Event()
+        self._joined = threading.Event()
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Self:
+        self.dashboard.start()
+        try:
+            self._worker = Worker(
+                "coordinator", coordinator_job(self.run, self._peer), folder=self._peer.folder, on_event=self._heard
+            )
+        except BaseException:
+            self.dashboard.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.dashboard.stop()
+
+    def invitation(self) -> Invitation:
+        """Wait for the coordinator to be up; raises UserError with its reason if it does not come up."""
+        if not self._joined.wait(START_SECONDS):
+            raise UserError(f"the coordinator did not start within {START_SECONDS:.0f} seconds; see its log")
+        if self.dashboard.invitation is None:
+            raise UserError(self._failure())
+        return self.dashboard.invitation
+
+    def stop(self) -> int:
+        """Let the coordinator save and leave; returns its exit code. The dashboard stays up."""
+        return self._worker.stop(timeout=60.0) if self._worker is not None else 0
+
+    def _heard(self, event: AnyEvent) -> None:
+        if isinstance(event, Joined):
+            self.dashboard.invitation = Invitation.of(self.run, event.addresses)
+        if isinstance(event, Failed | Left):
+            self.ended.set()
+        if isinstance(event, Failed | Left | Joined):
+            self._joined.set()
+        self.dashboard.publish(event)
+        self._on_event(event)
+
+    def _failure(self) -> str:
+        return (self._worker and self._worker.failure) or "the coordinator left before it had started"
+
+
+def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int) -> int:
+    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code."""
+    with (
+        peer_folder(peer.folder),
+        RunDisplay(run.global_batch) as display,
+        Coordinator(run, peer, host=host, port=port, on_event=display.show) as coordinator,
+    ):
+        try:
+            display.line(f"starting {run.run_id} in {peer.folder}")
+            invitation = coordinator.invitation()
+            path = _write_invitation(invitation, peer.folder)
+            url = coordinator.dashboard.url
+            display.line(f"dashboard:   {url}", "bold")
+            display.line(f"to join:     dedloc join {url}", "bold")
+            display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
+            coordinator.ended.wait()
+        except KeyboardInterrupt:
+            display.line("saving and leaving; start it again to go on")
+        return coordinator.stop()
+
+
+def _write_invitation(invitation: Invitation, folder: Path) -> Path:
+    path = folder / "invitation.json"
+    try:
+        path.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder with --folder") from None
+    return path

@@ -1,0 +1,73 @@
+"""The terminal's view of a run: one line per thing that happened, and a bar for the global batch."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, LocalProgress, Peers, State, StepDone, Warned
+
+
+class RunDisplay:
+    """Shows the events of one worker; whatever comes from others is escaped."""
+
+    def __init__(self, global_batch: int) -> None:
+        self.console = Console(highlight=False)
+        self._global_batch = global_batch
+        self._bar = Progress(
+            TextColumn("  next step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("samples  {task.fields[note]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("batch", total=global_batch, note="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """One line above the bar; `text` is shown as it is."""
+        self.console.print(escape(text), style=style, soft_wrap=True)
+
+    def show(self, event: AnyEvent, who: str = "") -> None:
+        """Show an event; `who` names the worker where there are several."""
+        prefix = f"{who}: " if who else ""
+        match event:
+            case State(text=text):
+                self.line(f"{prefix}{text}", "dim")
+            case Joined():
+                self.line(f"{prefix}joined {event.run_id} at step {event.step} with {event.device}")
+            case StepDone(step=step):
+                loss = "" if step.loss is None else f"  loss {step.loss:.4f}"
+                givers = len(event.contributions)
+                self.line(f"{prefix}step {step.step}{loss}  {step.samples} samples from {givers} volunteers")
+                self._fill(0, "")
+            case Evaluated():
+                self.line(f"{prefix}held-out loss {event.loss:.4f} at step {event.step}", "green")
+            case LocalProgress():
+                note = f"mine {event.samples}, {event.samples_per_second:.1f}/s, given {event.session_samples}"
+                self._fill(event.swarm_samples, note)
+            case Peers(peers=peers):
+                volunteers = [peer for peer in peers if not peer.follower]
+                self._fill(sum(peer.samples for peer in volunteers), f"{len(volunteers)} volunteers")
+            case Warned(text=text):
+                self.line(f"{prefix}{text}", "yellow")
+            case Failed(text=text):
+                self.line(f"{prefix}{text}", "bold red")
+            case Left():
+                given = f", {event.session_samples} samples given" if event.session_samples else ""
+                self.line(f"{prefix}left at step {event.step}{given}", "dim")
+
+    def _fill(self, samples: int, note: str) -> None:
+        self._bar.update(self._task, completed=min(samples, self._global_batch), note=note)
