@@ -15,7 +15,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Contribution, GlobalStep
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.training.checkpoint import Checkpoints, save
@@ -41,6 +41,9 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
     with connected(run, peer, (), follower=True, stop=stop, on_step=on_step, warn=warn) as me:
         role = _Coordinator(run, peer, me, emit, warn)
         try:
+            next(
+                me.task.batches(1, seed_of(run.run_id, "check"), warn)
+            )  # data that volunteers cannot read is known now
             role.resume()
             me.optimizer.lead()
             emit(

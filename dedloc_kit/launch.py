@@ -8,7 +8,7 @@ from typing import Self
 
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Warned
 from dedloc_kit.home import peer_folder
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
@@ -72,7 +72,11 @@ class Coordinator:
             self.ended.set()
         if isinstance(event, Failed | Left | Joined):
             self._joined.set()
-        self.dashboard.publish(event)
+        # The page is public: what goes wrong on the organizer's machine is for the organizer's eyes.
+        if isinstance(event, Failed):
+            self.dashboard.publish(Failed(text="the coordinator stopped"))
+        elif not isinstance(event, Warned):
+            self.dashboard.publish(event)
         self._on_event(event)
 
     def _failure(self) -> str:

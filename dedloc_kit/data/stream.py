@@ -15,6 +15,8 @@ from dedloc_kit.run import Source, seed_of
 
 Item = TypeVar("Item")
 
+_FIRST_BUFFER = 64
+
 
 def documents(sources: Sequence[Source], *, seed: int, shuffle_buffer: int, warn: Warn) -> Iterator[str]:
     """Texts of a weighted mixture of sources, endless, in an order that depends on `seed` alone.
@@ -121,11 +123,14 @@ def _mixed(
 
 
 def _shuffled(items: Iterator[Item], size: int, generator: np.random.Generator) -> Iterator[Item]:
-    buffer = list(islice(items, size))
+    """Draw at random from a buffer that grows to `size` while it is used: nobody waits until it is full."""
+    buffer = list(islice(items, min(size, _FIRST_BUFFER)))
     while True:
-        for slot in generator.integers(len(buffer), size=1024):
-            yield buffer[slot]
-            buffer[slot] = next(items)
+        slot = int(generator.integers(len(buffer)))
+        yield buffer[slot]
+        buffer[slot] = next(items)
+        if len(buffer) < size:
+            buffer.append(next(items))
 
 
 class Prefetch(Generic[Item]):

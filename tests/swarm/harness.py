@@ -103,9 +103,17 @@ class Swarm:
     def __enter__(self) -> Self:
         return self
 
-    def coordinator(self, name: str = "coordinator", **settings: Any) -> Peer:
-        peer = Peer("coordinator", name, self.folder, lambda config: coordinator_job(self.run, config), **settings)
+    def start_coordinator(self, **settings: Any) -> Peer:
+        def job(config: PeerConfig) -> Mapping[str, Any]:
+            return coordinator_job(self.run, config)
+
+        peer = Peer("coordinator", "coordinator", self.folder, job, **settings)
         self.peers.append(peer)
+        return peer
+
+    def coordinator(self, **settings: Any) -> Peer:
+        """Start a coordinator and wait until volunteers can join."""
+        peer = self.start_coordinator(**settings)
         self.invitation = Invitation.of(self.run, peer.joined.addresses)
         return peer
 

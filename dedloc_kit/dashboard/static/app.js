@@ -34,7 +34,11 @@ function onEvent(name, values) {
     return;
   }
   state = { ...state, ...values };
-  if (name === "state") loadHistory();
+  if (name === "state") {
+    // A new connection; the server may be a new one too.
+    loadHistory();
+    showRun();
+  }
   if ("eta_seconds" in values || "batch" in values) {
     readyAt = state.eta_seconds === null ? null : Date.now() + 1000 * state.eta_seconds;
   }
@@ -48,12 +52,19 @@ function onConnection(now) {
 }
 
 async function loadHistory() {
+  const values = await load("api/history");
+  if (!values) return;
+  history = values;
+  showHistory();
+}
+
+/** The values at a path; nothing if the server is away, which the event stream notices and puts right. */
+async function load(path) {
   try {
-    const answer = await fetch("api/history");
-    history = await answer.json();
-    showHistory();
+    const answer = await fetch(path);
+    return answer.ok ? await answer.json() : null;
   } catch {
-    // The event stream will notice that the server is away, and this is called again when it is back.
+    return null;
   }
 }
 
@@ -84,8 +95,9 @@ function showState() {
 }
 
 async function showRun() {
-  const answer = await fetch("api/run");
-  const { run_id: runId, run } = await answer.json();
+  const values = await load("api/run");
+  if (!values) return;
+  const { run_id: runId, run } = values;
   byId("name").textContent = run.name;
   byId("run-id").textContent = runId;
   const task = TASKS[run.task.name] ?? run.task.name;
@@ -99,6 +111,7 @@ async function showRun() {
   byId("lede").textContent =
     `Volunteers train one ${task} model together over the Internet, on ${data}. ` +
     `Every ${count(run.global_batch)} samples, from whoever is here, it takes one step.`;
+  if (state) showFigures();
 }
 
 function showStatus() {
@@ -406,5 +419,4 @@ byId("contributors-more").addEventListener("click", () => {
 byId("table-details").addEventListener("toggle", () => fillTable(byId("table-body"), history));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showHistory);
 setInterval(showReady, 1_000);
-showRun();
 listen("api/events", ["state", "change", "history"], onEvent, onConnection);

@@ -1,0 +1,106 @@
+"""One member of an all-reduce as a process of its own, for test_averaging.py; it may have a fault, by name.
+
+Reads JSON lines on standard input: first who it is, then one line per round. Writes a JSON line per answer.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from hivemind.proto import averaging_pb2
+
+from dedloc_kit.records import Contribution
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm import averaging
+from dedloc_kit.swarm.node import Identity, addresses_of, open_node
+from dedloc_kit.swarm.signing import Signer
+from tests.tiny import tiny_run
+
+SIZE = 2_000_000  # 8 MB: some parts for each member
+
+
+class FaultyAllReduce(averaging.ExactAllReduce):
+    """Sends its first part and then dies or stalls, or claims a weight that it does not have."""
+
+    fault = ""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.fault == "claims weight":
+            self.weight *= 1e6
+
+    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super()._generate_input_for_peer(peer_index):
+            yield message
+            if self.fault == "dies":
+                os.killpg(0, signal.SIGKILL)
+            if self.fault == "stalls":
+                os.killpg(0, signal.SIGSTOP)
+
+
+def main() -> None:
+    who = json.loads(sys.stdin.readline())
+    run = tiny_run(global_batch=10, averaging={"compression": who["compression"]})
+    FaultyAllReduce.fault = who["fault"]
+    averaging.ExactAllReduce = FaultyAllReduce  # type: ignore[misc]
+    torch.set_num_threads(1)
+    folder = Path(who["folder"])
+    identity = Identity(folder / "identity.key")
+    config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=who["client_mode"])
+    node = open_node(config, identity, who["peers"])
+    signer = Signer(identity)
+    gradient = torch.full((SIZE,), float("nan") if who["fault"] == "sends nan" else who["value"])
+    averager = averaging.GradientAverager([gradient], dht=node, signer=signer, run=run, current_state=dict)  # type: ignore[arg-type]
+    answer({"peer": signer.peer, "addresses": addresses_of(node)})
+    for line in sys.stdin:
+        job = json.loads(line)
+        mine = Contribution(
+            run_id=run.run_id,
+            step=job["step"],
+            session="ab",
+            samples=who["samples"],
+            session_samples=who["samples"],
+            loss=1.0,
+            name="",
+            time=time.time(),
+        )
+        began = time.monotonic()
+        control = averager.begin_round(mine, after="", group_size=job["group_size"], window=job["window"], timeout=60.0)
+        try:
+            outcome = control.result()
+        except Exception as error:  # as hivemind reports that there is no group
+            outcome = averaging.Round("failed", detail=str(error))
+        with averager.get_tensors() as (tensor,):
+            digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+            right = float((tensor / job["expected"] - 1.0).abs().lt(job["tolerance"]).float().mean())
+            unchanged = bool((tensor == who["value"]).all())
+        seconds = time.monotonic() - began
+        answer(
+            {
+                "outcome": outcome.outcome,
+                "detail": outcome.detail,
+                "members": len(outcome.contributions),
+                "seconds": seconds,
+                "digest": digest,
+                "right": right,
+                "unchanged": unchanged,
+            }
+        )
+    averager.shutdown()
+    node.shutdown()
+
+
+def answer(values: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

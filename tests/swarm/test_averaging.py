@@ -1,0 +1,148 @@
+"""One all-reduce among real processes, with members that die, stall, lie or send nonsense."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.swarm.harness import processes_of, wait_until
+
+
+class Member:
+    def __init__(self, folder: Path, peers: tuple[str, ...], **who: Any) -> None:
+        self.samples, self.value, self.fault = who["samples"], who["value"], who["fault"]
+        folder.mkdir()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.swarm.averaging_peer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "log").open("wb"),
+            text=True,
+            start_new_session=True,
+            cwd=Path(__file__).parents[2],
+        )
+        self.say({"folder": str(folder), "peers": peers, **who})
+
+    def say(self, values: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(values) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+
+@contextmanager
+def group(
+    folder: Path, faults: list[str], *, clients: int = 0, compression: str = "none", samples: int = 4
+) -> Iterator[list[Member]]:
+    """Members with these faults ("" for none), the last `clients` of them in client mode."""
+    members: list[Member] = []
+    addresses: tuple[str, ...] = ()
+    try:
+        for number, fault in enumerate(faults):
+            member = Member(
+                folder / str(number),
+                addresses,
+                value=float(number + 1),
+                samples=samples * (number + 1),
+                fault=fault,
+                client_mode=number >= len(faults) - clients,
+                compression=compression,
+            )
+            members.append(member)
+            addresses = addresses or tuple(member.hear()["addresses"])
+        for member in members[1:]:
+            member.hear()
+        yield members
+    finally:
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(member.process.pid, signal.SIGKILL)
+            member.process.wait()
+            wait_until(lambda: not processes_of(member.process.pid), "a member is left")  # noqa: B023
+
+
+def a_round(
+    members: list[Member], steps: tuple[int, ...] = (), window: float = 8.0, tolerance: float = 1e-6
+) -> list[dict[str, Any]]:
+    """One round of all members; `right` in an answer is the share of numbers that equal the weighted mean."""
+    expected = sum(m.value * m.samples for m in members) / sum(m.samples for m in members)
+    job = {"group_size": len(members), "window": window, "expected": expected, "tolerance": tolerance}
+    for member, step in zip(members, steps or (1,) * len(members), strict=True):
+        member.say({"step": step, **job})
+    return [member.hear() for member in members if member.fault not in ("dies", "stalls")]
+
+
+@pytest.mark.parametrize(("clients", "compression"), [(0, "none"), (2, "float16")])
+def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(
+    tmp_path: Path, clients: int, compression: str
+) -> None:
+    with group(tmp_path, ["", "", ""], clients=clients, compression=compression) as members:
+        answers = a_round(members, tolerance=1e-3 if compression == "float16" else 1e-6)
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 3, answers
+    assert len({answer["digest"] for answer in answers}) == 1
+    assert answers[0]["right"] == 1.0
+
+
+@pytest.mark.parametrize("fault", ["dies", "stalls"])
+def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient(tmp_path: Path, fault: str) -> None:
+    with group(tmp_path, ["", "", "", fault]) as members:
+        survivors = members[:3]
+        answers = a_round(
+            members,
+        )
+        for answer in answers:
+            # Nobody may hold half an average: either all of it, or still the own gradient.
+            assert answer["outcome"] == "failed", answers
+            assert answer["unchanged"]
+            assert answer["seconds"] < 30.0, "found out, not timed out"
+        again = a_round(survivors)
+    assert [answer["outcome"] for answer in again] == ["complete"] * 3, again
+    assert len({answer["digest"] for answer in again}) == 1
+    assert again[0]["right"] == 1.0
+
+
+def test_a_member_that_sends_nan_poisons_nobody(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "sends nan"]) as members:
+        answers = a_round(
+            members,
+        )
+    assert [answer["outcome"] for answer in answers] == ["poisoned"] * 3, "all see the same and drop it"
+    assert all(answer["unchanged"] for answer in answers[:2])
+
+
+def test_a_member_that_claims_a_huge_weight_is_not_believed(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "claims weight"]) as members:
+        answers = a_round(
+            members,
+        )
+    assert all(answer["outcome"] == "complete" for answer in answers)
+    # The liar can only falsify the third that it reduces itself; what the honest ones reduce is right.
+    assert answers[0]["right"] > 0.6
+
+
+def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None:
+    with group(tmp_path, ["", ""], samples=1) as members:  # 1 + 2 of 10
+        answers = a_round(
+            members,
+        )
+    assert [answer["outcome"] for answer in answers] == ["underfilled"] * 2, answers
+    assert all(answer["unchanged"] for answer in answers)
+    assert all(answer["members"] == 2 for answer in answers)
+
+
+def test_members_at_different_steps_never_meet(tmp_path: Path) -> None:
+    with group(tmp_path, ["", ""], samples=10) as members:
+        answers = a_round(members, steps=(1, 2), window=2.0)
+    assert all("could not find a group" in answer["detail"] for answer in answers), answers

@@ -1,0 +1,58 @@
+"""The coordinator's memory: ledger and checkpoints survive its death."""
+
+from pathlib import Path
+
+from dedloc_kit.events import Evaluated, Failed
+from dedloc_kit.ledger import Ledger
+from tests.swarm.harness import Swarm, processes_of, wait_until
+from tests.tiny import tiny_run
+
+
+def test_a_killed_coordinator_resumes_its_run_where_it_was(tmp_path: Path) -> None:
+    run = tiny_run(global_batch=32)
+    with Swarm(run, tmp_path) as swarm:
+        first = swarm.coordinator()
+        volunteer = swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=4)
+        first.wait_for_step(3)
+        # The swarm dies with its coordinator, so that only the folder can know what was done.
+        first.worker.kill()
+        volunteer.worker.kill()
+        wait_until(lambda: not processes_of(first.worker.pid), "a process of the coordinator is left")
+        done = first.steps[-1].step.step
+
+        second = swarm.coordinator()
+        assert second.joined.peer == first.joined.peer, "it has the same identity"
+        assert done <= second.joined.step <= done + 1, "a step may have been done without being told"
+        swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=4)
+        end = second.joined.step + 2
+        second.wait_for_step(end)
+    ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+    steps = ledger.steps()
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1)), "no gap and no step twice"
+    assert len(steps) >= end
+    assert sum(contributor.samples for contributor in ledger.contributors()) == sum(step.samples for step in steps)
+    ledger.close()
+
+
+def test_the_held_out_loss_is_measured_at_the_start_between_and_at_the_end(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=4, evaluate_every=2)
+        swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8)
+        coordinator.wait_for_step(4)
+        coordinator.wait_for(Evaluated, lambda event: event.step == 4)
+        assert coordinator.worker.stop() == 0
+    steps = [event.step for event in coordinator.events if isinstance(event, Evaluated)]
+    assert steps[0] == 0
+    assert steps[-1] == 4
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> None:
+    with Swarm(tiny_run("one", global_batch=16), tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=1)
+        swarm.volunteer("volunteer", microbatch=8)
+        coordinator.wait_for_step(1)
+        coordinator.worker.stop()
+    with Swarm(tiny_run("two"), tmp_path) as swarm:
+        failed = swarm.start_coordinator().wait_for(Failed)
+        assert "belongs to the run one-" in failed.text
+        assert "choose another --folder" in failed.text

@@ -1,0 +1,76 @@
+"""A role in its own process: what it tells, and that nothing of it is ever left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from dedloc_kit.events import Failed, Joined, Left
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.worker import Worker, coordinator_job
+from tests.swarm.harness import Swarm, processes_of, wait_until
+from tests.tiny import tiny_run
+
+STARTER = """
+import json, sys, time
+from pathlib import Path
+from dedloc_kit.worker import Worker
+from dedloc_kit.events import Joined
+
+def heard(event):
+    if isinstance(event, Joined):
+        print(worker.pid, flush=True)
+
+worker = Worker("coordinator", json.loads(sys.argv[1]), folder=Path(sys.argv[2]), on_event=heard)
+time.sleep(600)
+"""
+
+
+def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: Path) -> None:
+    peer = PeerConfig(folder=tmp_path, host="127.0.0.1", task_module="tests.tiny")
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, json.dumps(coordinator_job(tiny_run(), peer)), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert starter.stdout is not None
+    worker = int(starter.stdout.readline())
+    assert len(processes_of(worker)) >= 4, "the role, the guardian, the DHT and the averager at least"
+    starter.kill()
+    starter.wait()
+    wait_until(lambda: not processes_of(worker), "the worker outlived its starter")
+
+
+def test_a_killed_worker_leaves_no_process_and_its_end_is_reported(tmp_path: Path) -> None:
+    with Swarm(tiny_run(), tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        session = coordinator.worker.pid
+        os.kill(session, signal.SIGKILL)  # the role alone: its children must be found by the guardian
+        failed = coordinator.wait_for(Failed)
+        assert "SIGKILL" in failed.text
+        assert str(coordinator.worker.log) in failed.text
+        wait_until(lambda: not processes_of(session), "a process of the killed worker is left")
+
+
+def test_an_interrupt_of_the_starter_does_not_reach_the_worker(tmp_path: Path) -> None:
+    with Swarm(tiny_run(), tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        assert os.getpgid(coordinator.worker.pid) != os.getpgid(0)
+        os.kill(coordinator.worker.pid, signal.SIGINT)
+        volunteer = swarm.volunteer("volunteer", microbatch=32)
+        volunteer.wait_for_step(1)
+        assert volunteer.worker.stop() == 0
+        assert volunteer.wait_for(Left).session_samples > 0
+        assert coordinator.worker.stop() == 0
+
+
+def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path) -> None:
+    events = []
+    peer = PeerConfig(folder=tmp_path / "peer", host="127.0.0.1")
+    worker = Worker("coordinator", coordinator_job(tiny_run(), peer), folder=tmp_path, on_event=events.append)
+    assert worker.wait(60.0) == 2
+    assert isinstance(events[-1], Failed)
+    assert events[-1].text == "there is no task 'tiny'; choose one of: albert"
+    assert not any(isinstance(event, Joined) for event in events)
