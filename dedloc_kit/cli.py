@@ -154,7 +154,10 @@ def _join(options: argparse.Namespace) -> int:
             ended.wait()
         except KeyboardInterrupt:
             display.line("leaving; thank you")
-        return worker.stop()
+        code = worker.stop()
+    if worker.failure:
+        sys.stderr.write(f"dedloc: {worker.failure}\n")
+    return code
 
 
 def _status(options: argparse.Namespace) -> None:

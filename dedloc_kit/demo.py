@@ -140,7 +140,7 @@ def _wait_for(workers: list[Worker], coordinator: Coordinator) -> None:
 
 
 def _summary(run: RunConfig, ledger: Ledger) -> dict[str, Any]:
-    steps, evaluations = ledger.steps(), ledger.evaluations(after=-1)
+    steps, evaluations = ledger.steps(), ledger.evaluations()
     return {
         "global_steps": len(steps),
         "global_batch": run.global_batch,

@@ -58,8 +58,13 @@ class Coordinator:
         if not self._joined.wait(START_SECONDS):
             raise UserError(f"the coordinator did not start within {START_SECONDS:.0f} seconds; see its log")
         if self.dashboard.invitation is None:
-            raise UserError(self._failure())
+            raise UserError(self.failure or "the coordinator left before it had started")
         return self.dashboard.invitation
+
+    @property
+    def failure(self) -> str | None:
+        """Why the coordinator could not go on, in one line."""
+        return self._worker.failure if self._worker is not None else None
 
     def stop(self) -> int:
         """Let the coordinator save and leave; returns its exit code. The dashboard stays up."""
@@ -79,9 +84,6 @@ class Coordinator:
             self.dashboard.publish(event)
         self._on_event(event)
 
-    def _failure(self) -> str:
-        return (self._worker and self._worker.failure) or "the coordinator left before it had started"
-
 
 def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int) -> int:
     """Start or resume a run and serve its dashboard until it is stopped; returns the exit code."""
@@ -99,6 +101,8 @@ def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int) -> int:
             display.line(f"to join:     dedloc join {url}", "bold")
             display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
             coordinator.ended.wait()
+            if coordinator.failure:
+                raise UserError(coordinator.failure)
         except KeyboardInterrupt:
             display.line("saving and leaving; start it again to go on")
         return coordinator.stop()

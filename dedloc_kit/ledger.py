@@ -148,8 +148,8 @@ class Ledger:
         fields = ("step", "round", "time", "samples", "loss", "peers", "seconds")
         return [GlobalStep(**dict(zip(fields, row, strict=True))) for row in rows]
 
-    def evaluations(self, after: int = 0) -> list[Evaluation]:
-        """Evaluations after a step, oldest first."""
+    def evaluations(self, after: int = -1) -> list[Evaluation]:
+        """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model."""
         rows = self._rows("SELECT step, loss, time FROM evaluations WHERE step > ? ORDER BY step", (after,))
         return [Evaluation(*row) for row in rows]
 

@@ -7,11 +7,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, LocalProgress, Peers, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, LocalProgress, Peers, State, StepDone, Warned
 
 
 class RunDisplay:
-    """Shows the events of one worker; whatever comes from others is escaped."""
+    """Shows the events of one worker; whatever comes from others is escaped.
+
+    Why a worker failed is not shown here: whoever started it says that, once, at the end.
+    """
 
     def __init__(self, global_batch: int) -> None:
         self.console = Console(highlight=False)
@@ -63,8 +66,6 @@ class RunDisplay:
                 self._fill(sum(peer.samples for peer in volunteers), f"{len(volunteers)} volunteers")
             case Warned(text=text):
                 self.line(f"{prefix}{text}", "yellow")
-            case Failed(text=text):
-                self.line(f"{prefix}{text}", "bold red")
             case Left():
                 given = f", {event.session_samples} samples given" if event.session_samples else ""
                 self.line(f"{prefix}left at step {event.step}{given}", "dim")

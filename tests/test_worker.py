@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dedloc_kit.events import Failed, Joined, Left
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.worker import Worker, coordinator_job
 from tests.swarm.harness import Swarm, processes_of, wait_until
@@ -67,7 +67,7 @@ def test_an_interrupt_of_the_starter_does_not_reach_the_worker(tmp_path: Path) -
 
 
 def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path) -> None:
-    events = []
+    events: list[AnyEvent] = []
     peer = PeerConfig(folder=tmp_path / "peer", host="127.0.0.1")
     worker = Worker("coordinator", coordinator_job(tiny_run(), peer), folder=tmp_path, on_event=events.append)
     assert worker.wait(60.0) == 2

@@ -67,7 +67,7 @@ class Dashboard:
         self._news = asyncio.Event()
         self._viewers = Viewers(self._news)
         self._pushed: dict[str, Any] = {}
-        self._pushed_step = self._pushed_evaluation = 0
+        self._pushed_step, self._pushed_evaluation = 0, -1
         self._thread: threading.Thread | None = None
         self._server: uvicorn.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -85,7 +85,7 @@ class RunView:
         try:
             last = ledger.last_step()
             steps = ledger.steps(after, every=max(1, math.ceil((last - after) / (STEP_POINTS - 1))))
-            evaluations = ledger.evaluations(after if evaluations_after is None else evaluations_after)
+            evaluations = ledger.evaluations((after or -1) if evaluations_after is None else evaluations_after)
         except sqlite3.Error as error:
             self._report(f"the ledger cannot be read ({error})")
             return found

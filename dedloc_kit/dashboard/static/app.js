@@ -74,7 +74,7 @@ function addHistory({ after, last_step: lastStep, steps, evaluations }) {
     loadHistory(); // a gap, or the run was taken back to an earlier checkpoint
     return;
   }
-  const measured = history.evaluations.at(-1)?.step ?? 0;
+  const measured = history.evaluations.at(-1)?.step ?? -1; // there is one of step 0
   history.steps.push(...steps.filter((step) => step.step > known));
   history.evaluations.push(...evaluations.filter((evaluation) => evaluation.step > measured));
   showHistory();
@@ -103,7 +103,9 @@ async function showRun() {
   const task = TASKS[run.task.name] ?? run.task.name;
   const sources = run.data.train.map((source) => {
     const local = /^[./~]|^[A-Za-z]:/.test(source.dataset);
-    const name = local ? source.dataset.split(/[\\/]/).filter(Boolean).pop() : source.dataset.split("/").pop();
+    const parts = source.dataset.split(/[\\/]/).filter(Boolean);
+    // Of a local file, the folder says more than `train-00000-of-00004.parquet`.
+    const name = local && /\.\w+$/.test(parts.at(-1)) ? parts.at(-2) : parts.at(-1);
     return source.subset ? `${name} (${source.subset})` : name;
   });
   const data = new Intl.ListFormat("en").format([...new Set(sources)].slice(0, 3));
