@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     join.set_defaults(command=_join)
 
     status = commands.add_parser("status", help="how a run is doing")
-    status.add_argument("invitation", metavar="URL")
+    status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
     status.set_defaults(command=_status)
 
     tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")

@@ -30,10 +30,11 @@ def fetch_invitation(where: str) -> Invitation:
     return invitation
 
 
-def fetch_state(url: str) -> dict[str, Any]:
-    """The state of the run as the dashboard shows it."""
-    if not _is_url(url):
-        raise UserError(f"'{url}' is no URL; give the coordinator's address, http://HOST:PORT")
+def fetch_state(where: str) -> dict[str, Any]:
+    """The state of the run as the dashboard shows it; raises UserError if it cannot be had."""
+    url = where if _is_url(where) else fetch_invitation(where).url
+    if url is None:
+        raise UserError(f"the invitation {where} names no coordinator's address; give its URL, http://HOST:PORT")
     try:
         state = json.loads(_get(url, "state"))
     except ValueError:

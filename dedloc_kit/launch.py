@@ -31,7 +31,9 @@ class Coordinator:
         on_event: Callable[[AnyEvent], None],
     ) -> None:
         self.run, self._peer, self._on_event = run, peer, on_event
-        self.dashboard = Dashboard(run, peer.folder / "ledger.sqlite", host=host, port=port)
+        self.dashboard = Dashboard(
+            run, peer.folder / "ledger.sqlite", host=host, port=port, public_host=peer.announce_host
+        )
         self.ended = threading.Event()
         self._joined = threading.Event()
         self._worker: Worker | None = None
@@ -72,7 +74,7 @@ class Coordinator:
 
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
-            self.dashboard.invitation = Invitation.of(self.run, event.addresses)
+            self.dashboard.invitation = Invitation.of(self.run, event.addresses, self.dashboard.url)
         if isinstance(event, Failed | Left):
             self.ended.set()
         if isinstance(event, Failed | Left | Joined):

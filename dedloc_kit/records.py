@@ -99,12 +99,14 @@ class Invitation(BaseModel):
     run_id: str
     peers: tuple[str, ...] = Field(min_length=1, max_length=64)
     """Addresses of swarm members, the coordinator first."""
+    url: str | None = None
+    """The coordinator's dashboard and API, if it is known."""
     run: dict[str, Any]
     """The run configuration; its hash must be the fingerprint in `run_id`."""
 
     @classmethod
-    def of(cls, run: RunConfig, peers: tuple[str, ...]) -> Self:
-        return cls(run_id=run.run_id, peers=peers, run=run.model_dump(mode="json"))
+    def of(cls, run: RunConfig, peers: tuple[str, ...], url: str | None = None) -> Self:
+        return cls(run_id=run.run_id, peers=peers, url=url, run=run.model_dump(mode="json"))
 
     @classmethod
     def parse(cls, text: str) -> Self:

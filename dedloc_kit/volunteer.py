@@ -53,6 +53,7 @@ def volunteer(
             while not stop.is_set() and me.optimizer.step < last_step:
                 _train_on(next(batches), me, run, emit)
         emit(State(text="leaving"))
+        me.optimizer.hand_over()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.session_samples))

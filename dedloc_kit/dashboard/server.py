@@ -36,6 +36,8 @@ _TICK_SECONDS = 1.0
 _PUSH_SECONDS = 0.2
 """Pushes are at least so far apart: faster than this nobody can read."""
 
+_ANY_ADDRESS = ("0.0.0.0", "::")
+
 _log = logging.getLogger(__name__)
 
 _SECURITY = {
@@ -55,10 +57,19 @@ _SECURITY = {
 class Dashboard:
     """The page of one run, served by a background thread of this process."""
 
-    def __init__(self, run: RunConfig, ledger: Path, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`ledger` need not exist yet; port 0 takes a free one."""
-        self.url = _url(host, port)
-        """Where the page is; with port 0 known once `start` has returned."""
+    def __init__(
+        self,
+        run: RunConfig,
+        ledger: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        public_host: str | None = None,
+    ) -> None:
+        """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`."""
+        self._public_host = public_host or (_own_address() if host in _ANY_ADDRESS else host)
+        self.url = _url(self._public_host, port)
+        """Where others find the page; with port 0 known once `start` has returned."""
         self.invitation: Invitation | None = None
         """Set by the launcher once the coordinator has joined; volunteers fetch it from here."""
         self._run = run
@@ -76,7 +87,7 @@ class Dashboard:
     def start(self) -> None:
         """Serve; raises UserError if the address is not to be had."""
         listener = _listen(self._host, self._port)
-        self.url = _url(self._host, listener.getsockname()[1])
+        self.url = _url(self._public_host, listener.getsockname()[1])
         config = uvicorn.Config(
             self._application(), log_config=None, access_log=False, limit_concurrency=2 * MAX_VIEWERS, loop="asyncio"
         )
@@ -227,6 +238,16 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port} ({error.strerror}); choose a port above 1023 and one of this "
             "machine's addresses, or 0.0.0.0"
         ) from None
+
+
+def _own_address() -> str:
+    """The address of this machine in its network: the one from which it would send to the world."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def _url(host: str, port: int) -> str:

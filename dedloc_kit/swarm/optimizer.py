@@ -32,6 +32,7 @@ from dedloc_kit.training.schedule import learning_rate
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0
 DOWNLOAD_TIMEOUT = 1800.0
+HAND_OVER_SECONDS = 10.0
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
@@ -64,7 +65,7 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self._signer, self._session, self._name, self._device = run, signer, session, name, device
         self._follower, self._stop, self._on_step, self._warn = follower, stop, on_step, warn
-        self._client_mode = dht.client_mode
+        self._dht, self._client_mode = dht, dht.client_mode
         self.state = TrainingState(model, optimizer, run.run_id)
         self._parameters = list(model.parameters())
         self._accumulators = [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
@@ -106,6 +107,12 @@ class CollaborativeOptimizer:
         self._share_state()
         self._report()
         self.tracker.start()
+
+    def hand_over(self) -> None:
+        """Wait a moment until another peer holds this state too, so that the last step is not lost with this peer."""
+        deadline = time.monotonic() + HAND_OVER_SECONDS
+        while self.tracker.anyone() and self._newest_step() < self.step and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def leave(self) -> None:
         """Tell the swarm, and end the background processes. Samples of an unfinished global step are lost."""
@@ -157,8 +164,11 @@ class CollaborativeOptimizer:
     def advance(self) -> None:
         """Do what is due at a microbatch boundary: begin a round, apply its average, or catch up with the swarm.
 
-        In synchronous mode a volunteer waits here until its round is over.
+        In synchronous mode a volunteer waits here until its round is over. Raises RuntimeError if a process of
+        hivemind has died: without it this peer would wait for ever.
         """
+        if not (self.averager.is_alive() and self._dht.is_alive()):
+            raise RuntimeError("a background process of the swarm has died")
         self._report()
         if self._round is None:
             if self._behind():

@@ -102,9 +102,11 @@ class Tracker(threading.Thread):
                     self._publish(mine)
                     published = time.monotonic()
                 self.look()
+                pause = max(MIN_PERIOD, SECONDS_PER_PEER * len(self._others))
             except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
                 self._warn(f"the swarm's directory does not answer ({error!r:.100}); trying again")
-            self._wake.wait(max(MIN_PERIOD, SECONDS_PER_PEER * len(self._others)))
+                pause = HEARTBEAT
+            self._wake.wait(pause)
             self._wake.clear()
 
     def leave(self) -> None:
