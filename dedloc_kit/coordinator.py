@@ -17,6 +17,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Contribution, GlobalStep
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
+from dedloc_kit.swarm.memory import SwarmMemory, recall, remember
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.training.checkpoint import Checkpoints, save
 
@@ -38,7 +39,11 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         role.record(step, {peer_id: c for peer_id, c in contributions.items() if c.samples})
 
-    with connected(run, peer, (), follower=True, stop=stop, on_step=on_step, warn=warn) as me:
+    memory = recall(peer.folder)
+    peer = peer.model_copy(update={"port": peer.port or memory.port})
+    with connected(
+        run, peer, memory.peers, follower=True, may_start_alone=True, stop=stop, on_step=on_step, warn=warn
+    ) as me:
         role = _Coordinator(run, peer, me, emit, warn)
         try:
             next(
@@ -82,6 +87,7 @@ class _Coordinator:
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[float] | None = None
         self._evaluation_step = -1
+        self._memory = SwarmMemory()
 
     def resume(self) -> None:
         """Take over the newest checkpoint, if there is one; what the ledger has beyond it is forgotten."""
@@ -111,6 +117,7 @@ class _Coordinator:
             now = time.monotonic()
             if now >= peers_due:
                 self._emit(self._peers())
+                self._remember()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -175,6 +182,18 @@ class _Coordinator:
                     self._ledger.record_contribution(peer_id, contribution)
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
+
+    def _remember(self) -> None:
+        """Keep the port and who can be reached, for a coordinator that starts again after this one died."""
+        reachable = [address for p in self._me.optimizer.tracker.others().values() for address in p.addresses][:64]
+        port = int(self._me.addresses[0].split("/")[4])
+        memory = SwarmMemory(port=port, peers=tuple(reachable) or self._memory.peers)
+        if memory != self._memory:
+            try:
+                remember(self._peer.folder, memory)
+            except OSError as error:
+                self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
+            self._memory = memory
 
     def _peers(self) -> Peers:
         others = self._me.optimizer.tracker.others()

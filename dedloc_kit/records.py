@@ -13,6 +13,10 @@ Time = Annotated[float, Field(ge=0, le=1e12)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 # Text that a peer chose: no control characters, which could take over a terminal that shows it.
 PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
+Address = Annotated[
+    str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[^/\s]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
+]
+"""A multiaddress of a peer."""
 
 
 class Record(BaseModel):
@@ -63,6 +67,8 @@ class Progress(Record):
     """How long others may have to wait until this peer can join a round: its time per microbatch."""
     follower: bool
     client_mode: bool
+    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
+    """Where others reach this peer; empty in client mode."""
     device: PeerText
     name: PeerText
     time: Time

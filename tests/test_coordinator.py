@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
-from dedloc_kit.events import Evaluated, Failed
+import pytest
+
+from dedloc_kit.events import Evaluated, Failed, StepDone
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.swarm.memory import recall
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
 
@@ -32,6 +35,28 @@ def test_a_killed_coordinator_resumes_its_run_where_it_was(tmp_path: Path) -> No
     assert len(steps) >= end
     assert sum(contributor.samples for contributor in ledger.contributors()) == sum(step.samples for step in steps)
     ledger.close()
+
+
+@pytest.mark.slow
+def test_volunteers_go_on_without_their_coordinator_and_it_finds_them_again(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        first = swarm.coordinator()
+        volunteers = [swarm.volunteer(name, {"TINY_PAUSE": "0.1"}, microbatch=4) for name in ("one", "two")]
+        first.wait_for_step(2)
+        wait_until(lambda: len(recall(first.config.folder).peers) == 2, "the addresses are not kept")
+        first.worker.kill()
+        alone = [peer.wait_for_step(first.steps[-1].step.step + 5) for peer in volunteers]
+        assert all(len(event.contributions) == 2 for event in alone), "they average with each other"
+
+        second = swarm.coordinator()
+        assert second.joined.addresses == first.joined.addresses, "volunteers know where it is"
+        caught_up = second.wait_for(StepDone)
+        assert caught_up.step.step > alone[0].step.step, "it takes the newest state, not its own"
+        assert len(caught_up.contributions) == 2
+        done = second.wait_for_step(caught_up.step.step + 1)
+        ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+        assert ledger.last_step() >= done.step.step
+        ledger.close()
 
 
 def test_the_held_out_loss_is_measured_at_the_start_between_and_at_the_end(tmp_path: Path) -> None:

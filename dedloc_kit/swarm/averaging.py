@@ -7,6 +7,7 @@ fails the round for whoever misses it; the optimizer then keeps its samples and 
 
 import asyncio
 import math
+import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -47,8 +48,9 @@ State = tuple[dict[str, Any], Sequence[torch.Tensor]]
 class Round:
     """What became of one all-reduce, as this peer saw it."""
 
-    outcome: Literal["complete", "underfilled", "poisoned", "failed"]
-    """`poisoned`: complete, but the average is not finite; all members see the same and drop it."""
+    outcome: Literal["complete", "refused", "poisoned", "failed"]
+    """`refused`: the group is too small to take a global step, so it did not average; all members see the same.
+    `poisoned`: complete, but the average is not finite; all members see the same and drop it."""
     id: str = ""
     contributions: dict[str, Contribution] = field(default_factory=dict)
     """Of every member of the group, by peer id; signatures are checked."""
@@ -98,7 +100,8 @@ class GradientAverager(DecentralizedAverager):
         """Look for the group of this global step and average with it, in the background.
 
         :param after: the round that led to this peer's state; only peers with the same state can meet
-        :param group_size: how many peers are expected; the group starts as soon as they are there
+        :param group_size: how many peers are expected; the group starts as soon as they are there, and does nothing
+            if it holds no more than half of them: two groups must never take the same step apart
         :param window: seconds to wait for missing peers before the group starts without them
         :param timeout: seconds for the all-reduce itself
         :returns: a future whose result is a Round
@@ -109,7 +112,7 @@ class GradientAverager(DecentralizedAverager):
         # does, so clients are willing to wait longer.
         patience = window * (2 if self.client_mode else 1)
         control: StepControl = self.step(
-            gather=self._signer.sign(mine),
+            gather=[group_size, self._signer.sign(mine)],
             scheduled_time=get_dht_time() + patience,
             weight=float(mine.samples),
             timeout=2 * window + 10.0,
@@ -139,12 +142,13 @@ class GradientAverager(DecentralizedAverager):
         round_id = group_info.group_id.hex()
         contributions: dict[str, Contribution] = {}
         try:
-            bandwidths, contributions = self._members(group_info)
+            bandwidths, contributions, expected = self._members(group_info)
+            # All members see the same numbers, so all of them refuse alike and go back to accumulating.
             samples = sum(contribution.samples for contribution in contributions.values())
             if samples < self._global_batch:
-                # All members see the same sum, so all of them go back to accumulating.
-                detail = f"the group has {samples} of {self._global_batch} samples"
-                return Round("underfilled", round_id, contributions, detail)
+                return Round("refused", round_id, contributions, f"{samples} of {self._global_batch} samples")
+            if 2 * len(contributions) <= expected:
+                return Round("refused", round_id, contributions, f"{len(contributions)} of {expected:g} peers")
             loop = asyncio.get_running_loop()
             fractions = await loop.run_in_executor(
                 None, load_balance_peers, self.total_size, bandwidths, min_vector_size
@@ -163,21 +167,30 @@ class GradientAverager(DecentralizedAverager):
         except Exception as error:
             return Round("failed", round_id, contributions, repr(error)[:200])
 
-    def _members(self, group: GroupInfo) -> tuple[list[float | None], dict[str, Contribution]]:
-        """Bandwidths (None: unknown, 0: client) and contributions; raises ValueError if a member lies."""
+    def _members(self, group: GroupInfo) -> tuple[list[float | None], dict[str, Contribution], float]:
+        """Bandwidths (None: unknown, 0: client), contributions, and how many peers there should be.
+
+        That number is the median of what the members expect, so that one of them cannot block the others.
+        Raises ValueError if a member lies.
+        """
         bandwidths: list[float | None] = []
         contributions = {}
+        expected = []
         for peer_id, gathered in zip(group.peer_ids, group.gathered, strict=True):
             peer = peer_id.to_base58()
-            bandwidth, mode, signed = self.serializer.loads(gathered)
+            bandwidth, mode, own = self.serializer.loads(gathered)
+            group_size, signed = self.serializer.loads(own)
             if bandwidth is not None and not (isinstance(bandwidth, float) and 0 <= bandwidth < math.inf):
                 raise ValueError(f"{peer} claims an impossible bandwidth")
-            author, contribution = self._signer.open(Contribution, self.serializer.loads(signed))
+            author, contribution = self._signer.open(Contribution, signed)
             if author != peer or contribution.run_id != self._run_id or contribution.step != self._next_step:
                 raise ValueError(f"{peer} brought a contribution that is not its own or not for this step")
+            if not isinstance(group_size, int):
+                raise ValueError(f"{peer} does not say how many peers it expects")
+            expected.append(group_size)
             bandwidths.append(0.0 if AveragingMode(mode) == AveragingMode.CLIENT else bandwidth)
             contributions[peer] = contribution
-        return bandwidths, contributions
+        return bandwidths, contributions, statistics.median(expected)
 
     async def _all_reduce(
         self, tensors: Sequence[torch.Tensor], group: GroupInfo, weights: list[float], **kwargs: Any

@@ -88,10 +88,12 @@ class Node(DHT):
     _run_coroutine = kept_alive(DHT._run_coroutine)
 
 
-def open_node(peer: PeerConfig, identity: Identity, initial_peers: Sequence[str]) -> Node:
+def open_node(
+    peer: PeerConfig, identity: Identity, initial_peers: Sequence[str], *, may_start_alone: bool = False
+) -> Node:
     """Start a DHT node; records whose subkey names an owner are signed and verified by it.
 
-    Raises UserError if nobody answers at `initial_peers` or the port is taken.
+    Raises UserError if the port is taken or, unless it `may_start_alone`, nobody answers at `initial_peers`.
     """
     listening: dict[str, object]
     if peer.client_mode:
@@ -112,12 +114,14 @@ def open_node(peer: PeerConfig, identity: Identity, initial_peers: Sequence[str]
             **listening,
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
+        if may_start_alone and initial_peers:
+            return open_node(peer, identity, ())
         raise _explained(error, initial_peers) from error
 
 
 def addresses_of(node: DHT) -> tuple[str, ...]:
-    """Where others reach this node; empty in client mode."""
-    return () if node.client_mode else tuple(str(address) for address in node.get_visible_maddrs(latest=True))
+    """Where others reach this node, at most four addresses; empty in client mode."""
+    return () if node.client_mode else tuple(str(address) for address in node.get_visible_maddrs(latest=True))[:4]
 
 
 def _free_port(host: str, port: int) -> int:

@@ -58,12 +58,14 @@ class CollaborativeOptimizer:
         session: str,
         name: str,
         device: str,
+        addresses: tuple[str, ...],
         follower: bool,
         stop: threading.Event,
         on_step: StepListener,
         warn: Callable[[str], None],
     ) -> None:
-        self.run, self._signer, self._session, self._name, self._device = run, signer, session, name, device
+        self.run, self._signer, self._session = run, signer, session
+        self._name, self._device, self._addresses = name, device, addresses
         self._follower, self._stop, self._on_step, self._warn = follower, stop, on_step, warn
         self._dht, self._client_mode = dht, dht.client_mode
         self.state = TrainingState(model, optimizer, run.run_id)
@@ -76,6 +78,7 @@ class CollaborativeOptimizer:
         self.session_samples = 0  # went into finished global steps
         self._round: StepControl | None = None
         self._round_began = 0.0
+        self._awaited: set[str] = set()
         self._slowest_round = 0.0
         self._failures = 0  # in a row
         self._not_before = 0.0  # when the next round may begin
@@ -187,8 +190,8 @@ class CollaborativeOptimizer:
         return time.monotonic() >= self._not_before and self.swarm_samples() >= self.run.global_batch
 
     def _begin_round(self) -> None:
-        mates = self._mates()
-        if not mates and (self._client_mode or self.tracker.anyone()):
+        expected = self._expected()
+        if not expected and (self._client_mode or self.tracker.anyone()):
             return  # cut off, or the others are busy: a step on our own would part our ways
         self._load_outgoing()
         mine = Contribution(
@@ -202,15 +205,16 @@ class CollaborativeOptimizer:
             time=get_dht_time(),
         )
         self._round_began = time.monotonic()
-        if not mates:
+        if not expected:
             lone = hashlib.sha256(f"{self.run.run_id} {self._signer.peer} {self.step} {self.state.round}".encode())
             self._apply(Round("complete", lone.hexdigest()[:40], {self._signer.peer: mine}))
             return
-        slowest = max(progress.boundary_seconds for progress in mates.values())
+        slowest = max(progress.boundary_seconds for progress in expected.values())
+        self._awaited = set(expected)
         self._round = self.averager.begin_round(
             mine,
             after=self.state.round,
-            group_size=1 + len(mates),
+            group_size=1 + len(expected),
             window=min(120.0, max(5.0, 2.0 + 2.0 * slowest)),
             timeout=max(60.0, 4.0 * self._slowest_round),
         )
@@ -253,6 +257,8 @@ class CollaborativeOptimizer:
         except (Exception, asyncio.CancelledError) as error:  # hivemind found no group, or its process is gone
             outcome = Round("failed", detail=repr(error)[:200])
         seconds = time.monotonic() - self._round_began
+        if outcome.contributions:
+            self.tracker.suspect(self._awaited - outcome.contributions.keys())
         match outcome.outcome:
             case "complete":
                 self._slowest_round = max(self._slowest_round, seconds)
@@ -260,8 +266,8 @@ class CollaborativeOptimizer:
             case "poisoned":
                 self._warn(f"a round was dropped by everyone: {outcome.detail}")
                 self._drop_outgoing()
-            case "underfilled":
-                self.tracker.suspect(self._mates().keys() - outcome.contributions.keys())
+            case "refused":
+                pass  # whoever did not come is not counted any more: the batch fills up again first
             case "failed":
                 self._warn(f"a round failed and is tried again: {outcome.detail}")
                 self._in_doubt = outcome.id or self._in_doubt
@@ -313,12 +319,20 @@ class CollaborativeOptimizer:
     # Keeping up with the swarm
 
     def _mates(self) -> dict[str, Progress]:
-        """The others who hold the same state as this peer: with whom it averages next."""
+        """The others who hold the same state as this peer: their samples fill the same batch."""
         return {
             peer: progress
             for peer, progress in self.tracker.others().items()
             if (progress.step, progress.round) == (self.step, self.state.round)
         }
+
+    def _expected(self) -> dict[str, Progress]:
+        """Who has to come to the next round: the mates, and those who are about to finish the last one.
+
+        Without the latter a quick peer would begin with the few who were as quick, and the swarm would part.
+        """
+        late = {peer: progress for peer, progress in self.tracker.others().items() if progress.step == self.step - 1}
+        return self._mates() | late
 
     def _newest_step(self) -> int:
         return max((progress.step for progress in self.tracker.others().values()), default=0)
@@ -394,6 +408,7 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 follower=self._follower,
                 client_mode=self._client_mode,
+                addresses=self._addresses,
                 device=self._device,
                 name=self._name,
                 time=get_dht_time(),

@@ -27,15 +27,12 @@ class SwarmPeer:
     model: torch.nn.Module
     device: torch.device
     device_name: str
+    addresses: tuple[str, ...]
+    """Where others reach this peer; empty in client mode."""
     session: str
     signer: Signer
     dht: DHT
     optimizer: CollaborativeOptimizer
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where others reach this peer; empty in client mode."""
-        return addresses_of(self.dht)
 
     @property
     def parameter_count(self) -> int:
@@ -49,6 +46,7 @@ def connected(
     initial_peers: Sequence[str],
     *,
     follower: bool,
+    may_start_alone: bool = False,
     stop: threading.Event,
     on_step: StepListener,
     warn: Callable[[str], None],
@@ -62,7 +60,7 @@ def connected(
     set_threads(peer.threads)
     task = create_task(run, peer.task_module)
     identity = Identity(peer.folder / "identity.key")
-    dht = open_node(peer, identity, initial_peers)
+    dht = open_node(peer, identity, initial_peers, may_start_alone=may_start_alone)
     try:
         model = task.build_model().to(device)
         lamb = Lamb(
@@ -72,7 +70,7 @@ def connected(
             eps=run.optimizer.epsilon,
             max_weight_norm=run.optimizer.max_weight_norm,
         )
-        signer, session = Signer(identity), secrets.token_hex(8)
+        signer, session, addresses = Signer(identity), secrets.token_hex(8), addresses_of(dht)
         optimizer = CollaborativeOptimizer(
             model,
             lamb,
@@ -82,13 +80,14 @@ def connected(
             session=session,
             name=peer.name,
             device=describe_device(device),
+            addresses=addresses,
             follower=follower,
             stop=stop,
             on_step=on_step,
             warn=warn,
         )
         try:
-            yield SwarmPeer(task, model, device, describe_device(device), session, signer, dht, optimizer)
+            yield SwarmPeer(task, model, device, describe_device(device), addresses, session, signer, dht, optimizer)
         finally:
             optimizer.leave()
     finally:

@@ -74,11 +74,15 @@ def group(
 
 
 def a_round(
-    members: list[Member], steps: tuple[int, ...] = (), window: float = 8.0, tolerance: float = 1e-6
+    members: list[Member],
+    steps: tuple[int, ...] = (),
+    window: float = 8.0,
+    tolerance: float = 1e-6,
+    expected_peers: int | None = None,
 ) -> list[dict[str, Any]]:
     """One round of all members; `right` in an answer is the share of numbers that equal the weighted mean."""
     expected = sum(m.value * m.samples for m in members) / sum(m.samples for m in members)
-    job = {"group_size": len(members), "window": window, "expected": expected, "tolerance": tolerance}
+    job = {"group_size": expected_peers or len(members), "window": window, "expected": expected, "tolerance": tolerance}
     for member, step in zip(members, steps or (1,) * len(members), strict=True):
         member.say({"step": step, **job})
     return [member.hear() for member in members if member.fault not in ("dies", "stalls")]
@@ -137,9 +141,16 @@ def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None
         answers = a_round(
             members,
         )
-    assert [answer["outcome"] for answer in answers] == ["underfilled"] * 2, answers
+    assert [answer["outcome"] for answer in answers] == ["refused"] * 2, answers
     assert all(answer["unchanged"] for answer in answers)
     assert all(answer["members"] == 2 for answer in answers)
+
+
+def test_a_minority_of_the_swarm_averages_nothing(tmp_path: Path) -> None:
+    with group(tmp_path, ["", ""], samples=10) as members:
+        answers = a_round(members, window=3.0, expected_peers=4)
+    assert [answer["outcome"] for answer in answers] == ["refused"] * 2, answers
+    assert answers[0]["detail"] == "2 of 4 peers"
 
 
 def test_members_at_different_steps_never_meet(tmp_path: Path) -> None:

@@ -2,71 +2,84 @@
 
 from pathlib import Path
 
-import torch
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
-from dedloc_kit.run import RunConfig, seed_of
-from dedloc_kit.training.lamb import Lamb
-from dedloc_kit.training.schedule import learning_rate
+from dedloc_kit.data.docstrings import collect_documents
+from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.events import Left, Warned
+from dedloc_kit.run import RunConfig, parse_run
 from tests.swarm.harness import Peer, Swarm, difference
-from tests.tiny import TinyTask, tiny_run
+from tests.swarm.plain_loop import plain_loop
+from tests.tiny import tiny_run
 
 STEPS = 5
 
 
-def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer) -> torch.nn.Module:
-    """One process, the same samples, gradients accumulated in the usual way: no code of the swarm."""
-    task = TinyTask(run)
-    model = task.build_model()
-    settings = run.optimizer
-    optimizer = Lamb(
-        task.parameter_groups(model, settings.weight_decay),
-        lr=0.0,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        max_weight_norm=settings.max_weight_norm,
-    )
-    batches = {
-        peer.joined.peer: task.batches(
-            peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), lambda _: None
-        )
-        for peer in volunteers
-    }
-    microbatch = {peer.joined.peer: peer.config.microbatch for peer in volunteers}
-    for step, event in enumerate(coordinator.steps[:STEPS]):
-        optimizer.zero_grad()
-        total = sum(event.contributions.values())
-        for peer, samples in event.contributions.items():
-            assert samples % microbatch[peer] == 0
-            for _ in range(samples // microbatch[peer]):
-                batch = next(batches[peer])
-                loss = task.loss(model, batch) * (microbatch[peer] / total)
-                loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
-        optimizer.param_groups[0]["lr"] = learning_rate(settings, step)
-        optimizer.step()
-    return model
-
-
-def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path: Path) -> None:
-    run = tiny_run(global_batch=48, averaging={"overlap": False, "compression": "none"})
-    with Swarm(run, tmp_path) as swarm:
+def three_uneven_volunteers(run: RunConfig, folder: Path) -> tuple[Peer, list[Peer]]:
+    """Let them make some global steps and leave; the coordinator and the volunteers."""
+    with Swarm(run, folder) as swarm:
         coordinator = swarm.coordinator(until_step=STEPS)
         volunteers = [
             swarm.volunteer(f"volunteer-{n}", {"TINY_PAUSE": str(0.05 * n)}, microbatch=n, until_step=STEPS)
             for n in (1, 2, 3)
         ]
         for peer in volunteers:
-            peer.wait_for_step(STEPS)
-            assert peer.worker.wait(60.0) == 0
+            peer.wait_for(Left)
         coordinator.wait_for_step(STEPS)
         assert coordinator.worker.stop() == 0
-
     assert all(event.step.samples >= run.global_batch for event in coordinator.steps)
     assert all(event.step.samples == sum(event.contributions.values()) for event in coordinator.steps)
     assert len({samples for event in coordinator.steps for samples in event.contributions.values()}) > 1, "uneven"
-    reference = dict(plain_loop(run, volunteers, coordinator).named_parameters())
-    for peer in (coordinator, *volunteers):
-        for name, parameter in peer.parameters().items():
-            expected = reference[name].detach()
-            assert float((parameter - expected).norm() / expected.norm()) < 1e-5, f"{name} of {peer.name}"
+    for peer in volunteers:
         assert difference(peer.parameters(), coordinator.parameters()) == 0.0
+    return coordinator, volunteers
+
+
+def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path: Path) -> None:
+    run = tiny_run(global_batch=48, averaging={"overlap": False, "compression": "none"})
+    coordinator, volunteers = three_uneven_volunteers(run, tmp_path)
+    expected = plain_loop(run, volunteers, coordinator, STEPS)
+    for name, parameter in coordinator.parameters().items():
+        assert float((parameter - expected[name]).norm() / expected[name].norm()) < 1e-5, name
+
+
+@pytest.mark.slow
+def test_albert_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(tmp_path: Path) -> None:
+    run = albert_run(tmp_path)
+    coordinator, volunteers = three_uneven_volunteers(run, tmp_path)
+    warning = volunteers[0].wait_for(Warned)
+    assert "train-00001-of-00003.parquet cannot be read and is left out" in warning.text
+
+    expected = plain_loop(run, volunteers, coordinator, STEPS)
+    found = coordinator.parameters()
+    error = sum(float((found[name] - expected[name]).square().sum()) for name in found) ** 0.5
+    norm = sum(float(parameter.square().sum()) for parameter in expected.values()) ** 0.5
+    assert error / norm < 1e-5
+
+
+def albert_run(folder: Path) -> RunConfig:
+    """A very small ALBERT on real text in three shards, the second of which is damaged."""
+    documents = collect_documents(characters=400_000)
+    for number in range(3):
+        table = pa.table({"text": documents[number::3]})
+        pq.write_table(table, folder / f"train-{number:05d}-of-00003.parquet")
+    (folder / "train-00001-of-00003.parquet").write_bytes(b"PAR1 this is not Parquet PAR1")
+    train_tokenizer(iter(documents), 1000, folder / "tokenizer")
+    model = {"embedding_size": 32, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return parse_run(
+        {
+            "name": "albert-test",
+            "global_batch": 384,
+            "task": {
+                "name": "albert",
+                "tokenizer": str(folder / "tokenizer"),
+                "sequence_length": 64,
+                "model": {**model, "intermediate_size": 128, "max_position_embeddings": 64},
+            },
+            "data": {"train": [{"dataset": str(folder)}], "shuffle_buffer": 100},
+            "optimizer": {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 100},
+            "averaging": {"overlap": False, "compression": "none"},
+        }
+    )

@@ -1,0 +1,44 @@
+"""What the swarm is measured against: one process, the same samples, no code of the swarm."""
+
+import torch
+
+from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.tasks import create_task
+from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.schedule import learning_rate
+from tests.swarm.harness import Peer
+
+
+def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer, steps: int) -> dict[str, torch.Tensor]:
+    """The parameters after the coordinator's first `steps` global steps; gradients accumulated in the usual way."""
+    task = create_task(run, "tests.tiny")
+    model = task.build_model()
+    settings = run.optimizer
+    optimizer = Lamb(
+        task.parameter_groups(model, settings.weight_decay),
+        lr=0.0,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        max_weight_norm=settings.max_weight_norm,
+    )
+    batches = {
+        peer.joined.peer: task.batches(
+            peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), lambda _: None
+        )
+        for peer in volunteers
+    }
+    microbatch = {peer.joined.peer: peer.config.microbatch for peer in volunteers}
+    for step, event in enumerate(coordinator.steps[:steps]):
+        optimizer.zero_grad()
+        total = sum(event.contributions.values())
+        for peer, samples in event.contributions.items():
+            assert samples % microbatch[peer] == 0
+            for _ in range(samples // microbatch[peer]):
+                batch = next(batches[peer])
+                loss = task.loss(model, batch) * (microbatch[peer] / total)
+                loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step)
+        optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
