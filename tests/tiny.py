@@ -18,7 +18,8 @@ class TinyTask:
     """Batches are made from a seed, so that a test can make the same ones again.
 
     Faults are injected by name through the environment of one worker:
-    `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down.
+    `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down,
+    `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
     """
 
     def __init__(self, run: RunConfig) -> None:
@@ -36,6 +37,7 @@ class TinyTask:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
+        wait_for_start()
         generator = torch.Generator().manual_seed(seed)
         while True:
             yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
@@ -50,6 +52,12 @@ class TinyTask:
         batch = next(self.batches(64, self._seed, lambda _: None))
         with torch.no_grad():
             return float(((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean())
+
+
+def wait_for_start() -> None:
+    start = os.environ.get("START_FILE")
+    while start and not os.path.exists(start):
+        time.sleep(0.02)
 
 
 TASKS = {"tiny": TinyTask}

@@ -380,7 +380,9 @@ class CollaborativeOptimizer:
         """After a jump to the swarm's state: which of our samples have counted, which still can?"""
         if in_doubt is not None and in_doubt in loaded.rounds:
             self._credit_outgoing()
-        if loaded.step - before > 1 and self.pending_samples:
+        # A gradient may be as old as overlapping makes every gradient; exact training takes none that is old at all.
+        allowed = 1 if self.run.averaging.overlap else 0
+        if loaded.step - before > allowed and self.pending_samples:
             self._warn(f"{self.pending_samples} samples were computed on parameters that are too old; dropped")
             torch._foreach_zero_(self._accumulators)
             self.samples, self._loss_sum = 0, 0.0

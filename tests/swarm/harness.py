@@ -35,16 +35,9 @@ class Peer:
     ) -> None:
         self.name, self.events = name, list[AnyEvent]()
         self._news = threading.Condition()
-        self.config = PeerConfig(
-            folder=folder / name,
-            name=name,
-            host="127.0.0.1",
-            device="cpu",
-            threads=1,
-            task_module="tests.tiny",
-            export=folder / f"{name}.safetensors",
-            **settings,
-        )
+        defaults = {"host": "127.0.0.1", "device": "cpu", "threads": 1, "task_module": "tests.tiny"}
+        export = folder / f"{name}.safetensors"
+        self.config = PeerConfig(folder=folder / name, name=name, export=export, **{**defaults, **settings})
         self.worker = Worker(
             role,
             job(self.config),

@@ -9,9 +9,9 @@ from dedloc_kit.training.schedule import learning_rate
 from tests.swarm.harness import Peer
 
 
-def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer, steps: int) -> dict[str, torch.Tensor]:
-    """The parameters after the coordinator's first `steps` global steps; gradients accumulated in the usual way."""
-    task = create_task(run, "tests.tiny")
+def plain_loop(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Peer) -> dict[str, torch.Tensor]:
+    """The parameters after the coordinator's global steps; gradients are accumulated in the usual way."""
+    task = create_task(run, tasks)
     model = task.build_model()
     settings = run.optimizer
     optimizer = Lamb(
@@ -28,7 +28,7 @@ def plain_loop(run: RunConfig, volunteers: list[Peer], coordinator: Peer, steps:
         for peer in volunteers
     }
     microbatch = {peer.joined.peer: peer.config.microbatch for peer in volunteers}
-    for step, event in enumerate(coordinator.steps[:steps]):
+    for step, event in enumerate(coordinator.steps):
         optimizer.zero_grad()
         total = sum(event.contributions.values())
         for peer, samples in event.contributions.items():
