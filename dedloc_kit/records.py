@@ -46,7 +46,7 @@ class Contribution(Record):
     session: Digest
     samples: Count
     session_samples: Count
-    loss: float | None
+    loss: Annotated[float, Field(ge=-1e9, le=1e9)] | None
     """Mean training loss over the samples; none when there are none."""
     name: PeerText
     time: Time

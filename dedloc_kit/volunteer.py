@@ -56,7 +56,7 @@ def volunteer(
         me.optimizer.hand_over()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
-        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.session_samples))
+        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
 
 
 def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
@@ -73,10 +73,10 @@ def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emi
     emit(
         LocalProgress(
             step=me.optimizer.step,
-            samples=me.optimizer.pending_samples,
+            samples=me.optimizer.samples,
             swarm_samples=me.optimizer.swarm_samples(),
             global_batch=run.global_batch,
-            session_samples=me.optimizer.session_samples,
+            session_samples=me.optimizer.gradients.counted_samples,
             loss=loss_value if loss_value == loss_value else None,
             samples_per_second=me.optimizer.samples_per_second,
         )

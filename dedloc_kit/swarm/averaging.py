@@ -8,6 +8,7 @@ fails the round for whoever misses it; the optimizer then keeps its samples and 
 import asyncio
 import math
 import statistics
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -77,6 +78,7 @@ class GradientAverager(DecentralizedAverager):
         self._current_state = current_state
         self._round_timeout = 60.0
         self._next_step = 0
+        self._preparations: deque[dict[str, Any]] = deque()
         super().__init__(
             gradients,
             dht,
@@ -127,10 +129,22 @@ class GradientAverager(DecentralizedAverager):
 
     # What follows runs in the averager's own process.
 
-    _step = kept_alive(DecentralizedAverager._step)
     _load_state_from_peers = kept_alive(DecentralizedAverager._load_state_from_peers)
 
-    async def _prepare(self, step: int, after: str, group_size: int, timeout: float) -> None:
+    async def _prepare(self, **preparation: Any) -> None:
+        """What the next `_step` is to do; hivemind's step has no room for it."""
+        self._preparations.append(preparation)
+
+    @kept_alive
+    async def _step(self, **kwargs: Any) -> None:
+        """One round, prepared once the one before is over: a cancelled search must not go on under the new key."""
+        preparation = self._preparations.popleft()
+        async with self._matchmaking.lock_looking_for_group:
+            pass
+        self._set_up(**preparation)
+        await super()._step(**kwargs)
+
+    def _set_up(self, step: int, after: str, group_size: int, timeout: float) -> None:
         # Peers in different states look under different keys, so they can never average together.
         self._matchmaking.group_key_manager.group_bits = f"{step:b}{int(after[:8] or '0', 16):032b}"
         # hivemind waits its whole window unless the group has reached its target size.

@@ -1,26 +1,32 @@
 """A peer's place in the DHT: its persistent identity and the hivemind node that listens or only dials out."""
 
 import asyncio
-import functools
+import logging
 import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from hivemind import DHT
+from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PeerConfig
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
+DIAL_TIMEOUT = 10.0
+
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +70,7 @@ def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     destroy one while it waits (seen with `get_visible_maddrs`), and its caller then waits for ever.
     """
 
-    @functools.wraps(method)
+    @wraps(method)
     async def held(*args: P.args, **kwargs: P.kwargs) -> T:
         task = asyncio.current_task()
         assert task is not None
@@ -122,6 +128,24 @@ def open_node(
 def addresses_of(node: DHT) -> tuple[str, ...]:
     """Where others reach this node, at most four addresses; empty in client mode."""
     return () if node.client_mode else tuple(str(address) for address in node.get_visible_maddrs(latest=True))[:4]
+
+
+def dial(node: DHT, peer: str, addresses: Sequence[str]) -> None:
+    """Connect to a peer at the addresses that it names, unless there is a connection already; in the background.
+
+    Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
+    libp2p's own search among those often answers "routing: not found". Failing is no error here: a round will tell.
+    """
+    node.run_coroutine(partial(_dial, peer, tuple(addresses)), return_future=True)
+
+
+async def _dial(peer: str, addresses: tuple[str, ...], _dht: DHT, node: DHTNode) -> None:
+    # /p2p/ID at the end is how addresses are told, not how they are dialled.
+    dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in addresses]
+    try:
+        await asyncio.wait_for(node.p2p._client.connect(PeerID.from_base58(peer), dialled), DIAL_TIMEOUT)
+    except Exception as error:  # runs in the node's process: only the log can tell
+        _log.info("no connection to %s: %r", peer, error)
 
 
 def _free_port(host: str, port: int) -> int:

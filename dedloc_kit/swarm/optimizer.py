@@ -2,12 +2,11 @@
 
 After DeDLOC (Diskin et al. 2021, section 3): the result is that of one machine with the same batch, however many
 peers there are. Each peer is in one of two situations: it accumulates, or a round (group and all-reduce) of its
-`outgoing` gradients is under way. What a failed round did not average stays in `outgoing` and goes into the next.
+outgoing gradients is under way.
 """
 
 import asyncio
 import hashlib
-import math
 import threading
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Progress, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager, Round
+from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.swarm.tracker import Tracker
@@ -70,19 +70,13 @@ class CollaborativeOptimizer:
         self._dht, self._client_mode = dht, dht.client_mode
         self.state = TrainingState(model, optimizer, run.run_id)
         self._parameters = list(model.parameters())
-        self._accumulators = [torch.zeros_like(p, dtype=torch.float32) for p in self._parameters]
-        self.samples = 0  # accumulated since the last snapshot
-        self._loss_sum = 0.0
-        self._outgoing_samples = 0  # in the averager's buffers, on their way or to be tried again
-        self._outgoing_loss_sum = 0.0
-        self.session_samples = 0  # went into finished global steps
+        self.gradients = Gradients(self._parameters)
         self._round: StepControl | None = None
         self._round_began = 0.0
         self._awaited: set[str] = set()
         self._slowest_round = 0.0
         self._failures = 0  # in a row
         self._not_before = 0.0  # when the next round may begin
-        self._in_doubt: str | None = None  # a failed all-reduce that may have succeeded for others
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
         self.averager = GradientAverager(
@@ -131,38 +125,27 @@ class CollaborativeOptimizer:
 
     @property
     def samples_per_second(self) -> float:
-        return float(self._speed.samples_per_second) if self.session_samples + self.pending_samples else 0.0
+        """How fast this peer computes; 0 before its first microbatch."""
+        return float(self._speed.samples_per_second) if self._speed.num_updates else 0.0
 
     @property
-    def pending_samples(self) -> int:
-        """Samples of this peer that are not yet part of a global step."""
-        return self.samples + self._outgoing_samples
+    def samples(self) -> int:
+        """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
+        return self.gradients.samples if self._round is None else self.gradients.outgoing_samples
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
-        mine = self._outgoing_samples if self._round is not None else self.pending_samples
-        return mine + sum(progress.samples for progress in self._mates().values())
+        return self.samples + sum(progress.samples for progress in self._mates().values())
 
     # Accumulating
 
-    @torch.no_grad()
     def accumulate(self, loss: float, samples: int) -> bool:
-        """Add the gradients of one microbatch (mean over `samples`) and clear them.
-
-        Returns False, and adds nothing, if the loss or a gradient is not finite: one such number would
-        poison everyone's average.
-        """
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
-        finite = math.isfinite(loss) and bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
-        if finite:
-            torch._foreach_add_(self._accumulators, gradients, alpha=float(samples))
-            self.samples += samples
-            self._loss_sum += loss * samples
+        """Take the gradients of one microbatch; False if they were not finite and were left out."""
+        taken = self.gradients.add(loss, samples)
+        if taken:
             self._speed.update(task_size=samples)
             self._boundary_seconds = samples / self._speed.samples_per_second
-        for parameter in self._parameters:
-            parameter.grad = None
-        return finite
+        return taken
 
     def advance(self) -> None:
         """Do what is due at a microbatch boundary: begin a round, apply its average, or catch up with the swarm.
@@ -193,14 +176,15 @@ class CollaborativeOptimizer:
         expected = self._expected()
         if not expected and (self._client_mode or self.tracker.anyone()):
             return  # cut off, or the others are busy: a step on our own would part our ways
-        self._load_outgoing()
+        with self.averager.get_tensors() as tensors:
+            self.gradients.load_outgoing(tensors)
         mine = Contribution(
             run_id=self.run.run_id,
             step=self.step + 1,
             session=self._session,
-            samples=self._outgoing_samples,
-            session_samples=self.session_samples + self._outgoing_samples,
-            loss=self._outgoing_loss_sum / self._outgoing_samples if self._outgoing_samples else None,
+            samples=self.gradients.outgoing_samples,
+            session_samples=self.gradients.counted_samples + self.gradients.outgoing_samples,
+            loss=self.gradients.outgoing_loss,
             name=self._name,
             time=get_dht_time(),
         )
@@ -215,25 +199,9 @@ class CollaborativeOptimizer:
             mine,
             after=self.state.round,
             group_size=1 + len(expected),
-            window=min(120.0, max(5.0, 2.0 + 2.0 * slowest)),
+            window=min(30.0, max(5.0, 2.0 + 2.0 * slowest)),
             timeout=max(60.0, 4.0 * self._slowest_round),
         )
-
-    @torch.no_grad()
-    def _load_outgoing(self) -> None:
-        """Move the accumulated gradient sums into the averager, as means together with what is still outgoing."""
-        before, total = self._outgoing_samples, self.pending_samples
-        with self.averager.get_tensors() as tensors:
-            for mean, accumulated in zip(tensors, self._accumulators, strict=True):
-                if before:
-                    mean.mul_(before / total).add_(accumulated.cpu(), alpha=1 / total)
-                elif total:
-                    torch.mul(accumulated.cpu(), 1 / total, out=mean)
-                else:
-                    mean.zero_()
-        torch._foreach_zero_(self._accumulators)
-        self._outgoing_samples, self._outgoing_loss_sum = total, self._outgoing_loss_sum + self._loss_sum
-        self.samples, self._loss_sum = 0, 0.0
 
     def _wait_for_round(self) -> None:
         assert self._round is not None
@@ -265,12 +233,13 @@ class CollaborativeOptimizer:
                 self._apply(outcome)
             case "poisoned":
                 self._warn(f"a round was dropped by everyone: {outcome.detail}")
-                self._drop_outgoing()
+                self.gradients.drop_outgoing()
             case "refused":
                 pass  # whoever did not come is not counted any more: the batch fills up again first
             case "failed":
                 self._warn(f"a round failed and is tried again: {outcome.detail}")
-                self._in_doubt = outcome.id or self._in_doubt
+                if outcome.id:
+                    self.gradients.doubt(outcome.id)
                 self._look()
                 self._not_before = time.monotonic() + min(10.0, 0.25 * 2**self._failures)
                 self._failures += 1
@@ -290,12 +259,12 @@ class CollaborativeOptimizer:
                 parameter.grad = None
             self.state.advance(outcome.id)
         self._failures = 0
-        self._credit_outgoing()
+        self.gradients.count_outgoing()
         self._share_state()
         self._report()
         contributions = outcome.contributions
         samples = sum(c.samples for c in contributions.values())
-        losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None]
+        losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None and c.samples]
         self._on_step(
             GlobalStep(
                 step=self.step,
@@ -308,13 +277,6 @@ class CollaborativeOptimizer:
             ),
             contributions,
         )
-
-    def _credit_outgoing(self) -> None:
-        self.session_samples += self._outgoing_samples
-        self._drop_outgoing()
-
-    def _drop_outgoing(self) -> None:
-        self._outgoing_samples, self._outgoing_loss_sum, self._in_doubt = 0, 0.0, None
 
     # Keeping up with the swarm
 
@@ -365,28 +327,27 @@ class CollaborativeOptimizer:
                 info = StateInfo.parse(metadata)
                 if info.step < wanted:
                     continue  # a donor that is itself behind
-                before, in_doubt = self.step, self._in_doubt
+                if info == self.state.info and self._behind():
+                    continue  # a donor that took the same wrong turn as this peer
+                before = self.step
                 self.state.load(tensors, info)
             except (ValueError, TimeoutError) as error:
                 self._warn(f"a downloaded state was refused: {error}")
                 continue
-            self._settle(before, in_doubt, info)
+            self._settle(before, info)
             self._share_state()
             self._report()
             return True
         return False
 
-    def _settle(self, before: int, in_doubt: str | None, loaded: StateInfo) -> None:
+    def _settle(self, before: int, loaded: StateInfo) -> None:
         """After a jump to the swarm's state: which of our samples have counted, which still can?"""
-        if in_doubt is not None and in_doubt in loaded.rounds:
-            self._credit_outgoing()
+        self.gradients.settle(loaded.rounds)
         # A gradient may be as old as overlapping makes every gradient; exact training takes none that is old at all.
         allowed = 1 if self.run.averaging.overlap else 0
-        if loaded.step - before > allowed and self.pending_samples:
-            self._warn(f"{self.pending_samples} samples were computed on parameters that are too old; dropped")
-            torch._foreach_zero_(self._accumulators)
-            self.samples, self._loss_sum = 0, 0.0
-            self._drop_outgoing()
+        if loaded.step - before > allowed and self.gradients.samples:
+            self._warn(f"{self.gradients.samples} samples were computed on parameters that are too old; dropped")
+            self.gradients.drop()
 
     def _share_state(self) -> None:
         if not self._client_mode:
@@ -405,7 +366,7 @@ class CollaborativeOptimizer:
                 run_id=self.run.run_id,
                 step=self.step,
                 round=self.state.round,
-                samples=self._outgoing_samples if self._round is not None else self.pending_samples,
+                samples=self.samples,
                 samples_per_second=min(1e9, self.samples_per_second),
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 follower=self._follower,

@@ -5,6 +5,7 @@ when it looks for the newest step, and never reports followers; all three would 
 and volunteers behind firewalls. Ours counts real samples of every peer.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.node import dial
 from dedloc_kit.swarm.signing import Signer, author
 
 HEARTBEAT = 3.0
@@ -23,6 +25,8 @@ MIN_PERIOD = 0.3
 """Seconds between two looks at the DHT; grows with the number of peers."""
 SECONDS_PER_PEER = 0.01
 DHT_TIMEOUT = 10.0
+REDIAL = 30.0
+"""Seconds between two looks whether a peer is still connected."""
 
 
 class Tracker(threading.Thread):
@@ -41,6 +45,7 @@ class Tracker(threading.Thread):
         self._others: dict[str, Progress] = {}
         self._suspects: dict[str, float] = {}
         self._rejected: set[str] = set()
+        self._dialled: dict[str, float] = {}
 
     def report(self, mine: Progress) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moment."""
@@ -102,6 +107,7 @@ class Tracker(threading.Thread):
                     self._publish(mine)
                     published = time.monotonic()
                 self.look()
+                self._dial_others()
                 pause = max(MIN_PERIOD, SECONDS_PER_PEER * len(self._others))
             except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
                 self._warn(f"the swarm's directory does not answer ({error!r:.100}); trying again")
@@ -117,6 +123,14 @@ class Tracker(threading.Thread):
             self.join(DHT_TIMEOUT)
         if self._mine is not None:
             self._store(None)
+
+    def _dial_others(self) -> None:
+        """Keep a connection to everyone who can be reached: they may all be in our next group."""
+        now = time.monotonic()
+        for peer, progress in self.others().items():
+            if progress.addresses and now - self._dialled.get(peer, -math.inf) > REDIAL:
+                self._dialled[peer] = now
+                dial(self._dht, peer, progress.addresses)
 
     def _publish(self, mine: Progress) -> None:
         self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())
