@@ -1,0 +1,148 @@
+"""Identity, signatures and the directory, with real nodes on loopback."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind import DHT
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Contribution, Progress
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.contributions import collect, publish
+from dedloc_kit.swarm.node import Identity, Node, addresses_of, dial, open_node
+from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.tracker import Tracker
+from tests.swarm.harness import wait_until
+
+RUN = "tiny-0123456789abcdef"
+Start = Callable[..., tuple[Node, Signer]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    nodes: list[Node] = []
+
+    def start_node(peers: tuple[str, ...] = (), **settings: Any) -> tuple[Node, Signer]:
+        folder = tmp_path / str(len(nodes))
+        identity = Identity(folder / "identity.key")
+        nodes.append(open_node(PeerConfig(folder=folder, host="127.0.0.1", **settings), identity, peers))
+        return nodes[-1], Signer(identity)
+
+    yield start_node
+    for node in reversed(nodes):
+        node.shutdown()
+
+
+def contribution(**values: Any) -> Contribution:
+    defaults = {"run_id": RUN, "step": 1, "session": "ab", "samples": 3, "session_samples": 3, "loss": 1.0}
+    return Contribution(**{**defaults, "name": "x", "time": get_dht_time(), **values})
+
+
+def progress(**values: Any) -> Progress:
+    defaults = {"run_id": RUN, "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
+    defaults |= {"boundary_seconds": 0.1, "follower": False, "client_mode": False, "addresses": ()}
+    return Progress(**{**defaults, "device": "CPU", "name": "x", "time": get_dht_time(), **values})
+
+
+def test_an_identity_is_the_same_in_the_next_session_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "identity.key"
+    first = Identity(path)
+    assert Identity(path).peer_id == first.peer_id
+    assert path.stat().st_mode & 0o077 == 0, "nobody else may read it"
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="is not a peer identity"):
+        Identity(path)
+
+
+def test_a_signed_record_opens_with_its_author_and_any_change_is_noticed(tmp_path: Path) -> None:
+    mine, other = Signer(Identity(tmp_path / "a.key")), Signer(Identity(tmp_path / "b.key"))
+    record = contribution(name="abc")
+    signed = mine.sign(record)
+    assert other.open(Contribution, signed) == (mine.peer, record)
+    assert author(mine.subkey) == mine.peer
+    for forged in (
+        signed.replace(b"abc", b"abd"),
+        signed[:-9],
+        signed.replace(mine.subkey, other.subkey),
+        b"",
+        b"\xc1",
+    ):
+        with pytest.raises(ValueError, match="Contribution"):
+            other.open(Contribution, forged)
+    with pytest.raises(ValueError, match="the signature is not valid"):
+        other.open(Progress, signed)
+
+
+def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce(start: Start) -> None:
+    middle, _ = start()
+    known = addresses_of(middle)
+    one, _ = start(known)
+    other, signer = start(known)
+    dial(one, signer.peer, addresses_of(other))
+
+    def connected() -> bool:
+        return signer.peer in one.run_coroutine(partial(_connections))
+
+    wait_until(connected, "they are not connected")
+
+
+async def _connections(_dht: DHT, node: Any) -> list[str]:
+    return [info.peer_id.to_base58() for info in await node.p2p.list_peers()]
+
+
+def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not(start: Start) -> None:
+    first, signer = start()
+    second, other = start(addresses_of(first), client_mode=True)
+    publish(first, signer, contribution(step=2))
+    publish(second, other, contribution(samples=5, session_samples=8))
+    rejected: list[str] = []
+    wait_until(lambda: len(collect(first, RUN, rejected.append)) == 2, "not all contributions arrived")
+    found = collect(second, RUN, rejected.append)
+    assert found[signer.peer].step == 2
+    assert found[other.peer].session_samples == 8
+    assert not rejected
+    # A record under the key of somebody else is refused by every node that is asked to keep it.
+    second.store(
+        f"{RUN}_contributions",
+        subkey=signer.subkey,
+        value=contribution(samples=99).model_dump(),
+        expiration_time=get_dht_time() + 7200,
+    )
+    assert collect(first, RUN, rejected.append)[signer.peer].samples == 3
+
+
+def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(start: Start) -> None:
+    first, signer = start()
+    second, other = start(addresses_of(first))
+    warnings: list[str] = []
+    mine, theirs = Tracker(first, signer, RUN, warnings.append), Tracker(second, other, RUN, warnings.append)
+    try:
+        theirs.report(progress())
+        for tracker in (mine, theirs):
+            tracker.start()
+        wait_until(lambda: other.peer in mine.others(), "the other's progress did not arrive")
+        assert mine.others()[other.peer].samples == 3
+
+        mine.suspect({other.peer})
+        assert other.peer not in mine.others()
+        assert mine.anyone(), "it is still alive"
+        theirs.report(progress(samples=4))
+        wait_until(lambda: other.peer in mine.others(), "who speaks again is counted again")
+
+        theirs.leave()
+        wait_until(lambda: not mine.anyone(), "who left is still waited for")
+        second.store(
+            f"{RUN}_progress",
+            subkey=other.subkey,
+            value={"samples": -5},
+            expiration_time=get_dht_time() + 30,
+        )
+        wait_until(lambda: any("a progress record was ignored" in text for text in warnings), "no word about nonsense")
+        assert not mine.anyone()
+    finally:
+        mine.leave()
