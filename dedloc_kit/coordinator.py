@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Contribution, GlobalStep
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
@@ -46,22 +46,11 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
     ) as me:
         role = _Coordinator(run, peer, me, emit, warn)
         try:
-            next(
-                me.task.batches(1, seed_of(run.run_id, "check"), warn)
-            )  # data that volunteers cannot read is known now
+            # Data that volunteers could not read is better known now.
+            next(me.task.batches(1, seed_of(run.run_id, "check"), warn))
             role.resume()
             me.optimizer.lead()
-            emit(
-                Joined(
-                    run_id=run.run_id,
-                    peer=me.signer.peer,
-                    session=me.session,
-                    addresses=me.addresses,
-                    step=me.optimizer.step,
-                    device=me.device_name,
-                    parameters=me.parameter_count,
-                )
-            )
+            emit(me.joined())
             role.follow(stop)
             emit(State(text="leaving"))
             if peer.export is not None:
@@ -109,7 +98,7 @@ class _Coordinator:
         optimizer = self._me.optimizer
         peers_due = collect_due = 0.0
         self._start_evaluation()
-        last_step = min(self._run.optimizer.total_steps, self._peer.until_step or self._run.optimizer.total_steps)
+        last_step = self._peer.last_step(self._run)
         while not stop.wait(POLL_SECONDS):
             if optimizer.step < last_step:
                 optimizer.advance()

@@ -156,6 +156,10 @@ class PeerConfig(Section):
     checkpoint_every: PositiveInt = 1
     """Coordinator: global steps between two checkpoints."""
 
+    def last_step(self, run: RunConfig) -> int:
+        """The global step after which this peer has nothing more to do."""
+        return min(run.optimizer.total_steps, self.until_step or run.optimizer.total_steps)
+
 
 def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
     """Read a run configuration from TOML; relative local paths in it are taken from the file's folder.

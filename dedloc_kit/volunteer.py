@@ -1,18 +1,19 @@
 """The volunteer: takes batches, accumulates gradients, and lets the collaborative optimizer do the rest."""
 
+import math
 import threading
 from collections.abc import Callable
 
 import torch
 
 from dedloc_kit.data.stream import Prefetch
-from dedloc_kit.events import AnyEvent, Joined, Left, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, StepDone, Warned
 from dedloc_kit.records import Contribution, GlobalStep, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.device import default_microbatch
+from dedloc_kit.training.device import computes_in_bfloat16, default_microbatch
 
 
 def volunteer(
@@ -37,20 +38,9 @@ def volunteer(
         with Prefetch(me.task.batches(microbatch, seed, warn), size=4) as batches:
             emit(State(text="loading the training state"))
             me.optimizer.join()
-            emit(
-                Joined(
-                    run_id=run.run_id,
-                    peer=me.signer.peer,
-                    session=me.session,
-                    addresses=me.addresses,
-                    step=me.optimizer.step,
-                    device=me.device_name,
-                    parameters=me.parameter_count,
-                )
-            )
+            emit(me.joined())
             emit(State(text="training"))
-            last_step = min(run.optimizer.total_steps, peer.until_step or run.optimizer.total_steps)
-            while not stop.is_set() and me.optimizer.step < last_step:
+            while not stop.is_set() and me.optimizer.step < peer.last_step(run):
                 _train_on(next(batches), me, run, emit)
         emit(State(text="leaving"))
         me.optimizer.hand_over()
@@ -63,7 +53,7 @@ def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emi
     """One microbatch: forward, backward, accumulate, and whatever the swarm has due."""
     batch = {key: tensor.to(me.device) for key, tensor in batch.items()}
     samples = len(next(iter(batch.values())))
-    with torch.autocast(me.device.type, dtype=torch.bfloat16, enabled=me.device.type == "cuda"):
+    with torch.autocast(me.device.type, dtype=torch.bfloat16, enabled=computes_in_bfloat16(me.device)):
         loss = me.task.loss(me.model, batch)
     loss.backward()
     loss_value = loss.item()  # waits for the device; the accumulation below must know whether it is finite anyway
@@ -77,7 +67,7 @@ def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emi
             swarm_samples=me.optimizer.swarm_samples(),
             global_batch=run.global_batch,
             session_samples=me.optimizer.gradients.counted_samples,
-            loss=loss_value if loss_value == loss_value else None,
+            loss=loss_value if math.isfinite(loss_value) else None,
             samples_per_second=me.optimizer.samples_per_second,
         )
     )

@@ -11,6 +11,7 @@ from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_resumes_its_run_where_it_was(tmp_path: Path) -> None:
     run = tiny_run(global_batch=32)
     with Swarm(run, tmp_path) as swarm:

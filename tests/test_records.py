@@ -32,6 +32,7 @@ VALID: dict[type[Record], dict[str, Any]] = {
         "boundary_seconds": 0.2,
         "follower": False,
         "client_mode": True,
+        "addresses": ("/ip4/10.0.0.1/tcp/4001/p2p/QmPeer",),
         "device": "Tesla T4",
         "name": "",
         "time": 1.5,
@@ -94,6 +95,7 @@ OUT_OF_BOUNDS: dict[str, list[Any]] = {
     "rounds": ["ab", 5, None, [5], ["\x1b[2J"], {"ab": 1}],
     "follower": ["true", 1, None],
     "client_mode": ["true", 1, None],
+    "addresses": ["ab", 5, None, [5], ["/ip4/1.2.3.4"], ["/ip4/1.2.3.4/tcp/1/p2p/Qm\n"], ["/ip4/1/tcp/1/p2p/Qm"] * 5],
 }
 
 

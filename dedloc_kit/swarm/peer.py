@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from hivemind import DHT
 
+from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.node import Identity, addresses_of, open_node
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
@@ -34,9 +35,17 @@ class SwarmPeer:
     dht: DHT
     optimizer: CollaborativeOptimizer
 
-    @property
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+    def joined(self) -> Joined:
+        """The event that tells that this peer takes part."""
+        return Joined(
+            run_id=self.optimizer.run.run_id,
+            peer=self.signer.peer,
+            session=self.session,
+            addresses=self.addresses,
+            step=self.optimizer.step,
+            device=self.device_name,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+        )
 
 
 @contextmanager

@@ -31,6 +31,11 @@ def describe_device(device: torch.device) -> str:
     return f"CPU, {cores} core{'' if cores == 1 else 's'}"
 
 
+def computes_in_bfloat16(device: torch.device) -> bool:
+    """Whether this device has bfloat16 arithmetic of its own; a Tesla T4 only imitates it, slower than float32."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def default_microbatch(device: torch.device) -> int:
     """Samples that go through the model at once if the volunteer has not chosen.
 

@@ -99,7 +99,7 @@ def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(
     assert answers[0]["right"] == 1.0
 
 
-@pytest.mark.parametrize("fault", ["dies", "stalls"])
+@pytest.mark.parametrize("fault", ["dies", pytest.param("stalls", marks=pytest.mark.slow)])
 def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient(tmp_path: Path, fault: str) -> None:
     with group(tmp_path, ["", "", "", fault]) as members:
         survivors = members[:3]
@@ -153,6 +153,7 @@ def test_a_minority_of_the_swarm_averages_nothing(tmp_path: Path) -> None:
     assert answers[0]["detail"] == "2 of 4 peers"
 
 
+@pytest.mark.slow
 def test_members_at_different_steps_never_meet(tmp_path: Path) -> None:
     with group(tmp_path, ["", ""], samples=10) as members:
         answers = a_round(members, steps=(1, 2), window=2.0)
