@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -82,7 +83,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
         settings = peer("coordinator", evaluate_every=5)
         with Coordinator(run, settings, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
             display.line(f"dashboard: {coordinator.dashboard.url}", "bold")
-            if browser:
+            if browser and _has_a_screen():
                 webbrowser.open(coordinator.dashboard.url)
             invitation = coordinator.invitation()
             names = [f"volunteer-{number}" for number in range(1, volunteers + 1)]
@@ -119,6 +120,11 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
         }
     finally:
         ledger.close()
+
+
+def _has_a_screen() -> bool:
+    """Without one, `webbrowser` would start a text browser in the middle of the demo's own output."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _show_volunteer(display: RunDisplay, event: AnyEvent, name: str) -> None:

@@ -298,7 +298,8 @@ class ExactAllReduce(AllReduceRunner):
         """The average of a part as it travels and as everyone, this peer included, reads it; made once."""
         if index not in self._sent:
             self._sent[index] = asyncio.get_running_loop().run_in_executor(None, self._encode, average)
-        return await self._sent[index]
+        # Several streams wait for it: one that breaks must not cancel it for the others.
+        return await asyncio.shield(self._sent[index])
 
     def _encode(self, average: torch.Tensor) -> tuple[runtime_pb2.Tensor, torch.Tensor]:
         serialized = self._compression.compress(average, CompressionInfo.from_tensor(average))
