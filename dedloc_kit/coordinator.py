@@ -122,10 +122,11 @@ class _Coordinator:
     def record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
         self._ledger.record_step(step, contributions)
-        if step.step % self._peer.checkpoint_every == 0:
+        current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
+        if current and step.step % self._peer.checkpoint_every == 0:
             self._save()
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
-        if step.step % self._peer.evaluate_every == 0:
+        if current and step.step % self._peer.evaluate_every == 0:
             self._start_evaluation()
 
     def close(self) -> None:

@@ -83,6 +83,18 @@ class StateInfo(Record):
     """The latest all-reduces that led here, newest last: a peer in doubt learns whether its samples counted."""
 
 
+class Receipt(Record):
+    """The proof of one finished global step: what its members signed. Whoever missed the step learns of it by this."""
+
+    step: Count
+    round: Digest
+    time: Time
+    seconds: Annotated[float, Field(ge=0)]
+    """From the full batch to the averaged gradient."""
+    signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
+    """The contributions of all members of the all-reduce, each with its signature."""
+
+
 class GlobalStep(Record):
     """One finished global step, as the coordinator saw it."""
 

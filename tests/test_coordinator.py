@@ -1,5 +1,7 @@
 """The coordinator's memory: ledger and checkpoints survive its death."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -39,25 +41,46 @@ def test_a_killed_coordinator_resumes_its_run_where_it_was(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_coordinator_that_slept_through_some_steps_has_them_in_its_ledger(tmp_path: Path) -> None:
+    run = tiny_run(global_batch=64)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        volunteers = [swarm.volunteer(name, {"TINY_PAUSE": "0.2"}, microbatch=4) for name in ("one", "two")]
+        coordinator.wait_for_step(2)
+        os.killpg(coordinator.worker.pid, signal.SIGSTOP)
+        slept = coordinator.steps[-1].step.step
+        for peer in volunteers:
+            peer.wait_for_step(slept + 3)
+        os.killpg(coordinator.worker.pid, signal.SIGCONT)
+        coordinator.wait_for_step(slept + 5)
+    ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+    steps = ledger.steps()
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1)), "no gap"
+    assert all(step.samples >= run.global_batch for step in steps)
+    assert all(sum(ledger.contributions_of(step.step).values()) == step.samples for step in steps)
+    assert sum(contributor.samples for contributor in ledger.contributors()) == sum(step.samples for step in steps)
+    ledger.close()
+
+
+@pytest.mark.slow
 def test_volunteers_go_on_without_their_coordinator_and_it_finds_them_again(tmp_path: Path) -> None:
-    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+    with Swarm(tiny_run(global_batch=64), tmp_path) as swarm:
         first = swarm.coordinator()
-        volunteers = [swarm.volunteer(name, {"TINY_PAUSE": "0.1"}, microbatch=4) for name in ("one", "two")]
+        volunteers = [swarm.volunteer(name, {"TINY_PAUSE": "0.2"}, microbatch=4) for name in ("one", "two")]
         first.wait_for_step(2)
         wait_until(lambda: len(recall(first.config.folder).peers) == 2, "the addresses are not kept")
         first.worker.kill()
-        alone = [peer.wait_for_step(first.steps[-1].step.step + 5) for peer in volunteers]
+        alone = [peer.wait_for_step(first.steps[-1].step.step + 3) for peer in volunteers]
         assert all(len(event.contributions) == 2 for event in alone), "they average with each other"
 
         second = swarm.coordinator()
         assert second.joined.addresses == first.joined.addresses, "volunteers know where it is"
-        caught_up = second.wait_for(StepDone)
-        assert caught_up.step.step > alone[0].step.step, "it takes the newest state, not its own"
-        assert len(caught_up.contributions) == 2
-        done = second.wait_for_step(caught_up.step.step + 1)
-        ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
-        assert ledger.last_step() >= done.step.step
-        ledger.close()
+        together = second.wait_for(StepDone, lambda event: event.step.peers == 3)
+        assert together.step.step > alone[0].step.step, "it takes the newest state, not its own"
+    ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+    steps = [step.step for step in ledger.steps()]
+    assert steps == list(range(1, len(steps) + 1)), "what it missed is in the receipts"
+    ledger.close()
 
 
 def test_the_held_out_loss_is_measured_at_the_start_between_and_at_the_end(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ class Round:
     id: str = ""
     contributions: dict[str, Contribution] = field(default_factory=dict)
     """Of every member of the group, by peer id; signatures are checked."""
+    signed: tuple[bytes, ...] = ()
+    """The same as their authors signed them."""
     detail: str = ""
 
 
@@ -156,13 +158,13 @@ class GradientAverager(DecentralizedAverager):
         round_id = group_info.group_id.hex()
         contributions: dict[str, Contribution] = {}
         try:
-            bandwidths, contributions, expected = self._members(group_info)
+            bandwidths, contributions, signed, expected = self._members(group_info)
             # All members see the same numbers, so all of them refuse alike and go back to accumulating.
             samples = sum(contribution.samples for contribution in contributions.values())
             if samples < self._global_batch:
-                return Round("refused", round_id, contributions, f"{samples} of {self._global_batch} samples")
+                return Round("refused", round_id, contributions, detail=f"{samples} of {self._global_batch} samples")
             if 2 * len(contributions) <= expected:
-                return Round("refused", round_id, contributions, f"{len(contributions)} of {expected:g} peers")
+                return Round("refused", round_id, contributions, detail=f"{len(contributions)} of {expected:g} peers")
             loop = asyncio.get_running_loop()
             fractions = await loop.run_in_executor(
                 None, load_balance_peers, self.total_size, bandwidths, min_vector_size
@@ -174,22 +176,22 @@ class GradientAverager(DecentralizedAverager):
                     self._round_timeout,
                 )
                 if not all(bool(average.isfinite().all()) for average in averages):
-                    return Round("poisoned", round_id, contributions, "the average is not finite")
+                    return Round("poisoned", round_id, contributions, detail="the average is not finite")
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
-            return Round("complete", round_id, contributions)
+            return Round("complete", round_id, contributions, tuple(signed))
         except Exception as error:
-            return Round("failed", round_id, contributions, repr(error)[:200])
+            return Round("failed", round_id, contributions, detail=repr(error)[:200])
 
-    def _members(self, group: GroupInfo) -> tuple[list[float | None], dict[str, Contribution], float]:
-        """Bandwidths (None: unknown, 0: client), contributions, and how many peers there should be.
+    def _members(self, group: GroupInfo) -> tuple[list[float | None], dict[str, Contribution], list[bytes], float]:
+        """Bandwidths (None: unknown, 0: client), contributions, the same signed, and how many peers there should be.
 
         That number is the median of what the members expect, so that one of them cannot block the others.
         Raises ValueError if a member lies.
         """
         bandwidths: list[float | None] = []
         contributions = {}
-        expected = []
+        expected, receipts = [], []
         for peer_id, gathered in zip(group.peer_ids, group.gathered, strict=True):
             peer = peer_id.to_base58()
             bandwidth, mode, own = self.serializer.loads(gathered)
@@ -202,9 +204,10 @@ class GradientAverager(DecentralizedAverager):
             if not isinstance(group_size, int):
                 raise ValueError(f"{peer} does not say how many peers it expects")
             expected.append(group_size)
+            receipts.append(signed)
             bandwidths.append(0.0 if AveragingMode(mode) == AveragingMode.CLIENT else bandwidth)
             contributions[peer] = contribution
-        return bandwidths, contributions, statistics.median(expected)
+        return bandwidths, contributions, receipts, statistics.median(expected)
 
     async def _all_reduce(
         self, tensors: Sequence[torch.Tensor], group: GroupInfo, weights: list[float], **kwargs: Any

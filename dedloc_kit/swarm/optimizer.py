@@ -19,7 +19,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Progress, StateInfo
+from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager, Round
 from dedloc_kit.swarm.gradients import Gradients
@@ -95,7 +95,7 @@ class CollaborativeOptimizer:
 
         Raises UserError if nobody hands out the state.
         """
-        if not self._load_newest() and not self._stop.is_set():
+        if self._load_newest() is None and not self._stop.is_set():
             raise UserError("no peer of this run hands out the training state; is the coordinator running?")
         self.lead()
 
@@ -191,7 +191,8 @@ class CollaborativeOptimizer:
         self._round_began = time.monotonic()
         if not expected:
             lone = hashlib.sha256(f"{self.run.run_id} {self._signer.peer} {self.step} {self.state.round}".encode())
-            self._apply(Round("complete", lone.hexdigest()[:40], {self._signer.peer: mine}))
+            signed = (self._signer.sign(mine),)
+            self._apply(Round("complete", lone.hexdigest()[:40], {self._signer.peer: mine}, signed))
             return
         slowest = max(progress.boundary_seconds for progress in expected.values())
         self._awaited = set(expected)
@@ -246,6 +247,13 @@ class CollaborativeOptimizer:
 
     def _apply(self, outcome: Round) -> None:
         """Take the optimizer step with the averaged gradient, the same on every member."""
+        receipt = Receipt(
+            step=self.step + 1,
+            round=outcome.id,
+            time=get_dht_time(),
+            seconds=time.monotonic() - self._round_began,
+            signed=outcome.signed,
+        )
         rate = learning_rate(self.run.optimizer, self.step)
         optimizer = self.state.optimizer
         with self.averager.get_tensors() as tensors, self.state.lock:
@@ -257,23 +265,25 @@ class CollaborativeOptimizer:
             optimizer.step()
             for parameter in self._parameters:
                 parameter.grad = None
-            self.state.advance(outcome.id)
+            self.state.advance(receipt)
         self._failures = 0
         self.gradients.count_outgoing()
         self._share_state()
         self._report()
-        contributions = outcome.contributions
+        self._tell(receipt, outcome.contributions)
+
+    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution]) -> None:
         samples = sum(c.samples for c in contributions.values())
         losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None and c.samples]
         self._on_step(
             GlobalStep(
-                step=self.step,
-                round=outcome.id,
-                time=get_dht_time(),
+                step=receipt.step,
+                round=receipt.round,
+                time=receipt.time,
                 samples=samples,
                 loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
                 peers=len(contributions),
-                seconds=time.monotonic() - self._round_began,
+                seconds=receipt.seconds,
             ),
             contributions,
         )
@@ -309,11 +319,32 @@ class CollaborativeOptimizer:
         return self._newest_step() > self.step or self._swarm_round() != self.state.round
 
     def _catch_up(self) -> None:
-        if not self._load_newest() and not self._stop.is_set():
-            self._warn("the swarm is ahead, but nobody hands out its state; still trying")
+        """Take the swarm's state, and learn from the receipts that come with it which steps were missed."""
+        before = self.step
+        receipts = self._load_newest()
+        if receipts is None:
+            if not self._stop.is_set():
+                self._warn("the swarm is ahead, but nobody hands out its state; still trying")
+            return
+        for receipt in receipts:
+            if before < receipt.step <= self.step:
+                try:
+                    self._tell(receipt, self._opened(receipt))
+                except ValueError as error:
+                    self._warn(f"the receipt of step {receipt.step} was ignored: {error}")
 
-    def _load_newest(self) -> bool:
-        """Download the newest state, from another donor if one fails; False if nobody has it."""
+    def _opened(self, receipt: Receipt) -> dict[str, Contribution]:
+        """The contributions in a receipt, by peer; raises ValueError if one is not what it should be."""
+        contributions = dict(self._signer.open(Contribution, signed) for signed in receipt.signed)
+        if any((c.run_id, c.step) != (self.run.run_id, receipt.step) for c in contributions.values()):
+            raise ValueError("a contribution is of another step")
+        return contributions
+
+    def _load_newest(self) -> tuple[Receipt, ...] | None:
+        """Download the newest state, from another donor if one fails; None if nobody has it.
+
+        Returns the receipts of the latest steps, oldest first.
+        """
         for attempt in range(LOAD_ATTEMPTS):
             if attempt and self._stop.wait(LOAD_PAUSE):
                 break
@@ -324,21 +355,23 @@ class CollaborativeOptimizer:
                 if found is None:
                     continue
                 metadata, tensors = found
-                info = StateInfo.parse(metadata)
+                info = StateInfo.parse(metadata["info"])
+                receipts = tuple(Receipt.parse(values) for values in metadata["receipts"])
                 if info.step < wanted:
                     continue  # a donor that is itself behind
                 if info == self.state.info and self._behind():
                     continue  # a donor that took the same wrong turn as this peer
                 before = self.step
                 self.state.load(tensors, info)
-            except (ValueError, TimeoutError) as error:
+            except (ValueError, TypeError, KeyError, TimeoutError) as error:
                 self._warn(f"a downloaded state was refused: {error}")
                 continue
+            self.state.receipts = receipts
             self._settle(before, info)
             self._share_state()
             self._report()
-            return True
-        return False
+            return receipts
+        return None
 
     def _settle(self, before: int, loaded: StateInfo) -> None:
         """After a jump to the swarm's state: which of our samples have counted, which still can?"""

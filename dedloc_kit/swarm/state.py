@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.training.lamb import Lamb
+
+KEPT_ROUNDS = 16
+# hivemind sends the metadata in one message of at most 4 MB.
+MAX_RECEIPT_BYTES = 1_000_000
 
 
 class TrainingState:
@@ -18,6 +22,8 @@ class TrainingState:
         self.model, self.optimizer, self.run_id = model, optimizer, run_id
         self.step = 0
         self.rounds: tuple[str, ...] = ()
+        self.receipts: tuple[Receipt, ...] = ()
+        """Of the latest global steps, for peers who missed them."""
         # Held while the tensors change, so that a newcomer or a checkpoint never gets half a step.
         self.lock = threading.Lock()
 
@@ -30,10 +36,13 @@ class TrainingState:
     def info(self) -> StateInfo:
         return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
 
-    def advance(self, round_id: str) -> None:
-        """Count a global step, done by this all-reduce."""
-        self.step += 1
-        self.rounds = (*self.rounds, round_id)[-16:]
+    def advance(self, receipt: Receipt) -> None:
+        """Count a global step."""
+        self.step = receipt.step
+        self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
+        self.receipts = (*self.receipts, receipt)[-KEPT_ROUNDS:]
+        while sum(map(_size, self.receipts)) > MAX_RECEIPT_BYTES:
+            self.receipts = self.receipts[1:]
 
     def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
         """A consistent copy on the CPU, by name."""
@@ -43,7 +52,8 @@ class TrainingState:
     def for_newcomer(self) -> tuple[dict[str, Any], Sequence[Tensor]]:
         """The copy as hivemind hands it over: metadata and a list of tensors."""
         tensors, info = self.copy()
-        return info.model_dump(mode="json"), list(tensors.values())
+        receipts = [receipt.model_dump() for receipt in self.receipts if receipt.step <= info.step]
+        return {"info": info.model_dump(), "receipts": receipts}, list(tensors.values())
 
     def parameters_copy(self) -> dict[str, Tensor]:
         """A copy of the parameters alone, by their names in the model."""
@@ -79,3 +89,7 @@ class TrainingState:
         tensors |= {f"model.{name}": tensor for name, tensor in self.model.named_buffers()}
         tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
         return tensors
+
+
+def _size(receipt: Receipt) -> int:
+    return sum(map(len, receipt.signed))
