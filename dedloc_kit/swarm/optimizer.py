@@ -42,7 +42,7 @@ class CollaborativeOptimizer:
 
     :param follower: contributes no samples, takes every step: how the coordinator holds the state
     :param session: hexadecimal name of this session; contributions of one session count up
-    :param stop: set when this peer is to leave; nothing here waits longer than that
+    :param stop: set when this peer is to leave: it ends the waiting for a round or for a donor of the state
     :param on_step: told about every global step that this peer took
     :param warn: told in plain words about what went wrong and was dealt with
     """

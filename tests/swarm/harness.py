@@ -1,6 +1,5 @@
 """A real swarm on loopback for tests: every peer is a process, every wait has a deadline."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -149,7 +148,6 @@ def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = 
     end = time.monotonic() + deadline
     while not condition():
         assert time.monotonic() < end, otherwise
-        os.sched_yield()
         time.sleep(0.05)
 
 
