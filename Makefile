@@ -1,6 +1,7 @@
 # One command on a fresh machine: `make demo` or `make test`. Everything lives in .venv; nothing else is touched.
 PYTHON ?= python3
 BIN := .venv/bin
+BENCHMARKS := collaboration allreduce convergence recovery joining scale
 
 .PHONY: install demo test test-slow check format bench
 
@@ -32,4 +33,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 bench: install
-	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "$$file"; $(BIN)/python "$$file"; done
+	@set -e; for name in $(BENCHMARKS); do echo "$$name"; $(BIN)/python -m "benchmarks.$$name"; done

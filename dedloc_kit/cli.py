@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
+from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, load_run
 
 
@@ -61,7 +62,20 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
     join.add_argument("--name", default="anonymous", help="shown on the dashboard")
     join.add_argument("--microbatch", type=_positive, default=0, metavar="N", help="samples at once")
-    join.add_argument("--client", action="store_true", help="only outgoing connections (behind a firewall)")
+    reach = join.add_mutually_exclusive_group()
+    reach.add_argument(
+        "--client-mode",
+        action="store_const",
+        const=True,
+        help="make outgoing connections only; default: do so if a test finds that others cannot reach this machine",
+    )
+    reach.add_argument(
+        "--reachable",
+        action="store_const",
+        const=False,
+        dest="client_mode",
+        help="do not test: others can reach this machine, at --swarm-port and, if need be, --announce-host",
+    )
     _machine_options(join, folder_help="keeps your identity; default: one in your home folder")
     join.set_defaults(command=_join)
 
@@ -133,31 +147,49 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from dedloc_kit.client import fetch_invitation
     from dedloc_kit.events import AnyEvent, Failed, Left
     from dedloc_kit.home import peer_folder
     from dedloc_kit.terminal import RunDisplay
     from dedloc_kit.worker import Worker, volunteer_job
 
-    invitation = fetch_invitation(options.invitation)
     ended = threading.Event()
-    with peer_folder(options.folder) as folder, RunDisplay(invitation.run_config().global_batch) as display:
-        peer = _peer(options, folder, name=options.name, microbatch=options.microbatch, client_mode=options.client)
+    with peer_folder(options.folder) as folder:
+        invitation = _invitation(options.invitation, folder)
+        with RunDisplay(invitation.run_config().global_batch) as display:
+            peer = _peer(
+                options, folder, name=options.name, microbatch=options.microbatch, client_mode=options.client_mode
+            )
 
-        def on_event(event: AnyEvent) -> None:
-            display.show(event)
-            if isinstance(event, Failed | Left):
-                ended.set()
+            def on_event(event: AnyEvent) -> None:
+                display.show(event)
+                if isinstance(event, Failed | Left):
+                    ended.set()
 
-        worker = Worker("volunteer", volunteer_job(invitation, peer), folder=folder, on_event=on_event)
-        try:
-            ended.wait()
-        except KeyboardInterrupt:
-            display.line("leaving; thank you")
-        code = worker.stop()
+            worker = Worker("volunteer", volunteer_job(invitation, peer), folder=folder, on_event=on_event)
+            try:
+                ended.wait()
+            except KeyboardInterrupt:
+                display.line("leaving; thank you")
+            code = worker.stop()
     if worker.failure:
         sys.stderr.write(f"dedloc: {worker.failure}\n")
     return code
+
+
+def _invitation(where: str, folder: Path) -> Invitation:
+    """The invitation from there; while its coordinator is down, the one that was fetched the last time."""
+    from dedloc_kit.client import NoAnswer, fetch_invitation, keep_invitation, kept_invitation
+
+    try:
+        invitation = fetch_invitation(where)
+    except NoAnswer:
+        kept = kept_invitation(folder, where)
+        if kept is None:
+            raise
+        Console(highlight=False).print(f"no coordinator answers at {where}; trying the peers known from the last time")
+        return kept
+    keep_invitation(folder, where, invitation)
+    return invitation
 
 
 def _status(options: argparse.Namespace) -> None:

@@ -10,12 +10,17 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
 
 TIMEOUT = 10.0
+_KEPT = "last-invitation.json"
+
+
+class NoAnswer(UserError):
+    """The coordinator is down, still starting, or cannot be reached."""
 
 
 def fetch_invitation(where: str) -> Invitation:
     """The invitation at a coordinator's URL or in a file; its run configuration is checked against the run id.
 
-    Raises UserError if it cannot be had or is not what it says.
+    Raises NoAnswer if the coordinator does not answer, and UserError if it is not what it says.
     """
     if _is_url(where):
         invitation = Invitation.parse(_get(where, "invitation"))
@@ -27,6 +32,30 @@ def fetch_invitation(where: str) -> Invitation:
                 f"there is no invitation at '{where}' ({error}); give the coordinator's URL (http://...) or a file"
             ) from None
     invitation.run_config()
+    return invitation
+
+
+def keep_invitation(folder: Path, where: str, invitation: Invitation) -> None:
+    """Keep what was fetched in a volunteer's folder, for the day when the coordinator does not answer.
+
+    Raises UserError if the folder cannot be written.
+    """
+    try:
+        (folder / _KEPT).write_text(json.dumps({"from": where, "invitation": invitation.model_dump(mode="json")}))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
+
+
+def kept_invitation(folder: Path, where: str) -> Invitation | None:
+    """What was last fetched from there into this folder, if it still is a valid invitation."""
+    try:
+        kept = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
+        if kept["from"] != where:
+            return None
+        invitation = Invitation.parse(json.dumps(kept["invitation"]))
+        invitation.run_config()
+    except (OSError, ValueError, LookupError, TypeError, UserError):
+        return None
     return invitation
 
 
@@ -53,11 +82,13 @@ def _get(url: str, what: str) -> str:
     try:
         answer = requests.get(address, timeout=TIMEOUT)
     except requests.RequestException:
-        raise UserError(
+        raise NoAnswer(
             f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
         ) from None
     if answer.status_code == 503:
-        raise UserError(f"the coordinator at {url} is still starting; try again in a moment")
+        raise NoAnswer(f"the coordinator at {url} is still starting; try again in a moment")
+    if answer.status_code >= 500:  # a proxy in front of it
+        raise NoAnswer(f"no coordinator answers behind {url} ({answer.status_code}); is it running? Ask the organizer")
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
     return answer.text

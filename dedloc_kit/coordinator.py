@@ -6,6 +6,7 @@ the volunteers go on.
 
 import copy
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.memory import Memory, recall
 from dedloc_kit.records import Contribution, GlobalStep
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
-from dedloc_kit.swarm.memory import SwarmMemory, recall, remember
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.training.checkpoint import Checkpoints, save
+
+DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 
 POLL_SECONDS = 0.1
 PEERS_SECONDS = 1.0
@@ -36,15 +39,26 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
     def warn(text: str) -> None:
         emit(Warned(text=text))
 
-    def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
-        role.record(step, {peer_id: c for peer_id, c in contributions.items() if c.samples})
+    # Steps are taken in a background thread; the ledger and the checkpoints belong to this one.
+    done: queue.SimpleQueue[DoneStep] = queue.SimpleQueue()
 
-    memory = recall(peer.folder)
+    def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        done.put((step, {peer_id: c for peer_id, c in contributions.items() if c.samples}))
+
+    memory = recall(peer.folder, run.run_id)
+    # Strictly this port: on another one nobody would find it again.
     peer = peer.model_copy(update={"port": peer.port or memory.port})
     with connected(
-        run, peer, memory.peers, follower=True, may_start_alone=True, stop=stop, on_step=on_step, warn=warn
+        run,
+        peer,
+        memory.peers,
+        follower=True,
+        may_start_alone=True,
+        stop=stop,
+        on_step=on_step,
+        warn=warn,
     ) as me:
-        role = _Coordinator(run, peer, me, emit, warn)
+        role = _Coordinator(run, peer, me, done, emit, warn)
         try:
             # Data that volunteers could not read is better known now.
             next(me.task.batches(1, seed_of(run.run_id, "check"), warn))
@@ -53,6 +67,8 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
             emit(me.joined())
             role.follow(stop)
             emit(State(text="leaving"))
+            me.optimizer.leave()
+            role.record_done()
             if peer.export is not None:
                 save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
             emit(Left(step=me.optimizer.step, session_samples=0))
@@ -66,17 +82,18 @@ class _Coordinator:
         run: RunConfig,
         peer: PeerConfig,
         me: SwarmPeer,
+        done: queue.SimpleQueue[DoneStep],
         emit: Callable[[AnyEvent], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._run, self._peer, self._me, self._emit, self._warn = run, peer, me, emit, warn
+        self._run, self._peer, self._me, self._done, self._emit, self._warn = run, peer, me, done, emit, warn
         self._checkpoints = Checkpoints(peer.folder / "checkpoints")
         self._ledger = Ledger(peer.folder / "ledger.sqlite")
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[float] | None = None
         self._evaluation_step = -1
-        self._memory = SwarmMemory()
+        self._memory = Memory(peer.folder, run.run_id, me.port)
 
     def resume(self) -> None:
         """Take over the newest checkpoint, if there is one; what the ledger has beyond it is forgotten."""
@@ -100,8 +117,8 @@ class _Coordinator:
         self._start_evaluation()
         last_step = self._peer.last_step(self._run)
         while not stop.wait(POLL_SECONDS):
-            if optimizer.step < last_step:
-                optimizer.advance()
+            optimizer.check()
+            self.record_done()
             self._finish_evaluation()
             now = time.monotonic()
             if now >= peers_due:
@@ -119,7 +136,12 @@ class _Coordinator:
             self._start_evaluation()
             self._finish_evaluation(wait=True)
 
-    def record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+    def record_done(self) -> None:
+        """Record the steps that have been taken since the last look."""
+        while not self._done.empty():
+            self._record(*self._done.get())
+
+    def _record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
         self._ledger.record_step(step, contributions)
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
@@ -145,7 +167,7 @@ class _Coordinator:
         if self._run.data.evaluation is None or self._evaluation is not None:
             return
         with self._me.optimizer.state.lock:
-            model = copy.deepcopy(self._me.model)
+            model = copy.deepcopy(self._me.optimizer.state.model)
         self._evaluation_step = self._me.optimizer.step
         self._evaluation = self._evaluator.submit(self._me.task.evaluate, model)
 
@@ -175,15 +197,10 @@ class _Coordinator:
 
     def _remember(self) -> None:
         """Keep the port and who can be reached, for a coordinator that starts again after this one died."""
-        reachable = [address for p in self._me.optimizer.tracker.others().values() for address in p.addresses][:64]
-        port = int(self._me.addresses[0].split("/")[4])
-        memory = SwarmMemory(port=port, peers=tuple(reachable) or self._memory.peers)
-        if memory != self._memory:
-            try:
-                remember(self._peer.folder, memory)
-            except OSError as error:
-                self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
-            self._memory = memory
+        try:
+            self._memory.update(self._me.reachable())
+        except OSError as error:
+            self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 
     def _peers(self) -> Peers:
         others = self._me.optimizer.tracker.others()

@@ -18,6 +18,14 @@ class State(Event):
     text: str
 
 
+class Loading(Event):
+    """The training state is on its way from another peer."""
+
+    event: Literal["loading"] = "loading"
+    received_bytes: int
+    total_bytes: int
+
+
 class Joined(Event):
     """The peer is part of the swarm and holds the current state."""
 
@@ -106,7 +114,8 @@ class Left(Event):
 
 
 AnyEvent = Annotated[
-    State | Joined | LocalProgress | StepDone | Peers | Evaluated | Warned | Failed | Left, Field(discriminator="event")
+    State | Loading | Joined | LocalProgress | StepDone | Peers | Evaluated | Warned | Failed | Left,
+    Field(discriminator="event"),
 ]
 _adapter: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)
 

@@ -1,5 +1,6 @@
 """The organizer's side of a run in one process tree: the coordinator as a worker, and the dashboard."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +9,19 @@ from typing import Self
 
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Warned
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
 from dedloc_kit.home import peer_folder
+from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.terminal import RunDisplay
 from dedloc_kit.worker import Worker, coordinator_job
 
 START_SECONDS = 180.0
+LISTED_VOLUNTEERS = 8
+"""Volunteers whose addresses are in the invitation, so that newcomers can join while the coordinator is down."""
+RENEWAL_SECONDS = 10.0
+"""How often the invitation file is brought up to date."""
 
 
 class Coordinator:
@@ -36,6 +42,7 @@ class Coordinator:
         )
         self.ended = threading.Event()
         self._joined = threading.Event()
+        self._addresses: tuple[str, ...] = ()
         self._worker: Worker | None = None
 
     def __enter__(self) -> Self:
@@ -74,7 +81,9 @@ class Coordinator:
 
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
-            self.dashboard.invitation = Invitation.of(self.run, event.addresses, self.dashboard.url)
+            self._addresses = event.addresses
+        if isinstance(event, Joined | Peers):
+            self._invite()
         if isinstance(event, Failed | Left):
             self.ended.set()
         if isinstance(event, Failed | Left | Joined):
@@ -85,6 +94,12 @@ class Coordinator:
         elif not isinstance(event, Warned):
             self.dashboard.publish(event)
         self._on_event(event)
+
+    def _invite(self) -> None:
+        """Publish where to join: the coordinator, then volunteers that others can reach."""
+        known = (*self._addresses, *recall(self._peer.folder, self.run.run_id).peers)
+        peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
+        self.dashboard.invitation = Invitation.of(self.run, peers, self.dashboard.url)
 
 
 def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int) -> int:
@@ -102,7 +117,13 @@ def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int) -> int:
             display.line(f"dashboard:   {url}", "bold")
             display.line(f"to join:     dedloc join {url}", "bold")
             display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
-            coordinator.ended.wait()
+            while not coordinator.ended.wait(RENEWAL_SECONDS):
+                if coordinator.invitation() != invitation:
+                    invitation = coordinator.invitation()
+                    try:
+                        _write_invitation(invitation, peer.folder)
+                    except UserError as error:  # a full disk must not end the run
+                        display.line(str(error))
             if coordinator.failure:
                 raise UserError(coordinator.failure)
         except KeyboardInterrupt:
@@ -112,8 +133,10 @@ def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int) -> int:
 
 def _write_invitation(invitation: Invitation, folder: Path) -> Path:
     path = folder / "invitation.json"
+    temporary = folder / ".invitation.json.tmp"
     try:
-        path.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
+        temporary.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder with --folder") from None
     return path

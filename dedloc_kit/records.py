@@ -64,7 +64,10 @@ class Progress(Record):
     """Samples accumulated toward the next global step."""
     samples_per_second: Annotated[float, Field(ge=0, le=1e9)]
     boundary_seconds: Annotated[float, Field(ge=0, le=3600)]
-    """How long others may have to wait until this peer can join a round: its time per microbatch."""
+    """How long others may have to wait until this peer can begin a round: its time per microbatch in exact training,
+    0 where rounds run in the background."""
+    sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
+    """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, LocalProgress, Peers, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Loading, LocalProgress, Peers, State, StepDone, Warned
 
 
 class RunDisplay:
@@ -28,6 +28,7 @@ class RunDisplay:
             transient=True,
             disable=not self.console.is_terminal,
         )
+        self._loaded_quarters = 0
         self._task = self._bar.add_task("batch", total=global_batch, note="")
 
     def __enter__(self) -> Self:
@@ -49,6 +50,12 @@ class RunDisplay:
         match event:
             case State(text=text):
                 self.line(f"{prefix}{text}", "dim")
+            case Loading(received_bytes=received, total_bytes=total):
+                quarter = 4 * received // max(1, total)
+                if quarter > self._loaded_quarters:
+                    megabytes = f"{received / 1e6:.1f} of {total / 1e6:.1f} MB"
+                    self.line(f"{prefix}{megabytes} of the training state have arrived", "dim")
+                self._loaded_quarters = quarter
             case Joined():
                 self.line(f"{prefix}joined {event.run_id} at step {event.step} with {event.device}")
             case StepDone(step=step):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from dedloc_kit.data.stream import Prefetch
-from dedloc_kit.events import AnyEvent, Left, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records import Contribution, GlobalStep, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import publish
@@ -32,7 +33,24 @@ def volunteer(
             publish(me.dht, me.signer, mine)
         emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
 
-    with connected(run, peer, invitation.peers, follower=False, stop=stop, on_step=on_step, warn=warn) as me:
+    def on_loading(received: int, total: int) -> None:
+        emit(Loading(received_bytes=received, total_bytes=total))
+
+    with connected(
+        run,
+        peer,
+        initial_peers(invitation, peer.folder),
+        follower=False,
+        preferred_port=recall(peer.folder, run.run_id).port,
+        stop=stop,
+        on_step=on_step,
+        on_loading=on_loading,
+        warn=warn,
+    ) as me:
+        reach = me.dht.reach
+        if reach.text:
+            emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
+        memory = Memory(peer.folder, run.run_id, me.port)
         microbatch = peer.microbatch or default_microbatch(me.device)
         seed = seed_of(run.run_id, me.signer.peer, me.session)
         with Prefetch(me.task.batches(microbatch, seed, warn), size=4) as batches:
@@ -42,24 +60,34 @@ def volunteer(
             emit(State(text="training"))
             while not stop.is_set() and me.optimizer.step < peer.last_step(run):
                 _train_on(next(batches), me, run, emit)
+                _remember(memory, me, warn)
         emit(State(text="leaving"))
-        me.optimizer.hand_over()
+        me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
 
 
+def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:
+    """Keep who can be reached, so that this peer can join again through any of them."""
+    try:
+        memory.update(me.reachable())
+    except OSError as error:
+        warn(f"the swarm's addresses cannot be kept ({error.strerror})")
+
+
 def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
     """One microbatch: forward, backward, accumulate, and whatever the swarm has due."""
+    assert me.replica is not None
     batch = {key: tensor.to(me.device) for key, tensor in batch.items()}
     samples = len(next(iter(batch.values())))
     with torch.autocast(me.device.type, dtype=torch.bfloat16, enabled=computes_in_bfloat16(me.device)):
-        loss = me.task.loss(me.model, batch)
+        loss = me.task.loss(me.replica.model, batch)
     loss.backward()
     loss_value = loss.item()  # waits for the device; the accumulation below must know whether it is finite anyway
     if not me.optimizer.accumulate(loss_value, samples):
         emit(Warned(text=f"a microbatch was skipped: its loss ({loss_value}) or gradient is not a finite number"))
-    me.optimizer.advance()
+    me.optimizer.boundary()
     emit(
         LocalProgress(
             step=me.optimizer.step,

@@ -20,7 +20,8 @@ ORDER = (
     {"validation", "resources", "home"},
     {"run"},
     {"records"},
-    {"events", "client"},
+    {"events", "memory"},
+    {"client"},
     {"data", "training"},
     {"tasks"},
     {"swarm"},
@@ -33,7 +34,7 @@ ORDER = (
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
-FOUNDATION = {"errors", "validation", "resources", "home", "run", "records", "events", "client"}
+FOUNDATION = {"errors", "validation", "resources", "home", "run", "records", "events", "memory", "client"}
 ROLES = {"swarm", "ledger", "volunteer", "coordinator"}
 SURFACES = {"dashboard", "notebook", "terminal", "prepare", "launch", "demo", "cli"}
 HEAVY = {"torch", "hivemind"}

@@ -8,7 +8,7 @@ import pytest
 
 from dedloc_kit.events import Evaluated, Failed, StepDone
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.swarm.memory import recall
+from dedloc_kit.memory import recall
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
 
@@ -68,7 +68,7 @@ def test_volunteers_go_on_without_their_coordinator_and_it_finds_them_again(tmp_
         first = swarm.coordinator()
         volunteers = [swarm.volunteer(name, {"TINY_PAUSE": "0.2"}, microbatch=4) for name in ("one", "two")]
         first.wait_for_step(2)
-        wait_until(lambda: len(recall(first.config.folder).peers) == 2, "the addresses are not kept")
+        wait_until(lambda: len(recall(first.config.folder, swarm.run.run_id).peers) == 2, "the addresses are not kept")
         first.worker.kill()
         alone = [peer.wait_for_step(first.steps[-1].step.step + 3) for peer in volunteers]
         assert all(len(event.contributions) == 2 for event in alone), "they average with each other"

@@ -7,6 +7,7 @@ from dedloc_kit.records import GlobalStep
 
 EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
+    events.Loading(received_bytes=5, total_bytes=10),
     events.Joined(
         run_id="demo-0123456789abcdef",
         peer="12D3Koo",

@@ -72,7 +72,10 @@ def test_a_typo_names_the_key_and_the_nearest_one(changes: dict[str, Any], key: 
             {"optimizer": {"warmup_steps": 10, "total_steps": 10}},
             "optimizer.warmup_steps must be smaller than optimizer.total_steps",
         ),
-        ({"averaging": {"compression": "float8"}}, "averaging.compression: input should be 'none' or 'float16'"),
+        (
+            {"averaging": {"compression": "float8"}},
+            "averaging.compression: input should be 'none', 'float16', '8bit' or '4bit'",
+        ),
         ({"task": {}}, "task.name is missing; add it"),
         ({"name": None}, "name: input should be a valid string, not None"),
     ],
@@ -120,9 +123,14 @@ def test_the_canonical_form_does_not_depend_on_the_order_of_keys() -> None:
 
 
 def test_the_canonical_form_writes_defaults_out() -> None:
-    spelled_out = values(seed=0, averaging={"overlap": True, "compression": "float16"})
+    spelled_out = values(seed=0, averaging={"overlap": True, "compression": "4bit"})
     assert parse_run(values()).fingerprint == parse_run(spelled_out).fingerprint
     assert json.loads(parse_run(values()).canonical())["data"]["shuffle_buffer"] == 10_000
+
+
+def test_one_line_chooses_the_mode_of_averaging() -> None:
+    assert parse_run(values(averaging="local-steps")) == parse_run(values(averaging={"mode": "local-steps"}))
+    assert message(values(averaging="sometimes")).startswith("averaging.mode: input should be 'global-batch' or")
 
 
 def test_the_canonical_form_is_ascii_and_survives_its_own_parsing() -> None:
@@ -135,7 +143,7 @@ def test_the_canonical_form_is_ascii_and_survives_its_own_parsing() -> None:
 
 def test_the_fingerprint_of_a_known_configuration_never_changes() -> None:
     # A change here breaks every invitation that is out there: peers of old and new versions could not meet.
-    assert parse_run(values()).run_id == "demo-f6b80b5a6e22f7ae"
+    assert parse_run(values()).run_id == "demo-30cf902626226cbe"
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -162,8 +170,10 @@ def test_the_fingerprint_changes_with_any_value(path: tuple[Any, ...]) -> None:
             holder[path[-1]] = value + 1
         case float(value):
             holder[path[-1]] = value / 2
-        case "float16":
+        case "4bit":
             holder[path[-1]] = "none"
+        case "global-batch":
+            holder[path[-1]] = "local-steps"
         case str(value):
             holder[path[-1]] = value + "x"
         case None:

@@ -19,6 +19,7 @@ class TinyTask:
 
     Faults are injected by name through the environment of one worker:
     `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down,
+    `TINY_FAULT` is described in tests/faults.py,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
     """
 
@@ -61,6 +62,11 @@ def wait_for_start() -> None:
 
 
 TASKS = {"tiny": TinyTask}
+
+if "TINY_FAULT" in os.environ:  # for faults in the swarm: this module is the worker's way to code of the tests
+    from tests.faults import inject
+
+    inject(os.environ["TINY_FAULT"])
 
 
 def tiny_run(name: str = "tiny", global_batch: int = 64, **sections: Any) -> RunConfig:

@@ -71,7 +71,8 @@ class Dashboard:
         self.url = _url(self._public_host, port)
         """Where others find the page; with port 0 known once `start` has returned."""
         self.invitation: Invitation | None = None
-        """Set by the launcher once the coordinator has joined; volunteers fetch it from here."""
+        """Set by the launcher once the coordinator has joined, and renewed as volunteers come; volunteers fetch it
+        from here."""
         self._run = run
         self._host, self._port = host, port
         self._view = RunView(run, ledger)

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import crypto_pb2
@@ -21,10 +22,20 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.reach import (
+    Reach,
+    answering,
+    find_out,
+    host_and_port,
+    in_own_loop,
+    own_address,
+    serve,
+)
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
 DIAL_TIMEOUT = 10.0
+ANY_ADDRESS = "0.0.0.0"
 
 _log = logging.getLogger(__name__)
 
@@ -89,75 +100,168 @@ _held: set[asyncio.Task[Any]] = set()
 class Node(DHT):
     """hivemind's DHT node, with its tasks held until they are done."""
 
+    reach: Reach
+    """How this peer takes part, and why; to be told to the person at the machine."""
+
     _get = kept_alive(DHT._get)
     _store = kept_alive(DHT._store)
     _run_coroutine = kept_alive(DHT._run_coroutine)
 
 
 def open_node(
-    peer: PeerConfig, identity: Identity, initial_peers: Sequence[str], *, may_start_alone: bool = False
+    peer: PeerConfig,
+    identity: Identity,
+    initial_peers: Sequence[str],
+    *,
+    may_start_alone: bool = False,
+    preferred_port: int = 0,
 ) -> Node:
     """Start a DHT node; records whose subkey names an owner are signed and verified by it.
 
-    Raises UserError if the port is taken or, unless it `may_start_alone`, nobody answers at `initial_peers`.
+    Unless the configuration says whether others can reach this peer, it asks some of `initial_peers` to try. Whoever
+    has no peers to ask, or `may_start_alone`, is a full peer. `preferred_port` is taken if it is free and the
+    configuration names none. Raises UserError if the port is taken or, unless it `may_start_alone`, nobody answers
+    at `initial_peers`.
     """
-    listening: dict[str, object]
-    if peer.client_mode:
-        listening = {"client_mode": True, "no_listen": True}
-    else:
-        port = _free_port(peer.host, peer.port)
-        listening = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
-        if peer.announce_host:
-            protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"
-            listening["announce_maddrs"] = [f"/{protocol}/{peer.announce_host}/tcp/{port}"]
+    others = _others(initial_peers, identity)
+    living = in_own_loop(answering(others))
+    if initial_peers and not living and not may_start_alone:
+        raise _nobody_answers(others or initial_peers)
+    port = 0 if peer.client_mode else _free_port(peer, preferred_port)
+    reach = _reach(peer, port, living, may_start_alone)
     try:
-        return Node(
-            initial_peers=list(initial_peers),
+        node = Node(
+            initial_peers=living,
             start=True,
             identity_path=str(identity.path),
+            # The same in every session: who comes back takes its old place in the others' routing tables.
+            node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
             record_validators=[RSASignatureValidator(identity.key)],
             startup_timeout=STARTUP_TIMEOUT,
-            **listening,
+            use_relay=False,
+            use_auto_relay=False,
+            **_listening(peer, port, reach),
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
-        if may_start_alone and initial_peers:
-            return open_node(peer, identity, ())
-        raise _explained(error, initial_peers) from error
+        if may_start_alone and living and "already taken" not in str(error):
+            return open_node(peer, identity, (), preferred_port=preferred_port)
+        raise _explained(error, living) from error
+    node.reach = reach
+    if not reach.client_mode:
+        node.run_coroutine(serve)
+    return node
+
+
+def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
+    """These addresses without our own, of which others may have told us."""
+    others = [address for address in initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
+    try:
+        for address in others:
+            host_and_port(address)
+    except ValueError:
+        raise _unreadable_address() from None
+    return others
+
+
+def _reach(peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool) -> Reach:
+    if peer.client_mode is not None or may_start_alone or not living:
+        return Reach(client_mode=bool(peer.client_mode))
+    if peer.announce_host:  # an address of which the asked peers may know nothing: they are told no hosts
+        return Reach(client_mode=False, text=f"others can reach this machine at {peer.announce_host}, as you say")
+    try:
+        return find_out(peer.host, port, living)
+    except OSError as error:  # taken since we looked
+        raise _cannot_listen(peer.host, port, error) from None
+
+
+def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
+    if reach.client_mode:
+        return {"client_mode": True, "no_listen": True}
+    listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
+    if peer.announce_host:
+        protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"
+        listening["announce_maddrs"] = [f"/{protocol}/{peer.announce_host}/tcp/{port}"]
+    elif reach.host and not reach.host.startswith("127."):
+        # p2pd knows only the address of the default route. It may be that a router passes the port on to us: then
+        # those outside need the router's address, those inside ours.
+        inside = own_address() if peer.host == ANY_ADDRESS else peer.host
+        hosts = dict.fromkeys(host for host in (reach.host, inside) if host)
+        listening["announce_maddrs"] = [f"/ip4/{host}/tcp/{port}" for host in hosts]
+    return listening
 
 
 def addresses_of(node: DHT) -> tuple[str, ...]:
     """Where others reach this node, at most four addresses; empty in client mode."""
-    return () if node.client_mode else tuple(str(address) for address in node.get_visible_maddrs(latest=True))[:4]
+    if node.client_mode:
+        return ()
+    addresses = [str(address) for address in node.get_visible_maddrs(latest=True)]
+    # A loopback address is of use only where there is no other.
+    return tuple(sorted(addresses, key=lambda address: address.startswith("/ip4/127."))[:4])
 
 
 def dial(node: DHT, peer: str, addresses: Sequence[str]) -> None:
-    """Connect to a peer at the addresses that it names, unless there is a connection already; in the background.
+    """Connect to a peer at the addresses that it names, unless there is a connection already, and put it back into
+    the directory's routing table; in the background.
 
     Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
-    libp2p's own search among those often answers "routing: not found". Failing is no error here: a round will tell.
+    libp2p's own search among those often answers "routing: not found". And hivemind forgets a peer that once did not
+    answer: a client would never find it again after a restart. Failing is no error here: a round will tell.
     """
     node.run_coroutine(partial(_dial, peer, tuple(addresses)), return_future=True)
 
 
 async def _dial(peer: str, addresses: tuple[str, ...], _dht: DHT, node: DHTNode) -> None:
-    # /p2p/ID at the end is how addresses are told, not how they are dialled.
-    dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in addresses]
     try:
-        await asyncio.wait_for(node.p2p._client.connect(PeerID.from_base58(peer), dialled), DIAL_TIMEOUT)
+        peer_id = PeerID.from_base58(peer)
+        if all(info.peer_id != peer_id for info in await node.p2p.list_peers()):
+            living = await answering(addresses)
+            if not living:
+                return
+            # /p2p/ID at the end is how addresses are told, not how they are dialled.
+            dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in living]
+            await asyncio.wait_for(node.p2p._client.connect(peer_id, dialled), DIAL_TIMEOUT)
+        if await node.protocol.call_ping(peer_id) is not None:
+            node.blacklist.register_success(peer_id)
     except Exception as error:  # runs in the node's process: only the log can tell
         _log.info("no connection to %s: %r", peer, error)
 
 
-def _free_port(host: str, port: int) -> int:
-    """A free port, or the given one if it is free: p2pd shares a taken port silently instead of complaining."""
+def _free_port(peer: PeerConfig, preferred: int) -> int:
+    """The port that the configuration names, else the preferred one or a free one.
+
+    Raises UserError if the named one is taken: p2pd would share it silently instead of complaining.
+    """
+    try:
+        return _bindable(peer.host, peer.port or preferred)
+    except OSError as error:
+        if preferred and not peer.port:
+            return _free_port(peer, 0)
+        raise _cannot_listen(peer.host, peer.port, error) from None
+
+
+def _bindable(host: str, port: int) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UserError(
-                f"the swarm cannot listen on {host}:{port} ({error.strerror}); choose another port with --swarm-port"
-            ) from None
+        # Connections of an earlier session linger for a minute; they are no hindrance, a listener still is.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
         return int(probe.getsockname()[1])
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UserError:
+    return UserError(
+        f"the swarm cannot listen on {host}:{port} ({error.strerror}); choose another port with --swarm-port"
+    )
+
+
+def _unreadable_address() -> UserError:
+    return UserError("the invitation holds an address that cannot be read; ask the organizer for a new one")
+
+
+def _nobody_answers(peers: Sequence[str]) -> UserError:
+    more = f", nor at the {len(peers) - 1} other addresses known" if len(peers) > 1 else ""
+    return UserError(
+        f"nobody answers at {peers[0]}{more}; is the coordinator running, and can this machine reach its port?"
+    )
 
 
 def _explained(error: Exception, initial_peers: Sequence[str]) -> UserError:
@@ -165,9 +269,7 @@ def _explained(error: Exception, initial_peers: Sequence[str]) -> UserError:
     if "already taken" in text:
         return UserError("another process uses this identity right now; stop it, or join with another --folder")
     if "parse multiaddr" in text:
-        return UserError("the invitation holds an address that cannot be read; ask the organizer for a new one")
+        return _unreadable_address()
     if initial_peers and ("bootstrap" in text or "initial_peers" in text):
-        return UserError(
-            f"nobody answers at {initial_peers[0]}; is the coordinator running, and can this machine reach its port?"
-        )
+        return _nobody_answers(initial_peers)
     return UserError(f"the swarm node did not start: {text}")

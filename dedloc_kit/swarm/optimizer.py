@@ -1,56 +1,62 @@
 """The collaborative optimizer: accumulate, and once the swarm has a global batch, average and take one step.
 
 After DeDLOC (Diskin et al. 2021, section 3): the result is that of one machine with the same batch, however many
-peers there are. Each peer is in one of two situations: it accumulates, or a round (group and all-reduce) of its
-outgoing gradients is under way.
+peers there are. Rounds run in the background: the group gathers shortly before the batch is full, averages, and takes
+the step on a copy of the parameters, which the training takes over between two microbatches (so a gradient may be one
+global step old). In exact training, without overlap, a volunteer waits for each average instead.
 """
 
-import asyncio
 import hashlib
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import torch
 from hivemind import DHT
-from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt, StateInfo
+from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging import GradientAverager, Round
-from dedloc_kit.swarm.gradients import Gradients
+from dedloc_kit.swarm.averaging import Gathering, GradientAverager, Round
+from dedloc_kit.swarm.catchup import CatchUp
+from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
+from dedloc_kit.swarm.pace import Pace
 from dedloc_kit.swarm.signing import Signer
-from dedloc_kit.swarm.state import TrainingState
+from dedloc_kit.swarm.state import Replica, TrainingState
 from dedloc_kit.swarm.tracker import Tracker
-from dedloc_kit.training.lamb import Lamb
-from dedloc_kit.training.schedule import learning_rate
 
-LOAD_ATTEMPTS = 6
-LOAD_PAUSE = 3.0
-DOWNLOAD_TIMEOUT = 1800.0
 HAND_OVER_SECONDS = 10.0
+IDLE_SECONDS, BUSY_SECONDS = 0.1, 0.02
+"""How often the background looks whether something is due, and while a round is under way."""
+START_MARGIN = 5.0
+"""Seconds between the first and the last member that sees a full batch, on a slow line."""
+MAX_STALENESS = 4
+"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
 
 class CollaborativeOptimizer:
-    """One peer's part in the run. Use from one thread: `accumulate` after each backward pass, then `advance`.
+    """One peer's part in the run. A volunteer calls `accumulate` after each backward pass, then `boundary`.
 
-    :param follower: contributes no samples, takes every step: how the coordinator holds the state
+    :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
+        every step: how the coordinator holds the state
+    :param gradients: takes what this peer computes and says how much that is
     :param session: hexadecimal name of this session; contributions of one session count up
+    :param known: addresses of peers to look for
+    :param last_step: no round is begun after this global step
     :param stop: set when this peer is to leave: it ends the waiting for a round or for a donor of the state
-    :param on_step: told about every global step that this peer took
+    :param on_step: told about every global step that this peer took, in the background thread
+    :param on_loading: told how many bytes of the state have arrived, and of how many
     :param warn: told in plain words about what went wrong and was dealt with
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        optimizer: Lamb,
+        state: TrainingState,
+        replica: Replica | None,
+        gradients: Gradients,
         *,
         run: RunConfig,
         dht: DHT,
@@ -59,34 +65,40 @@ class CollaborativeOptimizer:
         name: str,
         device: str,
         addresses: tuple[str, ...],
-        follower: bool,
+        known: Sequence[str],
+        last_step: int,
         stop: threading.Event,
         on_step: StepListener,
+        on_loading: Callable[[int, int], None],
         warn: Callable[[str], None],
     ) -> None:
-        self.run, self._signer, self._session = run, signer, session
+        self.run, self.state, self._replica = run, state, replica
+        self._signer, self._session, self._dht, self._client_mode = signer, session, dht, dht.client_mode
         self._name, self._device, self._addresses = name, device, addresses
-        self._follower, self._stop, self._on_step, self._warn = follower, stop, on_step, warn
-        self._dht, self._client_mode = dht, dht.client_mode
-        self.state = TrainingState(model, optimizer, run.run_id)
-        self._parameters = list(model.parameters())
-        self.gradients = Gradients(self._parameters)
-        self._round: StepControl | None = None
-        self._round_began = 0.0
-        self._awaited: set[str] = set()
-        self._slowest_round = 0.0
-        self._failures = 0  # in a row
-        self._not_before = 0.0  # when the next round may begin
+        self._last_step, self._stop, self._on_step, self._warn = last_step, stop, on_step, warn
+        self._overlap = run.averaging.overlap
+        self.gradients = gradients
+        self._pace = Pace()
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
+        self._round: Gathering | None = None
+        self._begun = False  # has our part of the round begun, or does the group still gather?
+        self._round_began = 0.0
+        self._awaited: frozenset[str] = frozenset()
+        self._not_before = 0.0  # when the next round may begin
+        self._background: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._leaving = threading.Event()
         self.averager = GradientAverager(
-            [torch.zeros(p.shape) for p in self._parameters],
+            state.layout,
             dht=dht,
             signer=signer,
             run=run,
-            current_state=self.state.for_newcomer,
+            current_state=state.for_newcomer,
+            current_info=lambda: state.info,
         )
-        self.tracker = Tracker(dht, signer, run.run_id, warn)
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn)
+        self._catch_up = CatchUp(state, self.averager, self.tracker, run, signer, stop, on_loading, warn)
 
     # Joining and leaving
 
@@ -95,28 +107,63 @@ class CollaborativeOptimizer:
 
         Raises UserError if nobody hands out the state.
         """
-        if self._load_newest() is None and not self._stop.is_set():
+        if not self._catch_up.load() and not self._stop.is_set():
             raise UserError("no peer of this run hands out the training state; is the coordinator running?")
         self.lead()
 
     def lead(self) -> None:
         """Take part with the state that this peer holds: the coordinator, when it starts or resumes a run."""
-        self._share_state()
+        if self._replica is not None:
+            self._replica.refresh()
+        self.averager.share(True)
         self._report()
         self.tracker.start()
-
-    def hand_over(self) -> None:
-        """Wait a moment until another peer holds this state too, so that the last step is not lost with this peer."""
-        deadline = time.monotonic() + HAND_OVER_SECONDS
-        while self.tracker.anyone() and self._newest_step() < self.step and time.monotonic() < deadline:
-            time.sleep(0.1)
+        if self._overlap or self._replica is None:
+            self._background = threading.Thread(target=self._run, name="rounds", daemon=True)
+            self._background.start()
 
     def leave(self) -> None:
-        """Tell the swarm, and end the background processes. Samples of an unfinished global step are lost."""
-        if self._round is not None and not self._round.done():
-            self._round.cancel()
+        """Finish the round under way, hand the state over, tell the swarm, and end the background processes.
+
+        Samples that are not part of a round yet are lost. A second call does nothing.
+        """
+        if self._leaving.is_set():
+            return
+        self._leaving.set()
+        if self._background is not None:
+            self._background.join()
+        if self._round is not None:
+            if self._begun and self._error is None:
+                self._finish_begun_round()
+            else:
+                self.averager.call_off(self._round)
+        if self.tracker.is_alive() and self._error is None:
+            self._hand_over()
         self.tracker.leave()
         self.averager.shutdown()
+
+    def _finish_begun_round(self) -> None:
+        """Breaking off would cost the others this round, and us our samples."""
+        assert self._round is not None
+        deadline = time.monotonic() + self._pace.patience
+        while not self._round.control.done() and time.monotonic() < deadline and self.averager.is_alive():
+            time.sleep(BUSY_SECONDS)
+        self._finish_round()
+
+    def _hand_over(self) -> None:
+        """Wait a moment until another peer holds this state too, so that the last step is not lost with this peer.
+
+        A coordinator if there is one: the others may be about to leave as well.
+        """
+        deadline = time.monotonic() + HAND_OVER_SECONDS
+        while time.monotonic() < deadline:
+            others = self.tracker.others().values()
+            staying = [progress.step for progress in others if progress.follower] or [p.step for p in others]
+            if not staying or max(staying) >= self.step:
+                return
+            time.sleep(0.1)
+
+    # What the training loop sees
 
     @property
     def step(self) -> int:
@@ -131,54 +178,128 @@ class CollaborativeOptimizer:
     @property
     def samples(self) -> int:
         """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
-        return self.gradients.samples if self._round is None else self.gradients.outgoing_samples
+        return self.gradients.outgoing_samples if self._begun else self.gradients.samples
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
         return self.samples + sum(progress.samples for progress in self._mates().values())
 
-    # Accumulating
-
     def accumulate(self, loss: float, samples: int) -> bool:
         """Take the gradients of one microbatch; False if they were not finite and were left out."""
-        taken = self.gradients.add(loss, samples)
+        assert self._replica is not None
+        taken = self.gradients.add(loss, samples, self._replica.step)
         if taken:
             self._speed.update(task_size=samples)
-            self._boundary_seconds = samples / self._speed.samples_per_second
+            self._boundary_seconds = 0.0 if self._overlap else samples / self._speed.samples_per_second
         return taken
 
-    def advance(self) -> None:
-        """Do what is due at a microbatch boundary: begin a round, apply its average, or catch up with the swarm.
+    def boundary(self) -> None:
+        """Between two microbatches: take over the newest parameters; in exact training wait for a round under way.
 
-        In synchronous mode a volunteer waits here until its round is over. Raises RuntimeError if a process of
-        hivemind has died: without it this peer would wait for ever.
+        Raises RuntimeError if the background has failed: without it this peer would go on alone for ever.
         """
+        assert self._replica is not None
+        if self._error is not None:
+            raise self._error
+        with self._speed.pause():
+            if self._background is None:
+                self._advance()
+                while self._begun and not self._stop.wait(BUSY_SECONDS):
+                    self._advance()
+            while self._piled_up() and not self._stop.wait(BUSY_SECONDS):
+                if self._background is None:
+                    self._advance()
+        self._replica.refresh()
+
+    def _piled_up(self) -> bool:
+        """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
+        return self._error is None and 2 * self.gradients.samples > MOST_BATCHES * self.run.global_batch
+
+    def check(self) -> None:
+        """For a follower: raises what went wrong in the background."""
+        if self._error is not None:
+            raise self._error
+
+    # Rounds
+
+    def _run(self) -> None:
+        try:
+            while not self._leaving.wait(IDLE_SECONDS if self._round is None else BUSY_SECONDS):
+                self._advance()
+        except BaseException as error:  # the training loop raises it at its next boundary
+            self._error = error
+
+    def _advance(self) -> None:
+        """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
         if not (self.averager.is_alive() and self._dht.is_alive()):
             raise RuntimeError("a background process of the swarm has died")
         self._report()
         if self._round is None:
-            if self._behind():
-                self._catch_up()
-            elif self._batch_is_full():
-                self._begin_round()
-        if self._round is not None and not self.run.averaging.overlap and not self._follower:
-            with self._speed.pause():
-                self._wait_for_round()
-        if self._round is not None and (self._round.done() or self._round_is_stale()):
+            if self._catch_up.behind():
+                self._follow_the_swarm()
+            elif self.step < self._last_step and time.monotonic() >= self._not_before:
+                self._gather_if_due()
+        elif not self._begun:
+            self._begin_if_full(self._round)
+        if self._round is not None and (self._round.control.done() or self._nobody_comes(self._round)):
             self._finish_round()
 
-    # Rounds
+    def _seconds_left(self) -> float:
+        """Until the batch is full."""
+        missing = self.run.global_batch - self.swarm_samples()
+        rate = self.samples_per_second + sum(progress.samples_per_second for progress in self._mates().values())
+        return 0.0 if missing <= 0 else missing / rate if rate else float("inf")
 
-    def _batch_is_full(self) -> bool:
-        return time.monotonic() >= self._not_before and self.swarm_samples() >= self.run.global_batch
+    def _gather_if_due(self) -> None:
+        left, expected = self._seconds_left(), self._expected()
+        if left > self._pace.lead:
+            return
+        if not expected:
+            # Cut off, or the others are busy: a step on our own would part our ways.
+            if left == 0.0 and not self._client_mode and not self.tracker.anyone():
+                self._step_alone()
+            return
+        self._awaited = frozenset(expected)
+        self._round_began = time.monotonic()
+        self.averager.bandwidth = self._pace.bandwidth
+        self._round = self.averager.gather(
+            step=self.step + 1,
+            after=self.state.round,
+            group_size=1 + len(expected),
+            window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+            unwelcome=self.tracker.shunned(),
+        )
 
-    def _begin_round(self) -> None:
-        expected = self._expected()
-        if not expected and (self._client_mode or self.tracker.anyone()):
-            return  # cut off, or the others are busy: a step on our own would part our ways
-        with self.averager.get_tensors() as tensors:
-            self.gradients.load_outgoing(tensors)
-        mine = Contribution(
+    def _begin_if_full(self, gathering: Gathering) -> None:
+        members = gathering.gathered()
+        if members is None:
+            return
+        others = self.tracker.others()
+        samples = self.gradients.samples + sum(others[peer].samples for peer in members & others.keys())
+        if members & self._awaited - others.keys():  # somebody has gone since; without it the group cannot average
+            self.averager.call_off(gathering)
+        elif samples >= self.run.global_batch or gathering.called.done():
+            self._pace.gathered(gathering.seconds())
+            self._begin(gathering)
+
+    def _begin(self, gathering: Gathering) -> None:
+        contribution = self._contribution()
+        boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
+        self._round_began, self._begun = time.monotonic(), True
+        self.averager.begin(
+            gathering,
+            contribution,
+            patience=self._pace.patience,
+            start_patience=self._pace.patience + START_MARGIN + boundary,
+            limit=self._pace.limit + boundary,
+        )
+
+    def _contribution(self) -> Contribution:
+        """Take a snapshot of our gradients and say what is in it."""
+        self._drop_stale()
+        with self.averager.get_tensors() as (flat,):
+            self.gradients.load_outgoing(flat)
+        return Contribution(
             run_id=self.run.run_id,
             step=self.step + 1,
             session=self._session,
@@ -188,62 +309,58 @@ class CollaborativeOptimizer:
             name=self._name,
             time=get_dht_time(),
         )
+
+    def _step_alone(self) -> None:
         self._round_began = time.monotonic()
-        if not expected:
-            lone = hashlib.sha256(f"{self.run.run_id} {self._signer.peer} {self.step} {self.state.round}".encode())
-            signed = (self._signer.sign(mine),)
-            self._apply(Round("complete", lone.hexdigest()[:40], {self._signer.peer: mine}, signed))
+        mine = self._contribution()
+        if mine.samples < self.run.global_batch:
             return
-        slowest = max(progress.boundary_seconds for progress in expected.values())
-        self._awaited = set(expected)
-        self._round = self.averager.begin_round(
-            mine,
-            after=self.state.round,
-            group_size=1 + len(expected),
-            window=min(30.0, max(5.0, 2.0 + 2.0 * slowest)),
-            timeout=max(60.0, 4.0 * self._slowest_round),
-        )
+        lone = hashlib.sha256(f"{self.run.run_id} {self._signer.peer} {self.step} {self.state.round}".encode())
+        signed = (self._signer.sign(mine),)
+        self._apply(Round("complete", lone.hexdigest()[:40], {self._signer.peer: mine}, signed))
 
-    def _wait_for_round(self) -> None:
-        assert self._round is not None
-        while not (self._round.done() or self._round_is_stale() or self._stop.wait(0.02)):
-            pass
-
-    def _round_is_stale(self) -> bool:
-        """Nobody will come to this group any more: the swarm has moved on without us."""
-        assert self._round is not None
-        searching = not self._round.done() and self._round.stage == AveragingStage.LOOKING_FOR_GROUP
-        return searching and self._newest_step() > self.step
+    def _nobody_comes(self, gathering: Gathering) -> bool:
+        """The swarm has moved on while we look for a group or wait in one."""
+        return not self._begun and self.tracker.newest_step() > self.step
 
     def _finish_round(self) -> None:
-        control, self._round = self._round, None
-        assert control is not None
-        if not control.done():
-            control.cancel()
-            return  # the next advance() catches up
+        gathering, self._round = self._round, None
+        assert gathering is not None
+        begun, self._begun = self._begun, False
+        if not gathering.control.done():
+            self.averager.call_off(gathering)
+            return  # the next look catches up
         try:
-            outcome: Round = control.result()
-        except (Exception, asyncio.CancelledError) as error:  # hivemind found no group, or its process is gone
+            outcome: Round = gathering.control.result()
+        except BaseException as error:  # hivemind found no group, or its process is gone
             outcome = Round("failed", detail=repr(error)[:200])
-        seconds = time.monotonic() - self._round_began
-        if outcome.contributions:
-            self.tracker.suspect(self._awaited - outcome.contributions.keys())
+        members = gathering.gathered()
+        if members is not None:
+            self.tracker.suspect(self._awaited - members)
         match outcome.outcome:
             case "complete":
-                self._slowest_round = max(self._slowest_round, seconds)
+                self._pace.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
+                self.tracker.trust(outcome.contributions)
                 self._apply(outcome)
-            case "poisoned":
-                self._warn(f"a round was dropped by everyone: {outcome.detail}")
-                self.gradients.drop_outgoing()
             case "refused":
-                pass  # whoever did not come is not counted any more: the batch fills up again first
+                # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
+                others = self.tracker.others()
+                self.tracker.suspect(
+                    {p for p, c in outcome.contributions.items() if p in others and c.samples < others[p].samples}
+                )
             case "failed":
-                self._warn(f"a round failed and is tried again: {outcome.detail}")
-                if outcome.id:
-                    self.gradients.doubt(outcome.id)
-                self._look()
-                self._not_before = time.monotonic() + min(10.0, 0.25 * 2**self._failures)
-                self._failures += 1
+                self._pause_after(outcome, begun)
+
+    def _pause_after(self, outcome: Round, begun: bool) -> None:
+        self._pace.failed()
+        self._not_before = time.monotonic() + self._pace.pause
+        if not begun:
+            return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
+        self._warn(f"a round failed and is tried again: {outcome.detail}")
+        if outcome.id:
+            self.gradients.doubt(outcome.id)
+        self.tracker.suspect(outcome.culprits)
+        self.tracker.speak()
 
     def _apply(self, outcome: Round) -> None:
         """Take the optimizer step with the averaged gradient, the same on every member."""
@@ -254,21 +371,9 @@ class CollaborativeOptimizer:
             seconds=time.monotonic() - self._round_began,
             signed=outcome.signed,
         )
-        rate = learning_rate(self.run.optimizer, self.step)
-        optimizer = self.state.optimizer
-        with self.averager.get_tensors() as tensors, self.state.lock:
-            for parameter, average in zip(self._parameters, tensors, strict=True):
-                parameter.grad = average.to(parameter.device, copy=True)
-            torch.nn.utils.clip_grad_norm_(self._parameters, self.run.optimizer.max_gradient_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            for parameter in self._parameters:
-                parameter.grad = None
-            self.state.advance(receipt)
-        self._failures = 0
+        with self.averager.get_tensors() as (average,):
+            self.state.apply(average, receipt)
         self.gradients.count_outgoing()
-        self._share_state()
         self._report()
         self._tell(receipt, outcome.contributions)
 
@@ -292,11 +397,7 @@ class CollaborativeOptimizer:
 
     def _mates(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
-        return {
-            peer: progress
-            for peer, progress in self.tracker.others().items()
-            if (progress.step, progress.round) == (self.step, self.state.round)
-        }
+        return self.tracker.at(self.step, self.state.round)
 
     def _expected(self) -> dict[str, Progress]:
         """Who has to come to the next round: the mates, and those who are about to finish the last one.
@@ -306,92 +407,20 @@ class CollaborativeOptimizer:
         late = {peer: progress for peer, progress in self.tracker.others().items() if progress.step == self.step - 1}
         return self._mates() | late
 
-    def _newest_step(self) -> int:
-        return max((progress.step for progress in self.tracker.others().values()), default=0)
+    def _follow_the_swarm(self) -> None:
+        """Take the steps that the others have taken without us; what of ours was in them has counted."""
+        for receipt, contributions in self._catch_up.follow():
+            self.gradients.settle([receipt.round])
+            self._tell(receipt, contributions)
+        self.gradients.settle(self.state.rounds)
+        self._drop_stale()
+        self._report()
 
-    def _swarm_round(self) -> str:
-        """The all-reduce that most peers at this step came from; it differs from ours if our ways parted."""
-        rounds = Counter(p.round for p in self.tracker.others().values() if p.step == self.step)
-        rounds[self.state.round] += 1
-        return max(rounds, key=lambda round_id: (rounds[round_id], round_id))
-
-    def _behind(self) -> bool:
-        return self._newest_step() > self.step or self._swarm_round() != self.state.round
-
-    def _catch_up(self) -> None:
-        """Take the swarm's state, and learn from the receipts that come with it which steps were missed."""
-        before = self.step
-        receipts = self._load_newest()
-        if receipts is None:
-            if not self._stop.is_set():
-                self._warn("the swarm is ahead, but nobody hands out its state; still trying")
-            return
-        for receipt in receipts:
-            if before < receipt.step <= self.step:
-                try:
-                    self._tell(receipt, self._opened(receipt))
-                except ValueError as error:
-                    self._warn(f"the receipt of step {receipt.step} was ignored: {error}")
-
-    def _opened(self, receipt: Receipt) -> dict[str, Contribution]:
-        """The contributions in a receipt, by peer; raises ValueError if one is not what it should be."""
-        contributions = dict(self._signer.open(Contribution, signed) for signed in receipt.signed)
-        if any((c.run_id, c.step) != (self.run.run_id, receipt.step) for c in contributions.values()):
-            raise ValueError("a contribution is of another step")
-        return contributions
-
-    def _load_newest(self) -> tuple[Receipt, ...] | None:
-        """Download the newest state, from another donor if one fails; None if nobody has it.
-
-        Returns the receipts of the latest steps, oldest first.
-        """
-        for attempt in range(LOAD_ATTEMPTS):
-            if attempt and self._stop.wait(LOAD_PAUSE):
-                break
-            self._look()
-            wanted = self._newest_step()
-            try:
-                found = self.averager.load_state_from_peers(timeout=DOWNLOAD_TIMEOUT)
-                if found is None:
-                    continue
-                metadata, tensors = found
-                info = StateInfo.parse(metadata["info"])
-                receipts = tuple(Receipt.parse(values) for values in metadata["receipts"])
-                if info.step < wanted:
-                    continue  # a donor that is itself behind
-                if info == self.state.info and self._behind():
-                    continue  # a donor that took the same wrong turn as this peer
-                before = self.step
-                self.state.load(tensors, info)
-            except (ValueError, TypeError, KeyError, TimeoutError) as error:
-                self._warn(f"a downloaded state was refused: {error}")
-                continue
-            self.state.receipts = receipts
-            self._settle(before, info)
-            self._share_state()
-            self._report()
-            return receipts
-        return None
-
-    def _settle(self, before: int, loaded: StateInfo) -> None:
-        """After a jump to the swarm's state: which of our samples have counted, which still can?"""
-        self.gradients.settle(loaded.rounds)
-        # A gradient may be as old as overlapping makes every gradient; exact training takes none that is old at all.
-        allowed = 1 if self.run.averaging.overlap else 0
-        if loaded.step - before > allowed and self.gradients.samples:
-            self._warn(f"{self.gradients.samples} samples were computed on parameters that are too old; dropped")
-            self.gradients.drop()
-
-    def _share_state(self) -> None:
-        if not self._client_mode:
-            self.averager.state_sharing_priority = float(self.step)
-            self.averager.allow_state_sharing = True
-
-    def _look(self) -> None:
-        try:
-            self.tracker.look()
-        except Exception as error:
-            self._warn(f"the swarm's directory does not answer ({error!r:.100})")
+    def _drop_stale(self) -> None:
+        """Exact training takes no gradient that is old at all."""
+        dropped = self.gradients.drop_older_than(self.step - (MAX_STALENESS if self._overlap else 0))
+        if dropped:
+            self._warn(f"{dropped} samples were computed on parameters that are too old; dropped")
 
     def _report(self) -> None:
         self.tracker.report(
@@ -402,11 +431,13 @@ class CollaborativeOptimizer:
                 samples=self.samples,
                 samples_per_second=min(1e9, self.samples_per_second),
                 boundary_seconds=min(3600.0, self._boundary_seconds),
-                follower=self._follower,
+                sketch=self.state.sketch,
+                follower=self._replica is None,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 device=self._device,
                 name=self._name,
                 time=get_dht_time(),
-            )
+            ),
+            self._seconds_left(),
         )

@@ -7,16 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from hivemind import DHT
 
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.node import Identity, addresses_of, open_node
+from dedloc_kit.swarm.gradients import Gradients
+from dedloc_kit.swarm.local_steps import LocalSteps
+from dedloc_kit.swarm.node import Identity, Node, addresses_of, open_node
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 
 
@@ -25,15 +28,25 @@ class SwarmPeer:
     """A peer that is connected, with the collaborative optimizer that holds its part of the run."""
 
     task: Task
-    model: torch.nn.Module
+    replica: Replica | None
+    """The model that a volunteer trains; a follower has none."""
     device: torch.device
     device_name: str
     addresses: tuple[str, ...]
     """Where others reach this peer; empty in client mode."""
     session: str
     signer: Signer
-    dht: DHT
+    dht: Node
     optimizer: CollaborativeOptimizer
+
+    @property
+    def port(self) -> int:
+        """The swarm's port of this machine; 0 in client mode."""
+        return int(self.addresses[0].split("/")[4]) if self.addresses else 0
+
+    def reachable(self) -> dict[str, tuple[str, ...]]:
+        """Addresses of the others who are here and can be reached, by peer id."""
+        return {p: progress.addresses for p, progress in self.optimizer.tracker.others().items() if progress.addresses}
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -44,7 +57,7 @@ class SwarmPeer:
             addresses=self.addresses,
             step=self.optimizer.step,
             device=self.device_name,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=self.optimizer.state.layout.size,
         )
 
 
@@ -56,8 +69,10 @@ def connected(
     *,
     follower: bool,
     may_start_alone: bool = False,
+    preferred_port: int = 0,
     stop: threading.Event,
     on_step: StepListener,
+    on_loading: Callable[[int, int], None] = lambda _received, _total: None,
     warn: Callable[[str], None],
 ) -> Iterator[SwarmPeer]:
     """Build the model, connect to the swarm and leave it at the end. Call it in a process's main thread.
@@ -69,20 +84,15 @@ def connected(
     set_threads(peer.threads)
     task = create_task(run, peer.task_module)
     identity = Identity(peer.folder / "identity.key")
-    dht = open_node(peer, identity, initial_peers, may_start_alone=may_start_alone)
+    dht = open_node(peer, identity, initial_peers, may_start_alone=may_start_alone, preferred_port=preferred_port)
     try:
-        model = task.build_model().to(device)
-        lamb = Lamb(
-            task.parameter_groups(model, run.optimizer.weight_decay),
-            lr=learning_rate(run.optimizer, 0),
-            betas=run.optimizer.betas,
-            eps=run.optimizer.epsilon,
-            max_weight_norm=run.optimizer.max_weight_norm,
-        )
+        state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
+        replica = None if follower else Replica(state, device)
         signer, session, addresses = Signer(identity), secrets.token_hex(8), addresses_of(dht)
         optimizer = CollaborativeOptimizer(
-            model,
-            lamb,
+            state,
+            replica,
+            _gradients(run, task, state, replica),
             run=run,
             dht=dht,
             signer=signer,
@@ -90,14 +100,48 @@ def connected(
             name=peer.name,
             device=describe_device(device),
             addresses=addresses,
-            follower=follower,
+            known=initial_peers,
+            last_step=peer.last_step(run),
             stop=stop,
             on_step=on_step,
+            on_loading=on_loading,
             warn=warn,
         )
         try:
-            yield SwarmPeer(task, model, device, describe_device(device), addresses, session, signer, dht, optimizer)
+            yield SwarmPeer(task, replica, device, describe_device(device), addresses, session, signer, dht, optimizer)
         finally:
             optimizer.leave()
     finally:
         dht.shutdown()
+
+
+def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> SharedOptimizer:
+    """The optimizer of the global steps."""
+    if run.averaging.mode == "global-batch":
+        return _lamb(run, task, model)
+    return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
+
+
+def _lamb(run: RunConfig, task: Task, model: torch.nn.Module) -> Lamb:
+    return Lamb(
+        task.parameter_groups(model, run.optimizer.weight_decay),
+        lr=learning_rate(run.optimizer, 0),
+        betas=run.optimizer.betas,
+        eps=run.optimizer.epsilon,
+        max_weight_norm=run.optimizer.max_weight_norm,
+    )
+
+
+def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replica | None) -> Gradients:
+    """What a peer gathers between two rounds; a follower gathers nothing."""
+    if replica is None or run.averaging.mode == "global-batch":
+        model = state.model if replica is None else replica.model
+        return Gradients(list(model.parameters()), state.layout)
+    return LocalSteps(
+        replica,
+        state,
+        _lamb(run, task, replica.model),
+        local_batch=run.averaging.local_batch,
+        max_norm=run.optimizer.max_gradient_norm,
+        learning_rate=lambda step: learning_rate(run.optimizer, step),
+    )

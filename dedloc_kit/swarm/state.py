@@ -1,31 +1,69 @@
-"""The training state that all peers share: parameters, buffers and optimizer statistics, as named tensors."""
+"""The training state that all peers share, and the replica of its parameters that a volunteer computes with."""
 
+import copy
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dedloc_kit.records import Receipt, StateInfo
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.training.lamb import blockwise_norm
+from dedloc_kit.training.schedule import learning_rate
 
 KEPT_ROUNDS = 16
-# hivemind sends the metadata in one message of at most 4 MB.
+# What is handed over with the tensors has to fit into one message of 4 MB.
 MAX_RECEIPT_BYTES = 1_000_000
+
+SKETCH_BLOCK = 4096
+SKETCH_SIZE = 4
+SKETCH_TOLERANCE = 1e-5
+"""Relative. Peers take bit-identical steps on like machines; a different processor may round differently, which adds
+up to less than this, while a missed or halved step is far more."""
+
+
+class SharedOptimizer(Protocol):
+    """An optimizer whose state exists from its construction on."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> None: ...
+
+    def state_tensors(self) -> list[Tensor]: ...
 
 
 class TrainingState:
-    """What a newcomer downloads, a checkpoint holds and every complete round changes alike on all peers."""
+    """What a newcomer downloads, a checkpoint holds and every complete round changes alike on all peers.
 
-    def __init__(self, model: torch.nn.Module, optimizer: Lamb, run_id: str) -> None:
-        self.model, self.optimizer, self.run_id = model, optimizer, run_id
+    It lives on the CPU, beside the device that a volunteer trains on, so that a global step can be taken in the
+    background while the device goes on.
+
+    :param model: on the CPU; it is taken over, its parameters become parts of one flat vector
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer], run: RunConfig
+    ) -> None:
+        self.model, self.run, self.run_id = model, run, run.run_id
+        parameters = list(model.parameters())
+        self.layout = FlatLayout.of(parameters)
+        self.flat = torch.empty(self.layout.size)
+        self._gradient = torch.empty(self.layout.size)
+        for parameter, view in zip(parameters, self.layout.views(self.flat), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        self.parameters = parameters
+        self.optimizer = make_optimizer(model)
         self.step = 0
         self.rounds: tuple[str, ...] = ()
         self.receipts: tuple[Receipt, ...] = ()
         """Of the latest global steps, for peers who missed them."""
         # Held while the tensors change, so that a newcomer or a checkpoint never gets half a step.
         self.lock = threading.Lock()
+        self._take_sketch()
 
     @property
     def round(self) -> str:
@@ -36,21 +74,52 @@ class TrainingState:
     def info(self) -> StateInfo:
         return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
 
-    def advance(self, receipt: Receipt) -> None:
-        """Count a global step."""
+    def apply(self, average: Tensor, receipt: Receipt) -> None:
+        """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer."""
+        self._gradient.copy_(average)
+        if self.run.averaging.mode == "global-batch":
+            scale = self.run.optimizer.max_gradient_norm / (float(blockwise_norm(self._gradient)) + 1e-6)
+            if scale < 1.0:
+                self._gradient.mul_(scale)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(self.run.optimizer, self.step)
+        with self.lock:
+            for parameter, view in zip(self.parameters, self.layout.views(self._gradient), strict=True):
+                parameter.grad = view
+            self.optimizer.step()
+            for parameter in self.parameters:
+                parameter.grad = None
+            self._count(receipt)
+        self._take_sketch()
+
+    def _count(self, receipt: Receipt) -> None:
         self.step = receipt.step
         self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
         self.receipts = (*self.receipts, receipt)[-KEPT_ROUNDS:]
         while sum(map(_size, self.receipts)) > MAX_RECEIPT_BYTES:
             self.receipts = self.receipts[1:]
 
+    def differs(self, sketch: Sequence[float]) -> bool:
+        """Does this sketch belong to other parameters than ours? By the norm of the difference, as estimated."""
+        if len(sketch) != len(self.sketch):
+            return True
+        difference = sum((mine - other) ** 2 for mine, other in zip(self.sketch, sketch, strict=True)) / len(sketch)
+        return not difference <= (SKETCH_TOLERANCE * self._norm) ** 2
+
+    def _take_sketch(self) -> None:
+        self.sketch, self._norm = _sketch(self.flat, self.run_id), float(blockwise_norm(self.flat))
+
+    def tensors(self) -> list[Tensor]:
+        """The live tensors, in the order in which they are handed over."""
+        return list(self._named().values())
+
     def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
-        """A consistent copy on the CPU, by name."""
+        """A consistent copy, by name."""
         with self.lock:
-            return {name: tensor.detach().cpu().clone() for name, tensor in self._named().items()}, self.info
+            return {name: tensor.detach().clone() for name, tensor in self._named().items()}, self.info
 
     def for_newcomer(self) -> tuple[dict[str, Any], Sequence[Tensor]]:
-        """The copy as hivemind hands it over: metadata and a list of tensors."""
+        """The copy as it is handed over: metadata and a list of tensors."""
         tensors, info = self.copy()
         receipts = [receipt.model_dump() for receipt in self.receipts if receipt.step <= info.step]
         return {"info": info.model_dump(), "receipts": receipts}, list(tensors.values())
@@ -58,7 +127,7 @@ class TrainingState:
     def parameters_copy(self) -> dict[str, Tensor]:
         """A copy of the parameters alone, by their names in the model."""
         with self.lock:
-            return {name: tensor.detach().cpu().clone() for name, tensor in self.model.named_parameters()}
+            return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
@@ -83,12 +152,60 @@ class TrainingState:
             for own, other in zip(mine.values(), tensors, strict=True):
                 own.copy_(other)
             self.step, self.rounds = info.step, info.rounds
+        self._take_sketch()
 
     def _named(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.model.named_parameters()}
         tensors |= {f"model.{name}": tensor for name, tensor in self.model.named_buffers()}
         tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
         return tensors
+
+
+class Replica:
+    """The model that a volunteer computes with, on its device; it takes over the state between two microbatches."""
+
+    def __init__(self, state: TrainingState, device: torch.device) -> None:
+        self._state = state
+        self.model = copy.deepcopy(state.model).to(device)
+        self._round = state.round
+        self.step = state.step
+        """The global step whose parameters it holds."""
+        self.rebase: Callable[[Sequence[Tensor]], None] = self._copy
+        """Takes over newer parameters; local-steps training adds its own way to them."""
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged)."""
+        state = self._state
+        if (self.step, self._round) == (state.step, state.round):
+            return
+        with state.lock:
+            self.rebase(state.parameters)
+            for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
+                if self.step + 1 == state.step:
+                    theirs.copy_(own)
+                else:
+                    own.copy_(theirs)
+            self.step, self._round = state.step, state.round
+
+    def _copy(self, newer: Sequence[Tensor]) -> None:
+        for mine, theirs in zip(self.model.parameters(), newer, strict=True):
+            mine.copy_(theirs)
+
+
+def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
+    """Some projections of the parameters on random signs: |difference of sketches| estimates |difference|.
+
+    The signs of a block of values times signs of its own (tug-of-war sketch, Alon, Matias and Szegedy 1996), so that
+    it costs one pass over the parameters.
+    """
+    generator = torch.Generator().manual_seed(seed_of(run_id, "sketch"))
+    whole = flat.numel() // SKETCH_BLOCK * SKETCH_BLOCK
+    inner = torch.randint(0, 2, (SKETCH_BLOCK,), generator=generator).float() * 2 - 1
+    rest = flat[whole:] @ inner[: flat.numel() - whole]
+    blocks = torch.cat([flat[:whole].view(-1, SKETCH_BLOCK) @ inner, rest.view(1)]).double()
+    outer = torch.randint(0, 2, (SKETCH_SIZE, len(blocks)), generator=generator).double() * 2 - 1
+    return tuple((outer @ blocks).tolist())
 
 
 def _size(receipt: Receipt) -> int:

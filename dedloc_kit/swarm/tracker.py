@@ -8,12 +8,14 @@ and volunteers behind firewalls. Ours counts real samples of every peer.
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.node import dial
 from dedloc_kit.swarm.signing import Signer, author
 
@@ -21,20 +23,41 @@ HEARTBEAT = 3.0
 """Seconds between two reports of a peer that has nothing new to say."""
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
-MIN_PERIOD = 0.3
-"""Seconds between two looks at the DHT; grows with the number of peers."""
+SHORTEST_PERIOD, LONGEST_PERIOD = 0.3, 2.0
+"""Seconds between two looks at the DHT."""
 SECONDS_PER_PEER = 0.01
+LOOKS_PER_BATCH = 10
+"""Looks in the time that is left until the batch is full: often near its end, seldom before, for each costs work."""
 DHT_TIMEOUT = 10.0
 REDIAL = 30.0
 """Seconds between two looks whether a peer is still connected."""
+REDIAL_LOST = 5.0
+"""The same for peers that this one knew when it started but does not see."""
+LATER_DIAL = 2.0
+"""Seconds that the one of two peers waits which is not to dial first."""
+MOST_KNOWN = 32
+LONGEST_SUSPICION = 600.0
 
 
 class Tracker(threading.Thread):
-    """Publishes this peer's progress and follows everyone else's, in the background."""
+    """Publishes this peer's progress and follows everyone else's, in the background.
 
-    def __init__(self, dht: DHT, signer: Signer, run_id: str, warn: Callable[[str], None]) -> None:
+    :param known: addresses of peers that this one joined through; they are looked for when they are not seen
+    """
+
+    def __init__(
+        self,
+        dht: DHT,
+        signer: Signer,
+        run_id: str,
+        global_batch: int,
+        known: Sequence[str],
+        warn: Callable[[str], None],
+    ) -> None:
         super().__init__(name="tracker", daemon=True)
-        self._dht, self._signer, self._run_id, self._warn = dht, signer, run_id, warn
+        self._dht, self._signer, self._warn = dht, signer, warn
+        self._run_id, self._global_batch = run_id, global_batch
+        self._known = {address.rpartition("/p2p/")[2]: address for address in known}
         self._key = f"{run_id}_progress"
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -42,26 +65,44 @@ class Tracker(threading.Thread):
         self._stopped = threading.Event()
         self._mine: Progress | None = None
         self._dirty = False
+        self._period = SHORTEST_PERIOD
         self._others: dict[str, Progress] = {}
         self._suspects: dict[str, float] = {}
-        self._rejected: set[str] = set()
+        self._shunned: dict[str, float] = {}
+        self._offences: Counter[str] = Counter()
         self._dialled: dict[str, float] = {}
+        self.rejected: Counter[str] = Counter()
+        """Records that were ignored, by reason."""
 
-    def report(self, mine: Progress) -> None:
-        """Tell the swarm about this peer; a new global step is told at once, samples within the next moment."""
+    def report(self, mine: Progress, seconds_left: float = 0.0) -> None:
+        """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
+
+        :param seconds_left: until the batch is full, as far as known
+        """
         with self._lock:
-            news = self._mine is None or (mine.step, mine.round) != (self._mine.step, self._mine.round)
-            self._mine, self._dirty = mine, True
+            before, self._mine = self._mine, mine
+            news = before is None or (mine.step, mine.round) != (before.step, before.round)
+            self._dirty = self._dirty or before is None or mine != before.model_copy(update={"time": mine.time})
+            crowd = SECONDS_PER_PEER * len(self._others)
+            self._period = max(SHORTEST_PERIOD, crowd, min(LONGEST_PERIOD, seconds_left / LOOKS_PER_BATCH))
         if news:
             self._wake.set()
 
+    def speak(self) -> None:
+        """Tell the swarm at once that this peer is still there, whatever others may think after a failed round."""
+        self._dirty = True
+        self._wake.set()
+
     def others(self) -> dict[str, Progress]:
         """Everyone else who is alive and not under suspicion, by peer id."""
+        now = time.monotonic()
         with self._lock:
             return {
                 peer: progress
                 for peer, progress in self._others.items()
-                if _alive(progress) and self._suspects.get(peer, 0.0) < progress.time
+                if _alive(progress)
+                and self._suspects.get(peer, 0.0) < progress.time
+                and self._shunned.get(peer, 0.0) < now
             }
 
     def anyone(self) -> bool:
@@ -69,11 +110,36 @@ class Tracker(threading.Thread):
         with self._lock:
             return any(_alive(progress) for progress in self._others.values())
 
-    def suspect(self, peers: set[str]) -> None:
-        """Do not count these peers until they speak again: they said they were there but did not come."""
+    def at(self, step: int, round_id: str) -> dict[str, Progress]:
+        """The others who hold the state that this round led to."""
+        return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
+
+    def newest_step(self) -> int:
+        """The newest global step that anyone else holds."""
+        return max((progress.step for progress in self.others().values()), default=0)
+
+    def suspect(self, peers: Collection[str]) -> None:
+        """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer."""
         with self._lock:
-            for peer in peers & self._others.keys():
-                self._suspects[peer] = self._others[peer].time
+            for peer in peers:
+                self._offences[peer] += 1
+                if peer in self._others:
+                    self._suspects[peer] = self._others[peer].time
+                if self._offences[peer] > 2:
+                    shunned = min(LONGEST_SUSPICION, 2.0 ** self._offences[peer])
+                    self._shunned[peer] = time.monotonic() + shunned
+
+    def trust(self, peers: Collection[str]) -> None:
+        """A round with these peers went well."""
+        with self._lock:
+            for peer in peers:
+                self._offences.pop(peer, None)
+
+    def shunned(self) -> frozenset[str]:
+        """Peers whose rounds failed again and again."""
+        now = time.monotonic()
+        with self._lock:
+            return frozenset(peer for peer, end in self._shunned.items() if end > now)
 
     def look(self) -> None:
         """Fetch everyone's progress now."""
@@ -85,16 +151,31 @@ class Tracker(threading.Thread):
             if entry.value is None:  # left
                 continue
             try:
-                peer, progress = author(subkey), Progress.parse(entry.value)
-                if progress.run_id != self._run_id or progress.time > get_dht_time() + TIME_TO_LIVE:
-                    raise ValueError("Progress: of another run or from the future")
+                peer, progress = author(subkey), self._checked(entry.value)
             except (ValueError, TypeError) as error:
-                self._reject(str(error))
+                self.reject(str(error))
                 continue
             if peer != self._signer.peer:
                 others[peer] = progress
         with self._lock:
             self._others = others
+
+    def _checked(self, value: object) -> Progress:
+        progress = Progress.parse(value)
+        if progress.run_id != self._run_id:
+            raise ValueError("Progress: of another run")
+        if progress.time > get_dht_time() + TIME_TO_LIVE:
+            raise ValueError("Progress: from the future")
+        if progress.samples > MOST_BATCHES * self._global_batch:
+            raise ValueError(f"Progress: claims {progress.samples} samples for a batch of {self._global_batch}")
+        return progress
+
+    def reject(self, reason: str) -> None:
+        """Something from the network was ignored; say so now and then, however often it happens."""
+        self.rejected[reason] += 1
+        count = self.rejected[reason]
+        if len(self.rejected) <= 20 and count & (count - 1) == 0:  # the first, second, fourth, eighth ... time
+            self._warn(f"a record was ignored ({count} times so far): {reason}")
 
     def run(self) -> None:
         published = 0.0
@@ -108,7 +189,7 @@ class Tracker(threading.Thread):
                     published = time.monotonic()
                 self.look()
                 self._dial_others()
-                pause = max(MIN_PERIOD, SECONDS_PER_PEER * len(self._others))
+                pause = self._period
             except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
                 self._warn(f"the swarm's directory does not answer ({error!r:.100}); trying again")
                 pause = HEARTBEAT
@@ -122,15 +203,30 @@ class Tracker(threading.Thread):
         if self.is_alive():
             self.join(DHT_TIMEOUT)
         if self._mine is not None:
-            self._store(None)
+            try:
+                self._store(None)
+            except Exception as error:  # others find out by our silence
+                self._warn(f"the swarm's directory does not answer ({error!r:.100})")
 
     def _dial_others(self) -> None:
-        """Keep a connection to everyone who can be reached: they may all be in our next group."""
+        """Keep a connection to everyone who can be reached, and look for those who were here but are not seen."""
         now = time.monotonic()
-        for peer, progress in self.others().items():
-            if progress.addresses and now - self._dialled.get(peer, -math.inf) > REDIAL:
+        with self._lock:
+            seen = dict(self._others)
+        wanted = {peer: (progress.addresses, REDIAL) for peer, progress in seen.items() if progress.addresses}
+        if len(self._known) < MOST_KNOWN:
+            self._known |= {peer: addresses[0] for peer, (addresses, _) in wanted.items()}
+        wanted |= {peer: ((address,), REDIAL_LOST) for peer, address in self._known.items() if peer not in wanted}
+        for peer, (addresses, period) in wanted.items():
+            if peer not in self._dialled and self._answers_to(peer):
+                self._dialled[peer] = now - period + LATER_DIAL
+            if peer != self._signer.peer and now - self._dialled.get(peer, -math.inf) > period:
                 self._dialled[peer] = now
-                dial(self._dht, peer, progress.addresses)
+                dial(self._dht, peer, addresses)
+
+    def _answers_to(self, peer: str) -> bool:
+        """Does the other one dial first? Two that dial each other within a round trip both fail."""
+        return self._mine is not None and not self._mine.client_mode and self._signer.peer > peer
 
     def _publish(self, mine: Progress) -> None:
         self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())
@@ -143,11 +239,6 @@ class Tracker(threading.Thread):
             expiration_time=get_dht_time() + TIME_TO_LIVE,
             return_future=True,
         ).result(DHT_TIMEOUT)
-
-    def _reject(self, reason: str) -> None:
-        if reason not in self._rejected and len(self._rejected) < 20:
-            self._rejected.add(reason)
-            self._warn(f"a progress record was ignored: {reason}")
 
 
 def _alive(progress: Progress) -> bool:

@@ -111,14 +111,14 @@ class Lamb(torch.optim.Optimizer):
 
 def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor], max_weight_norm: float) -> list[Tensor]:
     """phi(|x|) / |update| of each parameter as a float32 scalar; it stays on the device, so nothing waits for it."""
-    weight_norms = torch.stack([_norm(param) for param in params])
-    update_norms = torch.stack([_norm(update) for update in updates])
+    weight_norms = torch.stack([blockwise_norm(param) for param in params])
+    update_norms = torch.stack([blockwise_norm(update) for update in updates])
     ratios = weight_norms.clamp(max=max_weight_norm) / update_norms
     usable = (weight_norms > 0) & (update_norms > 0)
     return list(torch.where(usable, ratios, 1.0).float().unbind())
 
 
-def _norm(tensor: Tensor) -> Tensor:
+def blockwise_norm(tensor: Tensor) -> Tensor:
     """The Euclidean norm as a float64 scalar.
 
     Over blocks, since one float32 sum over millions of elements is off by 1e-4, and a float64 sum of float32

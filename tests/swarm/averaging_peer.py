@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from hivemind.proto import averaging_pb2
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm import averaging
+from dedloc_kit.swarm import allreduce, averaging
+from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.node import Identity, addresses_of, open_node
 from dedloc_kit.swarm.signing import Signer
 from tests.tiny import tiny_run
@@ -26,7 +27,7 @@ from tests.tiny import tiny_run
 SIZE = 2_000_000  # 8 MB: some parts for each member
 
 
-class FaultyAllReduce(averaging.ExactAllReduce):
+class FaultyAllReduce(allreduce.ExactAllReduce):
     """Sends its first part and then dies or stalls, or claims a weight that it does not have."""
 
     fault = ""
@@ -49,7 +50,7 @@ def main() -> None:
     who = json.loads(sys.stdin.readline())
     run = tiny_run(global_batch=10, averaging={"compression": who["compression"]})
     FaultyAllReduce.fault = who["fault"]
-    averaging.ExactAllReduce = FaultyAllReduce  # type: ignore[misc]
+    averaging.ExactAllReduce = FaultyAllReduce  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     folder = Path(who["folder"])
     identity = Identity(folder / "identity.key")
@@ -57,7 +58,16 @@ def main() -> None:
     node = open_node(config, identity, who["peers"])
     signer = Signer(identity)
     gradient = torch.full((SIZE,), float("nan") if who["fault"] == "sends nan" else who["value"])
-    averager = averaging.GradientAverager([gradient], dht=node, signer=signer, run=run, current_state=dict)  # type: ignore[arg-type]
+    averager = averaging.GradientAverager(
+        FlatLayout.of([gradient]),
+        dht=node,
+        signer=signer,
+        run=run,
+        current_state=no_state,
+        current_info=lambda: StateInfo(run_id=run.run_id, step=0, rounds=()),
+    )
+    with averager.get_tensors() as (flat,):
+        flat.copy_(gradient)
     answer({"peer": signer.peer, "addresses": addresses_of(node)})
     for line in sys.stdin:
         job = json.loads(line)
@@ -72,9 +82,10 @@ def main() -> None:
             time=time.time(),
         )
         began = time.monotonic()
-        control = averager.begin_round(mine, after="", group_size=job["group_size"], window=job["window"], timeout=60.0)
+        gathering = averager.gather(step=job["step"], after="", group_size=job["group_size"], window=job["window"])
+        averager.begin(gathering, mine, patience=10.0, start_patience=20.0, limit=60.0)
         try:
-            outcome = control.result()
+            outcome = gathering.control.result()
         except Exception as error:  # as hivemind reports that there is no group
             outcome = averaging.Round("failed", detail=str(error))
         with averager.get_tensors() as (tensor,):
@@ -87,6 +98,7 @@ def main() -> None:
                 "outcome": outcome.outcome,
                 "detail": outcome.detail,
                 "members": len(outcome.contributions),
+                "culprits": sorted(outcome.culprits),
                 "seconds": seconds,
                 "digest": digest,
                 "right": right,
@@ -95,6 +107,10 @@ def main() -> None:
         )
     averager.shutdown()
     node.shutdown()
+
+
+def no_state() -> tuple[dict[str, Any], list[torch.Tensor]]:
+    return {}, []
 
 
 def answer(values: dict[str, Any]) -> None:

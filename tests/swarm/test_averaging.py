@@ -36,6 +36,11 @@ class Member:
         self.process.stdin.write(json.dumps(values) + "\n")
         self.process.stdin.flush()
 
+    def meet(self) -> dict[str, Any]:
+        answer = self.hear()
+        self.peer: str = answer["peer"]
+        return answer
+
     def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -61,9 +66,9 @@ def group(
                 compression=compression,
             )
             members.append(member)
-            addresses = addresses or tuple(member.hear()["addresses"])
+            addresses = addresses or tuple(member.meet()["addresses"])
         for member in members[1:]:
-            member.hear()
+            member.meet()
         yield members
     finally:
         for member in members:
@@ -103,9 +108,7 @@ def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(
 def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient(tmp_path: Path, fault: str) -> None:
     with group(tmp_path, ["", "", "", fault]) as members:
         survivors = members[:3]
-        answers = a_round(
-            members,
-        )
+        answers = a_round(members)
         for answer in answers:
             # Nobody may hold half an average: either all of it, or still the own gradient.
             assert answer["outcome"] == "failed", answers
@@ -117,20 +120,17 @@ def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient
     assert again[0]["right"] == 1.0
 
 
-def test_a_member_that_sends_nan_poisons_nobody(tmp_path: Path) -> None:
+def test_a_member_that_sends_nan_poisons_nobody_and_is_named(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", "sends nan"]) as members:
-        answers = a_round(
-            members,
-        )
-    assert [answer["outcome"] for answer in answers] == ["poisoned"] * 3, "all see the same and drop it"
+        answers = a_round(members)
+    assert [answer["outcome"] for answer in answers] == ["failed"] * 3
     assert all(answer["unchanged"] for answer in answers[:2])
+    assert any(members[2].peer in answer["culprits"] for answer in answers[:2]), "whoever sees it first"
 
 
 def test_a_member_that_claims_a_huge_weight_is_not_believed(tmp_path: Path) -> None:
     with group(tmp_path, ["", "", "claims weight"]) as members:
-        answers = a_round(
-            members,
-        )
+        answers = a_round(members)
     assert all(answer["outcome"] == "complete" for answer in answers)
     # The liar can only falsify the third that it reduces itself; what the honest ones reduce is right.
     assert answers[0]["right"] > 0.6
@@ -138,9 +138,7 @@ def test_a_member_that_claims_a_huge_weight_is_not_believed(tmp_path: Path) -> N
 
 def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None:
     with group(tmp_path, ["", ""], samples=1) as members:  # 1 + 2 of 10
-        answers = a_round(
-            members,
-        )
+        answers = a_round(members)
     assert [answer["outcome"] for answer in answers] == ["refused"] * 2, answers
     assert all(answer["unchanged"] for answer in answers)
     assert all(answer["members"] == 2 for answer in answers)

@@ -26,9 +26,10 @@ def assert_ledger_sums(coordinator: Peer, global_batch: int) -> None:
     ledger.close()
 
 
-def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordinator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["global-batch", pytest.param("local-steps", marks=pytest.mark.slow)])
+def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordinator(tmp_path: Path, mode: str) -> None:
     steps = 8
-    run = tiny_run(global_batch=64)  # overlap and float16 are the defaults
+    run = tiny_run(global_batch=64, averaging={"mode": mode, "local_batch": 8})  # overlap and 4 bits are the defaults
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=steps, evaluate_every=4)
         volunteers = [
@@ -53,8 +54,11 @@ def test_a_peer_whose_loss_turns_nan_skips_that_microbatch_and_says_so(tmp_path:
     run = tiny_run(global_batch=32, averaging={"overlap": False, "compression": "none"})
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=steps)
-        sick = swarm.volunteer("sick", {"TINY_NAN_AT": "3", "TINY_PAUSE": "0.05"}, microbatch=2, until_step=steps)
-        healthy = swarm.volunteer("healthy", {"TINY_PAUSE": "0.05"}, microbatch=2, until_step=steps)
+        together = {"TINY_PAUSE": "0.05", "START_FILE": str(tmp_path / "start")}
+        sick = swarm.volunteer("sick", {"TINY_NAN_AT": "3", **together}, microbatch=2, until_step=steps)
+        healthy = swarm.volunteer("healthy", together, microbatch=2, until_step=steps)
+        assert sick.joined.step == healthy.joined.step == 0
+        (tmp_path / "start").touch()
         warning = sick.wait_for(Warned)
         assert "a microbatch was skipped" in warning.text
         for peer in (sick, healthy):

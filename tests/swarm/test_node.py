@@ -44,7 +44,7 @@ def contribution(**values: Any) -> Contribution:
 
 def progress(**values: Any) -> Progress:
     defaults = {"run_id": RUN, "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
-    defaults |= {"boundary_seconds": 0.1, "follower": False, "client_mode": False, "addresses": ()}
+    defaults |= {"boundary_seconds": 0.1, "sketch": (1.0,), "follower": False, "client_mode": False, "addresses": ()}
     return Progress(**{**defaults, "device": "CPU", "name": "x", "time": get_dht_time(), **values})
 
 
@@ -120,7 +120,9 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
     first, signer = start()
     second, other = start(addresses_of(first))
     warnings: list[str] = []
-    mine, theirs = Tracker(first, signer, RUN, warnings.append), Tracker(second, other, RUN, warnings.append)
+    mine, theirs = (
+        Tracker(node, who, RUN, 64, (), warnings.append) for node, who in ((first, signer), (second, other))
+    )
     try:
         theirs.report(progress())
         for tracker in (mine, theirs):
@@ -142,7 +144,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
             value={"samples": -5},
             expiration_time=get_dht_time() + 30,
         )
-        wait_until(lambda: any("a progress record was ignored" in text for text in warnings), "no word about nonsense")
+        wait_until(lambda: any("a record was ignored" in text for text in warnings), "no word about nonsense")
         assert not mine.anyone()
     finally:
         mine.leave()

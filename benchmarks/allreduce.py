@@ -1,0 +1,140 @@
+"""How near does a bare all-reduce come to the wire's limit?
+
+The limit is the time in which a host's line can carry what a butterfly all-reduce must send through it: of N peers
+each sends the others their shares of its vector and the average of its own share, 2 (N - 1) / N vectors at the
+compression's nominal bits for each value. Finding the group is not part of it: both systems do that ahead.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.network import Network, open_network, parse_line
+from benchmarks.peers import Peer, end_on_signal
+from dedloc_kit.errors import UserError
+
+BITS = {"none": 32, "float16": 16, "8bit": 8, "4bit": 4}
+CASES = ("ours/8bit", "ours/4bit", "ours/float16", "hivemind/8bit", "hivemind/float16")
+_ROW = "{:>12} {:18}{:>10}{:>16}{:>10}{:>14}{:>12}"
+_ATTEMPTS = 5
+_START_SECONDS, _ROUND_SECONDS = 180.0, 600.0
+
+
+def main() -> int:
+    options = _parse()
+    end_on_signal()
+    folder = Path(tempfile.mkdtemp(prefix="dedloc-allreduce-"))
+    results = []
+    print(f"All-reduce of {options.peers} peers, {options.network_text}")
+    print(_ROW.format("parameters", "", "seconds", "(each round)", "limit", "over limit", "sent"))
+    try:
+        for parameters in options.parameters:
+            for case in options.cases:
+                results.append(_measure(case, int(parameters), options, folder / f"{parameters:.0f}-{case}"))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        if not any(folder.iterdir()):  # no peer has left a log to read
+            folder.rmdir()
+        return 2
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    shutil.rmtree(folder)
+    return 0
+
+
+def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    kind, compression = case.split("/")
+    network = open_network(options.network, options.peers)
+    with ExitStack() as stack:
+        stack.enter_context(network)
+        peers: list[Peer] = []
+        addresses: list[str] = []
+        for k in range(options.peers):
+            job = {
+                "role": kind,
+                "compression": compression,
+                "parameters": parameters,
+                "peers": options.peers,
+                "host": network.address(k),
+                "folder": str(folder / f"peer{k}"),
+                "addresses": addresses,
+            }
+            name = f"peer{k}"
+            peer = Peer("benchmarks.averaging_peer", job, name=name, folder=folder, prefix=network.run_in(k))
+            peers.append(stack.enter_context(peer))
+            if k == 0:
+                addresses = peer.wait_for("joined", deadline=_START_SECONDS)["addresses"]
+        joined = [peer.wait_for("joined", deadline=_START_SECONDS) for peer in peers]
+        for peer in peers:
+            peer.send({"do": "meet", "peers": {event["peer"]: event["addresses"] for event in joined}})
+        rounds = [_round(peers, network) for _ in range(1 + options.rounds)][1:]  # the first one also connects
+    seconds = [round_seconds for round_seconds, _ in rounds]
+    sent = rounds[-1][1]
+    mean = sum(seconds) / len(seconds)
+    must_cross = 2 * (options.peers - 1) / options.peers * parameters * BITS[compression] / 8
+    limit = must_cross * 8 / (options.network.up_mbit * 1e6) if options.network else None
+    row = _ROW.format(
+        parameters,
+        case,
+        f"{mean:.2f}",
+        f"{min(seconds):.2f}..{max(seconds):.2f}",
+        f"{limit:.2f}" if limit else "n/a",
+        f"{mean / limit:.2f}" if limit else "n/a",
+        f"{sent / 1e6:.1f} MB" if sent else "n/a",
+    )
+    print(row, flush=True)
+    return {"case": case, "parameters": parameters, "seconds": seconds, "limit": limit, "bytes_per_peer": sent}
+
+
+def _round(peers: list[Peer], network: Any) -> tuple[float, float | None]:
+    """Seconds until the last peer has the average, and what a peer sent, on average; raises UserError."""
+    for _ in range(_ATTEMPTS):  # now and then a group is found without one of the peers
+        _tell(peers, "gather", "gathered")
+        before = _sent(network)
+        began = time.monotonic()
+        answers = _tell(peers, "average", "averaged")
+        after = _sent(network)
+        if all(answer["members"] == len(peers) for answer in answers):
+            sent = (after - before) / len(peers) if after is not None and before is not None else None
+            return max(answer["at"] for answer in answers) - began, sent
+        print(f"  (again: {', '.join(answer['detail'] or str(answer['members']) for answer in answers)})", flush=True)
+    raise UserError(f"{_ATTEMPTS} all-reduces in a row failed; the logs are in {peers[0].log.parent}")
+
+
+def _tell(peers: list[Peer], command: str, answer: str) -> list[dict[str, Any]]:
+    count = sum(event["event"] == answer for event in peers[0].events)
+    for peer in peers:
+        peer.send({"do": command})
+    return [peer.wait_for(answer, deadline=_ROUND_SECONDS, number=count) for peer in peers]
+
+
+def _sent(network: Any) -> int | None:
+    return sum(traffic.sent for traffic in network.traffic()) if isinstance(network, Network) else None
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--peers", type=int, default=4)
+    add("--parameters", type=float, nargs="+", default=[18e6, 60e6])
+    add("--network", default="100mbit/60ms", help="rate and round trip (needs root), or loopback")
+    add("--rounds", type=int, default=3, help="rounds to measure, after one that connects")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES))
+    add("--json", type=Path, help="a file for the results")
+    options = parser.parse_args()
+    options.network_text = options.network
+    try:
+        options.network = parse_line(options.network)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

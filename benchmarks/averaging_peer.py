@@ -1,0 +1,187 @@
+"""One member of a bare all-reduce, for allreduce.py: with ours or with hivemind's averager.
+
+After the job, a line `{"do": "meet", "peers": {ID: ADDRESSES}}` tells it who the others are, `{"do": "gather"}` makes
+it look for the group, and `{"do": "average"}` begins the all-reduce.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import hivemind
+import numpy as np
+import torch
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.compression import CompressionBase, Float16Compression, NoCompression, Uniform8BitQuantization
+from hivemind.compression.quantization import Quantization
+from torch import Tensor
+
+from benchmarks.baseline import Role, play
+from benchmarks.task import shapes, simulated_run
+from dedloc_kit.records import Contribution, StateInfo
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.averaging import GradientAverager
+from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.swarm.node import Identity, addresses_of, dial, open_node
+from dedloc_kit.swarm.signing import Signer
+
+HIVEMIND_COMPRESSIONS: dict[str, type[CompressionBase]] = {
+    "none": NoCompression,
+    "float16": Float16Compression,
+    "8bit": Uniform8BitQuantization,
+}
+_WINDOW_SECONDS = 10.0
+_LIMIT_SECONDS = 600.0
+
+
+class Averaging(Protocol):
+    """An all-reduce in two halves."""
+
+    peer: str
+    addresses: tuple[str, ...]
+
+    def meet(self, peers: dict[str, list[str]]) -> None:
+        """Connect to the others, as far as the system does that ahead."""
+        ...
+
+    def gather(self) -> None:
+        """Find a group; returns also if there was none."""
+        ...
+
+    def average(self) -> tuple[int, str]:
+        """Average with it: how many peers took part (0 if it failed), and what happened."""
+        ...
+
+
+class Ours:
+    def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
+        folder = Path(job["folder"])
+        identity = Identity(folder / "identity.key")
+        self._peers = int(job["peers"])
+        self._run = simulated_run(
+            "allreduce", 1, 0.0, global_batch=self._peers, averaging={"compression": job["compression"]}
+        )
+        node = open_node(PeerConfig(folder=folder, host=job["host"]), identity, job["addresses"])
+        signer = Signer(identity)
+        self._node, self.peer, self.addresses = node, signer.peer, addresses_of(node)
+        layout = FlatLayout.of(gradients)
+        self._averager = GradientAverager(
+            layout,
+            dht=node,
+            signer=signer,
+            run=self._run,
+            current_state=lambda: ({}, []),
+            current_info=lambda: StateInfo(run_id=self._run.run_id, step=0, rounds=()),
+        )
+        with self._averager.get_tensors() as (flat,):
+            for view, gradient in zip(layout.views(flat), gradients, strict=True):
+                view.copy_(gradient)
+        self._step = 0
+
+    def meet(self, peers: dict[str, list[str]]) -> None:
+        for peer, addresses in peers.items():
+            # Only one of two: libp2p dials from the port that it listens on, and two that dial each other within a
+            # round trip meet in one TCP connection of which neither is the server; then they wait before they retry.
+            if peer > self.peer:
+                dial(self._node, peer, addresses)
+
+    def gather(self) -> None:
+        self._step += 1
+        self._gathering = self._averager.gather(
+            step=self._step, after="", group_size=self._peers, window=_WINDOW_SECONDS
+        )
+        while not self._gathering.members.done() and not self._gathering.control.done():
+            time.sleep(0.01)
+
+    def average(self) -> tuple[int, str]:
+        mine = Contribution(
+            run_id=self._run.run_id,
+            step=self._step,
+            session="ab",
+            samples=1,
+            session_samples=self._step,
+            loss=1.0,
+            name="",
+            time=time.time(),
+        )
+        self._averager.begin(self._gathering, mine, patience=60.0, start_patience=60.0, limit=_LIMIT_SECONDS)
+        outcome = self._gathering.control.result()
+        return len(outcome.contributions) if outcome.outcome == "complete" else 0, outcome.detail
+
+
+class Hivemind:
+    def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
+        node = hivemind.DHT(
+            initial_peers=job["addresses"],
+            host_maddrs=[f"/ip4/{job['host']}/tcp/0"],
+            startup_timeout=60.0,
+            start=True,
+        )
+        self.peer = node.peer_id.to_base58()
+        self.addresses = tuple(str(address) for address in node.get_visible_maddrs())
+        self._averager = hivemind.DecentralizedAverager(
+            gradients,
+            node,
+            prefix="allreduce",
+            start=True,
+            compression=HIVEMIND_COMPRESSIONS[job["compression"]](),
+            target_group_size=int(job["peers"]),
+            min_matchmaking_time=_WINDOW_SECONDS,
+            request_timeout=3.0,
+            sender_timeout=60.0,
+            reducer_timeout=120.0,
+        )
+
+    def meet(self, peers: dict[str, list[str]]) -> None:
+        pass  # it looks for the way to a member when it needs it
+
+    def gather(self) -> None:
+        self._control: StepControl = self._averager.step(
+            timeout=_LIMIT_SECONDS, wait=False, require_trigger=True, allow_retries=False
+        )
+        while self._control.stage == AveragingStage.LOOKING_FOR_GROUP or self._control.stage == AveragingStage.IDLE:
+            time.sleep(0.01)
+
+    def average(self) -> tuple[int, str]:
+        self._control.allow_allreduce()
+        return len(self._control.result(timeout=_LIMIT_SECONDS) or ()), ""
+
+
+KINDS: dict[str, Callable[[dict[str, Any], list[Tensor]], Averaging]] = {"ours": Ours, "hivemind": Hivemind}
+
+
+def _read_with_numpy_2(self: Quantization, serialized_tensor: Any) -> Tensor:
+    """hivemind 1.1.12 cannot read its own 8-bit tensors with numpy 2.4: what it meant."""
+    buffer = serialized_tensor.buffer
+    size = int(np.frombuffer(buffer, count=1, dtype=np.int64)[0])
+    codebook = torch.as_tensor(np.frombuffer(buffer, offset=8, count=size, dtype=np.float32).copy())
+    indices = np.frombuffer(buffer, offset=8 + 4 * size, dtype=np.uint8)
+    return codebook[torch.as_tensor(indices, dtype=torch.int64)].reshape(tuple(serialized_tensor.size))
+
+
+def member(role: Role) -> None:
+    job = role.job
+    torch.set_num_threads(1)
+    Quantization.extract = _read_with_numpy_2
+    generator = torch.Generator().manual_seed(os.getpid())
+    gradients = [torch.randn(shape, generator=generator) * 1e-3 for shape in shapes(int(job["parameters"]))]
+    averaging = KINDS[job["role"]](job, gradients)
+    role.tell("joined", peer=averaging.peer, addresses=averaging.addresses)
+    while (command := role.commands.get()) is not None:
+        if command["do"] == "meet":
+            averaging.meet(command["peers"])
+        elif command["do"] == "gather":
+            averaging.gather()
+            role.tell("gathered")
+        else:
+            try:
+                members, detail = averaging.average()
+            except Exception as error:  # as hivemind reports that there is no group
+                members, detail = 0, repr(error)
+            role.tell("averaged", members=members, detail=detail)
+
+
+if __name__ == "__main__":
+    play(dict.fromkeys(KINDS, member))

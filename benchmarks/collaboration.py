@@ -1,0 +1,207 @@
+"""Does collaborating cost the volunteers' devices time, and what does it send?
+
+The same work in three systems, one after the other: ours (a coordinator that follows, and the volunteers), hivemind's
+own optimizer as its ALBERT example sets it up, and each peer alone. First with a simulated device, which takes a
+fixed time for a microbatch while the CPU idles, and which hands over gradients of real size; then with a real ALBERT
+on one core for each peer. Efficiency is samples per second over those of the same peers alone.
+"""
+
+import argparse
+import json
+import pydoc_data.topics
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Measured, Setting, measure
+from benchmarks.network import parse_line
+from benchmarks.peers import end_on_signal
+from benchmarks.task import simulated_run
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import RunConfig, parse_run
+
+_ROW = "{:10}{:>11}{:>15}{:>10}{:>10}{:>11}{:>9}{:>9}{:>8}{:>9}"
+SYSTEMS = ("alone", "ours", "hivemind")
+WARM_UP_STEPS = 2
+SAMPLES_PER_MICROBATCH = 8
+REAL_MICROBATCH = 4
+REAL_MODEL = {
+    "embedding_size": 128,
+    "hidden_size": 768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 128,
+    "classifier_dropout_prob": 0.0,
+}
+"""8 million parameters; two passes through its one layer keep a microbatch below a second on one core."""
+
+
+def main() -> int:
+    options = _parse()
+    end_on_signal()
+    folder = Path(tempfile.mkdtemp(prefix="dedloc-collaboration-"))
+    try:
+        results: dict[str, Any] = {}
+        if options.peers:
+            setting = _simulated(options)
+            print(f"\nSimulated device: {options.peers} volunteers, {options.parameters:.0f} parameters,", end=" ")
+            print(f"{options.network_text}, {options.step_seconds:g} s of work in a global step")
+            results = compare(options.systems, setting, folder / "simulated")
+        if options.real_peers:
+            setting = _real(options, folder)
+            print(f"\nReal ALBERT: {options.real_peers} volunteers on a core each, loopback,", end=" ")
+            print(f"{options.real_step_seconds:g} s of work in a global step")
+            results["real"] = compare(options.systems, setting, folder / "real", batch_from_alone=True)
+        if options.json:
+            options.json.write_text(json.dumps({"settings": _settings(options), **results}, indent=2) + "\n")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        if not any(folder.iterdir()):  # no peer has left a log to read
+            folder.rmdir()
+        return 2
+    if any("failed" in result for result in [*results.values(), *results.get("real", {}).values()]):
+        return 1  # the folder stays, for its logs
+    shutil.rmtree(folder)
+    return 0
+
+
+def compare(systems: list[str], setting: Setting, folder: Path, batch_from_alone: bool = False) -> dict[str, Any]:
+    """Measure the systems and print a line for each as it is done; the peers alone come first.
+
+    A line has: the efficiency, in all and in the steps with least and most of it; for each volunteer and global step
+    the seconds that its device waits, and the longest single wait; the bytes that it sends; its CPU time; how long
+    the step takes; how many samples are computed in it over the global batch, and which share of them counted (where
+    the system tells).
+
+    :param batch_from_alone: the global batch is what the peers alone compute in `step_seconds`
+    """
+    print(_ROW.format("", "efficiency", "(per step)", "waits", "longest", "sent", "CPU", "step", "batch", "counted"))
+    alone = measure("alone", replace(setting, warm_up=1, steps=2), folder / "alone")
+    results = {"alone": _report("alone", alone, alone)}
+    if batch_from_alone:
+        share = setting.microbatch * len(setting.slowness)
+        batch = share * max(1, round(alone.samples_per_second * setting.step_seconds / share))
+        setting = replace(setting, run=setting.run.model_copy(update={"global_batch": batch}))
+    for system in systems:
+        try:
+            results[system] = _report(system, measure(system, setting, folder / system), alone)
+        except UserError as error:  # the others are worth knowing all the same
+            print(f"{system:10} did not finish: {error}", flush=True)
+            results[system] = {"failed": str(error)}
+    return results
+
+
+def _report(name: str, measured: Measured, alone: Measured) -> dict[str, Any]:
+    efficiency = measured.samples_per_second / alone.samples_per_second
+    each = [rate / alone.samples_per_second for rate in measured.step_samples_per_second]
+    row = _ROW.format(
+        name,
+        f"{efficiency:.3f}",
+        f"{min(each):.3f}..{max(each):.3f}",
+        f"{measured.device_wait_per_step:.2f} s",
+        f"{measured.longest_wait:.2f} s",
+        "n/a" if measured.bytes_per_step is None else f"{measured.bytes_per_step / 1e6:.1f} MB",
+        f"{measured.cpu_seconds_per_step:.1f} s",
+        f"{measured.step_seconds:.1f} s",
+        "" if measured is alone else f"{measured.batches_per_step:.2f}",
+        "" if measured.counted is None else f"{measured.counted:.2f}",
+    )
+    print(row, flush=True)
+    if measured.machine_stalls > 0.01 * measured.step_seconds * len(each):
+        print(f"{'':10} (this machine stood still for {measured.machine_stalls:.1f} s; repeat when it is less busy)")
+    return {"efficiency": efficiency, "efficiency_per_step": each, **asdict(measured)}
+
+
+def _simulated(options: argparse.Namespace) -> Setting:
+    slowness = [1.0 + 0.5 * k if options.uneven else 1.0 for k in range(options.peers)]
+    rate = sum(SAMPLES_PER_MICROBATCH / options.microbatch_seconds / slow for slow in slowness)
+    batch = max(1, round(rate * options.step_seconds))
+    return Setting(
+        run=simulated_run("simulated", int(options.parameters), options.microbatch_seconds, batch),
+        microbatch=SAMPLES_PER_MICROBATCH,
+        step_seconds=options.step_seconds,
+        steps=options.steps,
+        warm_up=WARM_UP_STEPS,
+        slowness=slowness,
+        line=options.network,
+    )
+
+
+def _real(options: argparse.Namespace, folder: Path) -> Setting:
+    return Setting(
+        run=_albert_run(folder / "data"),
+        microbatch=REAL_MICROBATCH,
+        step_seconds=options.real_step_seconds,
+        steps=options.real_steps,
+        warm_up=WARM_UP_STEPS,
+        slowness=[1.0] * options.real_peers,
+        line=None,
+        cores=options.cores,
+    )
+
+
+def _albert_run(folder: Path) -> RunConfig:
+    """A run of the real task over the English texts that every Python brings along: its help topics."""
+    from dedloc_kit.data.tokenizer import train_tokenizer
+
+    texts = list(pydoc_data.topics.topics.values())
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    train_tokenizer(iter(texts), 4096, folder / "tokenizer")
+    return parse_run(
+        {
+            "name": "real",
+            "global_batch": 1,
+            "task": {
+                "name": "watched-albert",
+                "tokenizer": str(folder / "tokenizer"),
+                "sequence_length": 128,
+                "model": REAL_MODEL,
+            },
+            "data": {"train": [{"dataset": str(folder / "train.jsonl")}], "shuffle_buffer": 100},
+            "optimizer": {"learning_rate": 1e-3, "warmup_steps": 0, "total_steps": 100_000},
+        }
+    )
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        key: value if isinstance(value, int | float | str | list) else str(value)
+        for key, value in vars(options).items()
+        if key not in ("json", "network")
+    }
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--peers", type=int, default=4, help="volunteers with a simulated device; 0 leaves the first table out")
+    add("--parameters", type=float, default=18e6, help="of the simulated model")
+    add("--network", default="loopback", help="100mbit/60ms (rate and round trip; needs root) or loopback")
+    add("--step-seconds", type=float, default=15.0, help="work in a global step, if no device waits")
+    add("--microbatch-seconds", type=float, default=1.0, help="of the simulated device")
+    add("--steps", type=int, default=3, help="global steps to measure, after two to warm up")
+    add("--uneven", action="store_true", help="the peers' simulated devices take 1, 1.5, 2 ... times as long")
+    add("--real-peers", type=int, default=2, help="volunteers of the second table; 0 leaves it out")
+    add("--real-step-seconds", type=float, default=20.0, help="work in a global step of the second table")
+    add("--real-steps", type=int, default=2, help="global steps to measure for the second table")
+    add("--cores", type=int, default=2, help="cores to pin the volunteers of the second table to, one each")
+    add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to compare with alone")
+    add("--json", type=Path, help="a file for the results")
+    options = parser.parse_args()
+    options.network_text = options.network
+    try:
+        options.network = parse_line(options.network)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    if min(options.steps, options.real_steps) < 1:
+        parser.error("--steps and --real-steps must be 1 or more")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

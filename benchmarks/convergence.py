@@ -1,0 +1,299 @@
+"""What compression, overlapping and local steps cost in loss: the same samples of real text, the same number of steps.
+
+    python benchmarks/convergence.py --text FOLDER --json FILE
+
+Four peers are played one after another in this process, on the same batches in the same order for every variant, so
+that nothing depends on timing: what differs is the algorithm alone. The all-reduce is the swarm's without its network:
+each peer adds up a quarter of the flat vector, and messages, chunks and error feedback are the package's own. That
+real peers compute the same as one loop is proven elsewhere (tests/swarm/test_equivalence.py).
+
+The held-out loss is compared with that of a plain loop over the whole batch. `none` differs from it by the order of
+sums alone: so much is chance. Without --text it takes the demo's text, the documentation strings of this Python.
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pyarrow
+import torch
+from pyarrow import parquet
+from torch import Tensor, nn
+
+from dedloc_kit.data.docstrings import collect_documents
+from dedloc_kit.data.stream import first_documents
+from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.run import RunConfig, Source, parse_run, seed_of
+from dedloc_kit.swarm.compression import Blockwise4Bit, Blockwise8Bit, Codec, Feedback, Float16, codec_of, decode
+from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.outer import NesterovSGD
+from dedloc_kit.training.schedule import learning_rate
+
+PEERS, MICROBATCH = 4, 16
+HELD_OUT = 12  # one document in so many is kept for the evaluation
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train."""
+
+    codec: Codec | None = None
+    """None: a plain loop, without any code of the swarm."""
+    feedback: bool = True
+    overlap: bool = False
+    """A gradient is applied when the next one has been computed: it is one global step old."""
+    local_steps: int = 0
+    """DiLoCo: so many steps of each peer alone, then one on the mean of what they changed."""
+    local_rate: float = 1.0
+    """The learning rate of local steps relative to that of global steps, whose batch is larger."""
+
+
+_MIXED = Codec(Blockwise4Bit(), Blockwise8Bit(), Float16())
+VARIANTS = {
+    "plain": Variant(),
+    "none": Variant(codec_of("none")),
+    "float16": Variant(codec_of("float16")),
+    "8bit": Variant(codec_of("8bit")),
+    "4bit": Variant(codec_of("4bit")),
+    "4bit up, 8bit down": Variant(_MIXED),
+    "4bit without feedback": Variant(codec_of("4bit"), feedback=False),
+    "none, overlapped": Variant(codec_of("none"), overlap=True),
+    "8bit, overlapped": Variant(codec_of("8bit"), overlap=True),
+    "4bit, overlapped": Variant(codec_of("4bit"), overlap=True),
+    "4bit up, 8bit down, overlapped": Variant(_MIXED, overlap=True),
+    "10 local steps": Variant(codec_of("none"), local_steps=10),
+    "10 local steps, half the rate": Variant(codec_of("none"), local_steps=10, local_rate=0.5),
+}
+
+
+@dataclass
+class Result:
+    """The held-out loss at the end, with one seed, and what each peer sent for each global batch."""
+
+    variant: str
+    seed: int
+    loss: float
+    bytes_per_step: float
+
+
+class AllReduce:
+    """The swarm's all-reduce of one flat vector among peers of equal weight; each reduces an equal share."""
+
+    def __init__(self, layout: FlatLayout, codec: Codec, feedback: bool) -> None:
+        self._layout, self._codec, self._feedback = layout, codec, feedback
+        self._sent = [Feedback(layout.size) for _ in range(PEERS)]
+        self._averaged = [Feedback(layout.size) for _ in range(PEERS)]
+        cuts = [layout.size * peer // PEERS for peer in range(PEERS + 1)]
+        self._pieces = layout.chunks([end - begin for begin, end in pairwise(cuts)])
+        self.sent_bytes = 0
+        """Of all peers together."""
+
+    def average(self, vectors: Sequence[Tensor]) -> Tensor:
+        """The mean of the peers' vectors, as all of them decode it."""
+        for sent, averaged in zip(self._sent, self._averaged, strict=True):
+            sent.begin(MICROBATCH)
+            averaged.begin(MICROBATCH * PEERS)
+        average = torch.empty(self._layout.size)
+        for reducer, pieces in enumerate(self._pieces):
+            for begin, end in pieces:
+                average[begin:end] = self._reduce(vectors, reducer, begin, end)
+        if self._feedback:
+            for feedback in (*self._sent, *self._averaged):
+                feedback.commit()
+        return average
+
+    def _reduce(self, vectors: Sequence[Tensor], reducer: int, begin: int, end: int) -> Tensor:
+        small = begin >= self._layout.large
+        up, down = (self._codec.small,) * 2 if small else (self._codec.gradients, self._codec.averages)
+        total = torch.zeros(end - begin)
+        for peer, vector in enumerate(vectors):
+            if peer == reducer:
+                part = self._sent[peer].exact(vector[begin:end], begin)
+            else:
+                message, _ = self._sent[peer].encode(up, vector[begin:end], begin)
+                self.sent_bytes += message.ByteSize()
+                part = decode(message, end - begin)
+            total.add_(part, alpha=MICROBATCH)
+        message, decoded = self._averaged[reducer].encode(down, total.div_(MICROBATCH * PEERS), begin)
+        self.sent_bytes += message.ByteSize() * (PEERS - 1)
+        return decoded
+
+
+class Learner:
+    """A model and its optimizer, as each peer of a run has them."""
+
+    def __init__(self, run: RunConfig, task: Task) -> None:
+        self.run, self.task, self.model = run, task, task.build_model()
+        self.parameters = list(self.model.parameters())
+        self.layout = FlatLayout.of(self.parameters)
+        groups = task.parameter_groups(self.model, run.optimizer.weight_decay)
+        self.optimizer = Lamb(groups, lr=0.0, betas=run.optimizer.betas, eps=run.optimizer.epsilon)
+        self.step = 0
+
+    def gradient(self, batch: Batch) -> Tensor:
+        """The gradient of a batch's mean loss as a flat vector."""
+        return self._flat(torch.autograd.grad(self.task.loss(self.model, batch), self.parameters))
+
+    def set_gradient(self, flat: Tensor) -> None:
+        for view, parameter in zip(self.layout.views(flat), self.parameters, strict=True):
+            parameter.grad = view.clone()
+
+    def update(self, rate: float = 1.0) -> None:
+        """Take a step with the parameters' gradients, and clear them."""
+        nn.utils.clip_grad_norm_(self.parameters, self.run.optimizer.max_gradient_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * learning_rate(self.run.optimizer, self.step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+
+    def weights(self) -> Tensor:
+        """The parameters as a flat vector."""
+        return self._flat([parameter.detach() for parameter in self.parameters])
+
+    def set_weights(self, weights: Tensor) -> None:
+        for view, parameter in zip(self.layout.views(weights), self.parameters, strict=True):
+            parameter.data.copy_(view)
+
+    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        flat = torch.empty(self.layout.size)
+        for view, tensor in zip(self.layout.views(flat), tensors, strict=True):
+            view.copy_(tensor)
+        return flat
+
+
+def train(learner: Learner, variant: Variant, steps: Sequence[Sequence[Batch]]) -> int:
+    """Train on each step's batches, one for each peer; returns the bytes that all peers sent."""
+    if variant.codec is None:
+        for batches in steps:
+            for batch in batches:
+                (learner.task.loss(learner.model, batch) / PEERS).backward()
+            learner.update()
+        return 0
+    all_reduce = AllReduce(learner.layout, variant.codec, variant.feedback)
+    if variant.local_steps:
+        train_locally(learner, variant, steps, all_reduce)
+        return all_reduce.sent_bytes
+    averages: list[Tensor] = []
+    for batches in steps:
+        averages.append(all_reduce.average([learner.gradient(batch) for batch in batches]))
+        if len(averages) > variant.overlap:
+            learner.set_gradient(averages.pop(0))
+            learner.update()
+    for average in averages:
+        learner.set_gradient(average)
+        learner.update()
+    return all_reduce.sent_bytes
+
+
+def train_locally(learner: Learner, variant: Variant, steps: Sequence[Sequence[Batch]], all_reduce: AllReduce) -> None:
+    """DiLoCo: every peer takes its steps alone, then all take one Nesterov step along the mean of their changes."""
+    peers = [copy.deepcopy(learner) for _ in range(PEERS)]
+    settings = learner.run.averaging
+    outer = NesterovSGD(learner.parameters, settings.outer_learning_rate, settings.outer_momentum)
+    for first in range(0, len(steps), variant.local_steps):
+        common = learner.weights()
+        for number, peer in enumerate(peers):
+            peer.set_weights(common)
+            for batches in steps[first : first + variant.local_steps]:
+                peer.task.loss(peer.model, batches[number]).backward()
+                peer.update(variant.local_rate)
+        learner.set_gradient(all_reduce.average([common - peer.weights() for peer in peers]))
+        outer.step()
+
+
+def measure(run: RunConfig, names: Sequence[str], seed: int) -> list[Result]:
+    """Train every variant from the same weights on the same batches."""
+    task = create_task(run)
+    streams = [task.batches(MICROBATCH, seed_of(run.run_id, "peer", peer), print) for peer in range(PEERS)]
+    steps = list(islice(zip(*streams, strict=True), run.optimizer.total_steps))
+    results = []
+    for name in names:
+        learner = Learner(run, task)
+        sent_bytes = train(learner, VARIANTS[name], steps) / PEERS / len(steps)
+        results.append(Result(name, seed, task.evaluate(learner.model), sent_bytes))
+        print(f"seed {seed}  {name:32} {results[-1].loss:.4f}", flush=True)
+    return results
+
+
+def prepare(texts: Sequence[str]) -> None:
+    """Write what the run reads, in the working folder: text to train on, text to evaluate on, a tokenizer."""
+    parts: dict[str, list[str]] = {"train": [], "test": []}
+    for text in texts:
+        held_out = sha256(text.encode("utf-8", "replace")).digest()[0] % HELD_OUT == 0
+        parts["test" if held_out else "train"].append(text)
+    for split, part in parts.items():
+        parquet.write_table(pyarrow.table({"text": part}), f"{split}.parquet")
+    train_tokenizer(iter(parts["train"][::4]), 2000, Path("tokenizer"))
+
+
+def run_of(steps: int, rate: float, seed: int) -> RunConfig:
+    """A quarter of albert-bengali's parameters. Relative paths: the first weights depend on all that stands here."""
+    size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return parse_run(
+        {
+            "name": "convergence",
+            "global_batch": PEERS * MICROBATCH,
+            "seed": seed,
+            "task": {
+                "name": "albert",
+                "tokenizer": "./tokenizer",
+                "sequence_length": 64,
+                "evaluation_samples": 2048,
+                "model": {**size, "max_position_embeddings": 64, "classifier_dropout_prob": 0.0},
+            },
+            "data": {"train": [{"dataset": "./train.parquet"}], "evaluation": {"dataset": "./test.parquet"}},
+            "optimizer": {"learning_rate": rate, "warmup_steps": steps // 10, "total_steps": steps},
+        }
+    )
+
+
+def table(results: Sequence[Result]) -> str:
+    """Means over the seeds: the loss, its ratio to the plain loop's, how far the ratios lie apart, the bytes."""
+    plain = {result.seed: result.loss for result in results if result.variant == "plain"}
+    lines = [f"{'variant':32} {'loss':>7} {'to plain':>9} {'lowest':>7} {'highest':>8} {'MB a step':>10}"]
+    for name in dict.fromkeys(result.variant for result in results):
+        own = [result for result in results if result.variant == name]
+        ratios = [result.loss / plain.get(result.seed, math.nan) for result in own]
+        loss, ratio = statistics.fmean(result.loss for result in own), statistics.fmean(ratios)
+        numbers = f"{loss:7.4f} {ratio:9.4f} {min(ratios):7.4f} {max(ratios):8.4f} {own[0].bytes_per_step / 1e6:10.3f}"
+        lines.append(f"{name:32} {numbers}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Held-out loss after the same samples, for each way to train")
+    parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
+    parser.add_argument("--steps", type=int, default=400, help="global batches (default: 400)")
+    parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="for weights and order of the text")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
+    parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    arguments = parser.parse_args()
+    sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
+    with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
+        if not Path("tokenizer").exists():
+            texts = [text for source in sources for text in first_documents(source, sys.maxsize, warn=print)]
+            prepare(texts or collect_documents())
+        runs = {seed: run_of(arguments.steps, arguments.rate, seed) for seed in arguments.seeds}
+        results = [result for seed, run in runs.items() for result in measure(run, arguments.variants, seed)]
+    print(table(results))
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,488 @@
+"""What do the directory and the rounds cost with many peers?
+
+Light volunteers (a tiny model, a simulated device that leaves the CPU idle) and a coordinator on one machine, for
+each number of peers anew. All are forked from this process once it has imported everything, so that many fit into
+the memory. They talk over a loopback of their own, whose counters tell their traffic from the machine's other traffic.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import mmap
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import IO, Any
+
+import numpy
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.utils.mpfuture import MPFuture, SharedBytes
+
+from benchmarks.peers import Event, step_of
+from benchmarks.task import simulated_run
+from dedloc_kit.coordinator import coordinator
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Failed, LocalProgress, Peers
+from dedloc_kit.records import Invitation
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.volunteer import volunteer
+
+COORDINATOR = 0
+"""The slot of the coordinator; the volunteers have 1, 2 ..."""
+JOINING_AT_ONCE = 4
+FIRST_PORT = 20_000
+"""Below the ports that the kernel gives to outgoing connections; the next number of peers takes the next ports."""
+POLL_SECONDS = 0.2
+_PRIVATE = "BENCH_OWN_LOOPBACK"
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+Play = Callable[[Callable[[AnyEvent], None], threading.Event], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one swarm showed; rates and medians are over the measured steps. The coordinator counts as a member of a
+    group, and not as a peer elsewhere unless said."""
+
+    peers: int
+    joined: int
+    steps: int
+    join_seconds: float
+    """From the first volunteer's start until all had joined."""
+    group_sizes: list[int]
+    """Members of each measured all-reduce."""
+    group_share: float
+    """The median group over all who had joined, the coordinator included."""
+    step_seconds: float
+    round_seconds: float
+    """From the full batch to the averaged gradient."""
+    overfull: float
+    """Samples that went into a step over the global batch."""
+    peer_cpu: float
+    """CPU seconds per second of a volunteer's processes, its training included."""
+    coordinator_cpu: float
+    cores: float
+    """CPU seconds per second of them all: near the machine's number of cores, the machine is what is measured."""
+    finds: float
+    """Look-ups that a peer's part of the directory answers in a second; the coordinator is one of the peers."""
+    stores: float
+    dht_bytes: float
+    """Their requests and answers in a second and peer, before libp2p wraps them."""
+    wire_bytes: float | None
+    """All that passed the loopback in a second, headers and acknowledgements included, over the peers."""
+    wire_packets: float | None
+    memory: float
+    """Bytes of a volunteer's processes (proportional set size: what they share counts once for all)."""
+    troubles: dict[str, int] = field(default_factory=dict)
+    """Warnings and failures, and how often they came."""
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Row], float | None]]] = {
+    "group size": ("", lambda row: median(row.group_sizes) if row.group_sizes else None),
+    "group share": ("", lambda row: row.group_share if row.steps else None),
+    "step": (" s", lambda row: row.step_seconds if row.steps else None),
+    "round": (" s", lambda row: row.round_seconds if row.steps else None),
+    "overfull": ("", lambda row: row.overfull if row.steps else None),
+    "CPU/peer": (" s/s", lambda row: row.peer_cpu),
+    "CPU/coord": (" s/s", lambda row: row.coordinator_cpu),
+    "CPU/all": (" s/s", lambda row: row.cores),
+    "DHT finds": (" /s", lambda row: row.finds),
+    "DHT stores": (" /s", lambda row: row.stores),
+    "DHT bytes": (" kB/s", lambda row: row.dht_bytes / 1e3),
+    "wire": (" kB/s", lambda row: None if row.wire_bytes is None else row.wire_bytes / 1e3),
+    "joining": (" s/peer", lambda row: row.join_seconds / row.joined if row.joined else None),
+    "memory": (" MB", lambda row: row.memory / 1e6),
+}
+
+
+class Swarm:
+    """A coordinator and volunteers, each forked from here into a session of its own; the end of the context kills
+    them, and so does the end of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder, self.events = folder, list[Event]()
+        self.pids: dict[int, int] = {}
+        self._life, self._mine = os.pipe()
+        self._writing = os.open(folder / "events.jsonl", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self._reading: IO[str] = (folder / "events.jsonl").open(encoding="utf-8")
+        self._rest = ""
+
+    def __enter__(self) -> "Swarm":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for pid in self.pids.values():
+            os.killpg(pid, signal.SIGKILL) if _alive(pid) else None
+        for pid in self.pids.values():
+            os.waitpid(pid, 0)
+        for descriptor in (self._life, self._mine, self._writing):
+            os.close(descriptor)
+        self._reading.close()
+
+    def fork(self, slot: int, play: Play) -> None:
+        """Start a peer."""
+        pid = os.fork()
+        if pid:
+            self.pids[slot] = pid
+            while os.getsid(pid) != pid:  # from then on killing its group reaches it
+                time.sleep(0.001)
+            return
+        try:
+            self._live(slot, play)
+        finally:
+            os._exit(0)
+
+    def _live(self, slot: int, play: Play) -> None:
+        os.setsid()
+        os.close(self._mine)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        log = os.open(self.folder / f"peer{slot}.log", os.O_CREAT | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        _be_another_process(slot)
+        threading.Thread(target=self._die_with_parent, daemon=True).start()
+
+        def emit(event: AnyEvent) -> None:
+            if not isinstance(event, LocalProgress | Peers):
+                values = event.model_dump(mode="json", exclude={"contributions"})
+                line = json.dumps({**values, "slot": slot, "at": time.monotonic()})
+                os.write(self._writing, line.encode() + b"\n")
+
+        try:
+            play(emit, threading.Event())
+        except UserError as error:
+            emit(Failed(text=str(error)))
+        except Exception as error:
+            traceback.print_exc()
+            emit(Failed(text=f"an unexpected error ended this peer: {error!r:.300}"))
+
+    def _die_with_parent(self) -> None:
+        os.read(self._life, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    def wait_for(self, kind: str, number: int, deadline: float, slot: int | None = None) -> list[Event]:
+        """So many events of this kind, or those that came by the deadline (monotonic seconds)."""
+        while True:
+            self._read()
+            found = [e for e in self.events if e["event"] == kind and slot in (None, e["slot"])]
+            failed = any(e["event"] == "failed" and slot == e["slot"] for e in self.events)
+            if len(found) >= number or failed or time.monotonic() > deadline:
+                return found[:number]
+            time.sleep(POLL_SECONDS)
+
+    def _read(self) -> None:
+        *lines, self._rest = (self._rest + self._reading.read()).split("\n")
+        self.events += map(json.loads, lines)
+
+    def troubles(self) -> dict[str, int]:
+        """Warnings and failures, peers' names and numbers left out so that the same ones add up."""
+        self._read()
+        kinds = Counter(_general(e["text"]) for e in self.events if e["event"] in ("warning", "failed"))
+        return dict(kinds.most_common(12))
+
+
+def _be_another_process(slot: int) -> None:
+    """What a process of its own would have for itself: hivemind's locks, numpy's random numbers, a counter."""
+    global _slot
+    _slot = slot
+    MPFuture._initialization_lock, MPFuture._update_lock = multiprocessing.Lock(), multiprocessing.Lock()
+    SharedBytes._lock = multiprocessing.Lock()
+    numpy.random.seed(int.from_bytes(os.urandom(4), "big"))
+
+
+_slot = COORDINATOR
+_tally = memoryview(mmap.mmap(-1, 1 << 16)).cast("q")
+"""For each slot the directory's finds, stores and their bytes; every slot is written by one process."""
+
+
+def _count_calls() -> None:
+    """Let every peer's node count what it answers. Pings are left out: it also calls those itself."""
+    for column, name in enumerate(("rpc_find", "rpc_store")):
+        setattr(DHTProtocol, name, _counted(getattr(DHTProtocol, name), column))
+
+
+def _counted(method: Any, column: int) -> Any:
+    @functools.wraps(method)
+    async def counted(self: Any, request: Any, context: Any) -> Any:
+        response = await method(self, request, context)
+        _tally[3 * _slot + column] += 1
+        _tally[3 * _slot + 2] += request.ByteSize() + response.ByteSize()
+        return response
+
+    return counted
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    at: float
+    cpu: dict[int, float]
+    finds: int
+    stores: int
+    size: int
+    wire: tuple[int, int] | None
+
+
+def _snapshot(swarm: Swarm) -> Snapshot:
+    sessions = {pid: slot for slot, pid in swarm.pids.items()}
+    cpu = dict.fromkeys(swarm.pids, 0.0)
+    for _, session, seconds in _processes():
+        if session in sessions:
+            cpu[sessions[session]] += seconds
+    finds, stores, size = (sum(_tally.tolist()[column::3]) for column in range(3))
+    return Snapshot(time.monotonic(), cpu, finds, stores, size, _on_loopback())
+
+
+def _processes() -> list[tuple[int, int, float]]:
+    """Every process with its session and its CPU seconds."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has just ended
+            found.append((int(entry.name), int(fields[3]), (int(fields[11]) + int(fields[12])) / _TICKS))
+    return found
+
+
+def _on_loopback() -> tuple[int, int] | None:
+    """Bytes and packets so far; none if others use the same loopback."""
+    if _PRIVATE not in os.environ:
+        return None
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    received = next(line.split(":")[1].split() for line in lines if line.strip().startswith("lo:"))
+    return int(received[0]), int(received[1])
+
+
+def _memory(swarm: Swarm) -> float:
+    """Mean bytes of a volunteer's processes."""
+    volunteers = {pid for slot, pid in swarm.pids.items() if slot != COORDINATOR}
+    total = 0
+    for pid, session, _ in _processes():
+        if session in volunteers:
+            try:
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            except OSError:
+                continue
+            total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / max(1, len(volunteers))
+
+
+def _free_memory() -> int:
+    """Bytes that the machine can still give."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+
+
+def _alive(pid: int) -> bool:
+    """Is anything left of this session?"""
+    return any(session == pid for _, session, _ in _processes())
+
+
+def _general(text: str) -> str:
+    """A message without what names one case of it."""
+    return " ".join("..." if any(c.isdigit() for c in word) else word for word in text.split())[:160]
+
+
+def measure(peers: int, options: argparse.Namespace, port: int, folder: Path) -> Row:
+    """One swarm, from its coordinator's start to its end; raises UserError if the coordinator does not start."""
+    batch = round(peers * options.step_seconds / options.microbatch_seconds)
+    run = simulated_run(f"scale-{peers}", int(options.parameters), options.microbatch_seconds, batch)
+    with Swarm(folder) as swarm:
+        _tally[:] = memoryview(bytes(len(_tally) * 8)).cast("q")
+        config = _config(folder, COORDINATOR, port)
+        swarm.fork(COORDINATOR, lambda emit, stop: coordinator(run, config, emit, stop))
+        started = swarm.wait_for("joined", 1, time.monotonic() + 120.0, COORDINATOR)
+        if not started:
+            raise UserError(f"the coordinator did not start; its log is {folder}/peer{COORDINATOR}.log")
+        begin = time.monotonic()
+        joined = _join(swarm, run, tuple(started[0]["addresses"]), peers, port, options)
+        join_seconds = time.monotonic() - begin
+        if not joined:
+            raise UserError(f"no volunteer joined; the logs are in {folder}")
+        (folder / "start").touch()
+        patience = 60.0 + 3.0 * options.step_seconds
+        first = swarm.wait_for("step", 1, time.monotonic() + 2 * patience, COORDINATOR)
+        before = _snapshot(swarm)
+        deadline = time.monotonic() + patience * options.steps
+        steps = swarm.wait_for("step", 1 + options.steps, deadline, COORDINATOR) if first else []
+        after = _snapshot(swarm)
+        return _row(run, peers, joined, join_seconds, [*first, *steps[1:]], before, after, swarm)
+
+
+def _join(swarm: Swarm, run: RunConfig, addresses: tuple[str, ...], peers: int, port: int, options: Any) -> int:
+    """Let the volunteers come, a few at a time; returns how many have joined."""
+    invitation = Invitation.of(run, addresses)
+    os.environ["BENCH_START"] = str(swarm.folder / "start")  # read by the volunteers' data; nobody trains before
+    begin = time.monotonic()
+    deadline = begin + 60.0 + options.seconds_per_join * peers
+    for slot in range(1, 1 + peers):
+        if _free_memory() < options.spare_memory:
+            print(f"      no more than {slot - 1} volunteers were started: the machine's memory is running out")
+            break
+        config = _config(swarm.folder, slot, port, client_mode=options.clients)
+        swarm.fork(slot, lambda emit, stop, config=config: volunteer(invitation, config, emit, stop))  # type: ignore[misc]
+        # One that does not get on must not hold up the others for ever.
+        soon = min(deadline, time.monotonic() + 4 * options.seconds_per_join)
+        swarm.wait_for("joined", 1 + slot - JOINING_AT_ONCE, soon)
+    joined = len(swarm.wait_for("joined", len(swarm.pids), deadline)) - 1
+    del os.environ["BENCH_START"]
+    return joined
+
+
+def _config(folder: Path, slot: int, port: int, client_mode: bool = False) -> PeerConfig:
+    name = f"peer{slot}" if slot else "coordinator"
+    return PeerConfig(
+        folder=folder / name,
+        name=name,
+        host="127.0.0.1",
+        # Ports that many peers look for at the same moment may be given twice; here they are ours alone.
+        port=port + slot if _PRIVATE in os.environ and not client_mode else 0,
+        device="cpu",
+        threads=1,
+        microbatch=1,
+        task_module="benchmarks.task",
+        client_mode=client_mode,  # so many on one host may not all ask whether they can be reached
+        evaluate_every=1_000_000,
+    )
+
+
+def _row(
+    run: RunConfig,
+    peers: int,
+    joined: int,
+    join_seconds: float,
+    events: Sequence[Event],
+    before: Snapshot,
+    after: Snapshot,
+    swarm: Swarm,
+) -> Row:
+    steps, seconds = [event["step"] for event in events[1:]], after.at - before.at
+    gaps = [(b["at"] - a["at"]) / (step_of(b) - step_of(a)) for a, b in pairwise(events)]
+    cpu = {slot: (after.cpu[slot] - before.cpu[slot]) / seconds for slot in after.cpu}
+    sizes = [step["peers"] for step in steps]
+    wire = None
+    if before.wire is not None and after.wire is not None:
+        wire = [(b - a) / seconds / (len(cpu) - 1) for a, b in zip(before.wire, after.wire, strict=True)]
+    return Row(
+        peers=peers,
+        joined=joined,
+        steps=len(steps),
+        join_seconds=join_seconds,
+        group_sizes=sizes,
+        group_share=median(sizes) / (1 + joined) if sizes else 0.0,
+        step_seconds=median(gaps) if gaps else 0.0,
+        round_seconds=median(step["seconds"] for step in steps) if steps else 0.0,
+        overfull=median(step["samples"] for step in steps) / run.global_batch if steps else 0.0,
+        peer_cpu=mean(cpu[slot] for slot in cpu if slot != COORDINATOR),
+        coordinator_cpu=cpu[COORDINATOR],
+        cores=sum(cpu.values()),
+        finds=(after.finds - before.finds) / seconds / len(cpu),
+        stores=(after.stores - before.stores) / seconds / len(cpu),
+        dht_bytes=(after.size - before.size) / seconds / len(cpu),
+        wire_bytes=wire[0] if wire else None,
+        wire_packets=wire[1] if wire else None,
+        memory=_memory(swarm),
+        troubles=swarm.troubles(),
+    )
+
+
+def _report(row: Row, steps: int) -> None:
+    values = [_text(value(row), unit) for unit, value in COLUMNS.values()]
+    print("".join(f"{text:>14}" for text in [str(row.peers), *values]), flush=True)
+    if row.joined < row.peers:
+        print(f"      only {row.joined} of {row.peers} volunteers joined in {row.join_seconds:.0f} s")
+    if row.steps < steps:
+        print(f"      only {row.steps} of {steps} global steps were done in the time that there was")
+    for text, count in row.troubles.items():
+        print(f"      {count} x {text}")
+
+
+def _text(value: float | None, unit: str) -> str:
+    return "n/a" if value is None else f"{value:.3g}{unit}" if value < 1000 else f"{value:.0f}{unit}"
+
+
+def _growth(rows: Sequence[Row]) -> None:
+    """For each column a line: what it becomes from one row to the next."""
+    print("\nGrowth from row to row, peers " + ", ".join(f"{a.peers} -> {b.peers}" for a, b in pairwise(rows)))
+    for name, (unit, value) in COLUMNS.items():
+        pairs = [(value(a), value(b)) for a, b in pairwise(rows)]
+        ratios = [f"x{b / a:.2f}" if a and b is not None else "n/a" for a, b in pairs]
+        print(f"  {name:12}{', '.join(ratios):30}{' -> '.join(_text(value(row), unit) for row in rows)}")
+
+
+def _own_loopback() -> None:
+    """Begin again in a network namespace that has nothing but a loopback, if this machine lets us."""
+    if _PRIVATE in os.environ:
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"  # no library may have threads when the peers are forked
+    isolate = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    isolate += ["--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    possible = shutil.which("unshare") and subprocess.run([*isolate, "true"], capture_output=True).returncode == 0
+    if possible:
+        os.execvpe(isolate[0], [*isolate, *sys.orig_argv], {**os.environ, _PRIVATE: "1"})
+    print("no loopback of its own (needs unshare and ip): traffic is not counted", file=sys.stderr)
+
+
+def main() -> int:
+    options = _parse()
+    _own_loopback()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    _count_calls()
+    gc.freeze()  # a collection would write to what the peers share, and so copy it
+    folder = Path(tempfile.mkdtemp(prefix="dedloc-scale-"))
+    rows: list[Row] = []
+    print("".join(f"{name:>14}" for name in ["peers", *COLUMNS]))
+    for number, peers in enumerate(options.peers):
+        try:
+            row = measure(peers, options, FIRST_PORT + 1000 * number, folder / str(number))
+        except UserError as error:
+            print(f"{peers:>13} {error}", flush=True)
+            continue
+        rows.append(row)
+        _report(row, options.steps)
+        if options.json:
+            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    if len(rows) > 1:
+        _growth(rows)
+    whole = len(rows) == len(options.peers) and all(row.joined == row.peers and not row.troubles for row in rows)
+    print(f"\nThe peers' logs and events are in {folder}") if not whole else shutil.rmtree(folder)
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--peers", type=int, nargs="+", default=[8, 16, 32, 64], help="volunteers of each swarm")
+    add("--steps", type=int, default=5, help="global steps to measure, after one to warm up")
+    add("--step-seconds", type=float, default=15.0, help="work in a global step, if no device waits")
+    add("--microbatch-seconds", type=float, default=0.5, help="of the simulated device; one sample")
+    add("--parameters", type=float, default=1e4, help="of the simulated model")
+    add("--clients", action="store_true", help="volunteers only make outgoing connections, as behind a firewall")
+    add("--seconds-per-join", type=float, default=6.0, help="patience for each volunteer that joins")
+    add("--spare-memory", type=float, default=2e9, help="bytes to leave free; with less no more volunteers start")
+    add("--json", type=Path, help="a file for the results")
+    options = parser.parse_args()
+    if min(*options.peers, options.steps, 1000 - max(options.peers)) < 1:
+        parser.error("--peers must be 1 to 999, --steps 1 or more")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

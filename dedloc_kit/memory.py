@@ -1,0 +1,83 @@
+"""What a peer remembers of its swarm, so that after a restart it is where it was and finds the others again."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+from pydantic import Field
+
+from dedloc_kit.records import Address, Invitation, Record
+
+MOST_PEERS = 16
+"""Whom a newcomer tries to join through; they are all tried at once."""
+_MOST_ADDRESSES = 64
+
+
+class SwarmMemory(Record):
+    """Kept in a peer's folder as `swarm.json`."""
+
+    run_id: str = ""
+    port: int = Field(default=0, ge=0, le=65535)
+    """The port on which this peer listened, which others know; 0 if it never did."""
+    peers: tuple[Address, ...] = Field(default=(), max_length=_MOST_ADDRESSES, strict=False)
+    """Addresses of peers that others can reach, those seen last first."""
+
+
+class Memory:
+    """Keeps what is known of the swarm in a peer's folder. Not for several threads at once."""
+
+    def __init__(self, folder: Path, run_id: str, port: int) -> None:
+        """`port` is the one that this peer listens on now; 0 in client mode, which keeps the one of earlier."""
+        before = recall(folder, run_id)
+        self._folder, self._run_id, self._port = folder, run_id, port or before.port
+        self._before = before.peers
+        self._newest: SwarmMemory | None = None
+
+    def update(self, seen: Mapping[str, Sequence[str]]) -> None:
+        """Remember who is there now, by peer id with the addresses that each names, besides those of earlier.
+
+        Raises OSError if the folder cannot be written; not again until something changes.
+        """
+        # An address that names somebody else is worth nothing.
+        now = [address for peer, named in seen.items() for address in named if address.endswith(f"/p2p/{peer}")]
+        peers = tuple(dict.fromkeys(chain(sorted(now), self._before)))[:_MOST_ADDRESSES]
+        memory = SwarmMemory(run_id=self._run_id, port=self._port, peers=peers)
+        if memory != self._newest:
+            self._before, self._newest = peers, memory
+            remember(self._folder, memory)
+
+
+def recall(folder: Path, run_id: str) -> SwarmMemory:
+    """What this folder remembers of the run; nothing if there is no such thing, for a peer can start without."""
+    try:
+        memory = SwarmMemory.parse(json.loads((folder / "swarm.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return SwarmMemory()
+    return memory if memory.run_id == run_id else SwarmMemory()
+
+
+def remember(folder: Path, memory: SwarmMemory) -> None:
+    """Replace the memory in this folder at once, so that a killed process leaves the old one or the new one."""
+    temporary = folder / ".swarm.json.tmp"
+    temporary.write_text(memory.model_dump_json(), encoding="utf-8")
+    os.replace(temporary, folder / "swarm.json")
+
+
+def initial_peers(invitation: Invitation, folder: Path) -> tuple[str, ...]:
+    """Where to join: the coordinator, then whom this folder remembers, then the others of the invitation."""
+    remembered = recall(folder, invitation.run_id).peers
+    return of_first_peers((*invitation.peers[:1], *remembered, *invitation.peers), MOST_PEERS)
+
+
+def of_first_peers(addresses: Iterable[str], most: int) -> tuple[str, ...]:
+    """The addresses of the first peers among them, at most so many peers, each address once."""
+    chosen: list[str] = []
+    peers = set[str]()
+    for address in dict.fromkeys(addresses):
+        peer = address.rpartition("/")[2]
+        if peer in peers or len(peers) < most:
+            peers.add(peer)
+            chosen.append(address)
+    return tuple(chosen)

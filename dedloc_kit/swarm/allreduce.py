@@ -1,0 +1,451 @@
+"""One all-reduce: every member ends with the same bits, or with an error that says who is to blame.
+
+Each reachable member adds up its own share of the flat gradient vector for all (butterfly all-reduce, DeDLOC section
+3.2) and sends everyone the same encoded average, which it also takes itself. Members introduce themselves with their
+signed contributions when they begin, so the weights are not what a sender claims and all see the same numbers.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
+from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import MSGPackSerializer, amap_in_executor
+from hivemind.utils.asyncio import aiter_with_timeout
+
+from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.compression import Codec, Feedback, decode
+from dedloc_kit.swarm.flat import FlatLayout
+
+PREFETCH = 4
+"""Parts that are encoded or decoded ahead in each stream."""
+
+
+@dataclass(frozen=True)
+class Introductions:
+    """What the members brought: read alike by all of them."""
+
+    contributions: dict[str, Contribution]
+    """By peer id; signatures are checked."""
+    signed: tuple[bytes, ...]
+    """The same as their authors signed them, in the order of the group."""
+
+    @property
+    def samples(self) -> int:
+        return sum(contribution.samples for contribution in self.contributions.values())
+
+
+class Refused(Exception):
+    """The group must not take a step; all of its members see the same reason."""
+
+
+class PartMeans:
+    """Weighted means of the parts that this peer reduces. Parts of different senders may come in any order.
+
+    It stands where hivemind's TensorPartReducer would, which lets all senders wait for the slowest at each part.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        loop = asyncio.get_running_loop()
+        self._sums = [torch.zeros(size) for size in sizes]
+        self._received = [0] * len(sizes)
+        self._means: list[asyncio.Future[torch.Tensor]] = [loop.create_future() for _ in sizes]
+        self._senders, self._weight = 0, 0.0
+        self.finished = asyncio.Event()
+
+    def expect(self, senders: int, weight: float) -> None:
+        """How many senders there are and what their weights sum to."""
+        self._senders, self._weight = senders, weight
+        for index in range(len(self._sums)):
+            self._finish(index)
+
+    def add(self, index: int, part: torch.Tensor, weight: float) -> None:
+        self._sums[index].add_(part, alpha=weight)
+        self._received[index] += 1
+        self._finish(index)
+
+    def _finish(self, index: int) -> None:
+        if self._senders and self._received[index] == self._senders and not self._means[index].done():
+            self._means[index].set_result(self._sums[index].div_(self._weight))
+
+    async def mean(self, index: int) -> torch.Tensor:
+        """The mean of a part, as soon as everyone has sent it; raises AllreduceException if the round fails."""
+        return await asyncio.shield(self._means[index])
+
+    def finalize(self) -> None:
+        """Let go of whoever still waits."""
+        for mean in self._means:
+            if not mean.done():
+                mean.set_exception(AllreduceException("the round is over"))
+                mean.exception()  # not everyone waits: without this asyncio complains
+        self.finished.set()
+
+
+class Outgoing(CompressionBase):
+    """Encodes a peer's gradient chunk by chunk, with error feedback; hivemind hands each chunk with its index."""
+
+    compression_type = runtime_pb2.CompressionType.NONE
+
+    def __init__(self, codec: Codec, feedback: Feedback, layout: FlatLayout, begins: Sequence[int]) -> None:
+        self._codec, self._feedback, self._layout, self._begins = codec, feedback, layout, begins
+
+    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
+        begin = self._begins[info.key]
+        compression = self._codec.small if begin >= self._layout.large else self._codec.gradients
+        return self._feedback.encode(compression, tensor, begin)[0]
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        raise NotImplementedError("parts are read with `decode`, which knows how long they must be")
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        return 1.0
+
+
+class ExactAllReduce(AllReduceRunner):
+    """Butterfly all-reduce of one flat vector, all of it or an error.
+
+    :param flat: this peer's vector, float32 on the CPU; it is only read
+    :param shares: how many values each member reduces, in the order of the group; 0 for clients
+    :param introduction: this peer's signed contribution
+    :param introduced: checks a member's introduction and reads it; raises ValueError
+    :param global_batch: a group with fewer samples is refused
+    :param sent, averaged: error feedback of what this peer sends as a member and as a reducer
+    :param patience: seconds of silence after which a member counts as gone
+    :param start_patience: the same until it has begun
+    """
+
+    def __init__(
+        self,
+        *,
+        flat: torch.Tensor,
+        layout: FlatLayout,
+        shares: Sequence[int],
+        introduction: bytes,
+        introduced: Callable[[PeerID, bytes], Contribution],
+        global_batch: int,
+        codec: Codec,
+        sent: Feedback,
+        averaged: Feedback,
+        patience: float,
+        start_patience: float,
+        **kwargs: Any,
+    ) -> None:
+        pieces = layout.chunks(shares)
+        chunks = [chunk for peer in pieces for chunk in peer]
+        self._begins = [begin for begin, _ in chunks]
+        self._introduction, self._introduced, self._global_batch = introduction, introduced, global_batch
+        self._codec, self._layout, self._sent, self._averaged = codec, layout, sent, averaged
+        self._patience, self._start_patience = patience, start_patience
+        super().__init__(
+            tensors=[flat[begin:end] for begin, end in chunks],
+            peer_fractions=_safe_fractions(shares),
+            compression=Outgoing(codec, sent, layout, self._begins),
+            part_size_bytes=2**40,  # our chunks are not to be cut any further
+            prefetch=PREFETCH,
+            **kwargs,
+        )
+        parts = self.tensor_part_container.num_parts_by_peer
+        assert tuple(map(len, pieces)) == parts, "hivemind deals the chunks out to others than planned"
+        self._mine = self.ordered_peer_ids.index(self.peer_id)
+        self._first = [sum(parts[:peer]) for peer in range(len(parts))]  # index of each peer's first chunk
+        self.tensor_part_reducer.finished.set()  # hivemind's, not used; it would complain when it is collected
+        self.tensor_part_reducer: PartMeans = PartMeans([len(part) for part in self.parts_for_local_averaging])
+        self._untold = {
+            peer for peer, share in zip(self.ordered_peer_ids, shares, strict=True) if share and peer != self.peer_id
+        }
+        """Reducers that have not told us yet what everyone brought."""
+        self._told = asyncio.Event()
+        if not self._untold:
+            self._told.set()
+        loop = asyncio.get_running_loop()
+        self._met: dict[PeerID, tuple[Contribution, bytes]] = {}
+        self._agreed: asyncio.Future[Introductions] = loop.create_future()
+        self._failure: asyncio.Future[Exception] = loop.create_future()
+        self._encodings: dict[int, asyncio.Future[tuple[runtime_pb2.Tensor, torch.Tensor]]] = {}
+        self.messages: list[runtime_pb2.Tensor | None] = [None] * len(chunks)
+        """The encoded average, as everyone got it."""
+        self.culprits: set[str] = set()
+        """Who fell silent, broke off or sent nonsense, as far as this peer saw."""
+        self.longest_silence = 0.0
+        """Seconds between two messages of a stream."""
+        self.sent_bytes = 0
+        """Of gradients, not of averages."""
+        self.sending_seconds = 0.0
+
+    # The round as a whole
+
+    async def averages(self) -> torch.Tensor:
+        """The averaged vector; raises Refused, or AllreduceException if any part of it is missing."""
+        self._meet(self.peer_id, self._introduction)
+        collecting = asyncio.create_task(self._collect())
+        try:
+            waiting: set[asyncio.Future[Any]] = {collecting, self._failure}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if collecting.done():
+                return torch.cat(collecting.result())
+            if isinstance(self._failure.result(), Refused):
+                # The others need our introduction to see the same; a stream that breaks before looks like a fault.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._told.wait(), self._patience)
+            raise self._failure.result()
+        finally:
+            collecting.cancel()  # closes every stream of this round, so that the others need not wait for a timeout
+            await asyncio.wait({collecting})
+
+    async def _collect(self) -> list[torch.Tensor]:
+        return [average async for average in self]
+
+    async def introductions(self) -> Introductions:
+        """Everyone's, once they are known; raises AllreduceException if the round has failed before."""
+        return await asyncio.shield(self._agreed)
+
+    def _fail(self, reason: Exception, culprit: PeerID | None = None) -> None:
+        if culprit is not None:
+            self.culprits.add(culprit.to_base58())
+        if not self._failure.done():
+            self._failure.set_result(reason)
+        if not self._agreed.done():
+            self._agreed.set_exception(AllreduceException(str(reason)))
+            self._agreed.exception()
+
+    # Introductions
+
+    def _meet(self, peer: PeerID, introduction: bytes) -> None:
+        """A member has begun; once all have, they know the weights and whether they may average at all."""
+        self._met[peer] = (self._introduced(peer, introduction), introduction)
+        if len(self._met) == len(self.ordered_peer_ids):
+            self._agree(tuple(self._met[member][1] for member in self.ordered_peer_ids))
+
+    def _agree(self, signed: tuple[bytes, ...]) -> None:
+        """Take what the members brought, or compare it with what another reducer was told."""
+        if self._agreed.done():
+            if self._agreed.exception() is None and self._agreed.result().signed != signed:
+                raise ValueError("a member told different reducers different things")
+            return
+        if len(signed) != len(self.ordered_peer_ids):
+            raise ValueError("the introductions are not those of the group")
+        contributions = {
+            peer.to_base58(): self._introduced(peer, introduction)
+            for peer, introduction in zip(self.ordered_peer_ids, signed, strict=True)
+        }
+        agreed = Introductions(contributions, signed)
+        self._averaged.begin(float(agreed.samples))
+        self._agreed.set_result(agreed)
+        if agreed.samples < self._global_batch:
+            self._fail(Refused(f"{agreed.samples} of {self._global_batch} samples"))
+            return
+        senders = [contribution.samples for contribution in contributions.values() if contribution.samples]
+        self.tensor_part_reducer.expect(len(senders), float(agreed.samples))
+
+    async def _handle_missing_senders(self) -> None:
+        begun: set[asyncio.Future[Any]] = {self._agreed, self._failure}
+        await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED, timeout=self._start_patience)
+        if not self._agreed.done():
+            missing = [peer for peer in self.ordered_peer_ids if peer not in self._met]
+            for peer in missing:
+                self._fail(AllreduceException(f"{peer} did not begin"), peer)
+
+    # As a member: send gradients to a reducer, receive its averages
+
+    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        if peer_id == self.peer_id:
+            await self._reduce_own()
+            return
+        index = self.ordered_peer_ids.index(peer_id)
+        try:
+            stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(self._generate_input_for_peer(index))
+            replies = aiter(stream)
+            first = await asyncio.wait_for(anext(replies), self._start_patience + self._patience)
+            self._check(first)
+            self._agree(tuple(MSGPackSerializer.loads(first.tensor_part.buffer)))
+            self._untold.discard(peer_id)
+            if not self._untold:
+                self._told.set()
+            # A reducer falls silent when one of its senders does; it must find that out before we blame it.
+            part, expected = 0, len(self._sizes(index))
+            async for message, average in amap_in_executor(
+                self._decoder(index),
+                aiter_with_timeout(self._timed(replies, expected), 2 * self._patience),
+                max_prefetch=PREFETCH,
+            ):
+                self.messages[self._first[index] + part] = message
+                self.tensor_part_container.register_processed_part(index, part, average)
+                part += 1
+            if part != expected:
+                raise AllreduceException(f"it sent {part} parts of {expected}")
+            await stream.aclose()  # tells the reducer that everything has arrived
+        except _GaveUp as error:
+            self._fail(AllreduceException(f"{peer_id} gave the round up"))
+            raise AllreduceException(str(error)) from None
+        except Exception as error:
+            self._fail(AllreduceException(f"{peer_id} did not deliver its part ({error!r:.100})"), peer_id)
+            raise
+
+    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+        yield averaging_pb2.AveragingData(
+            code=averaging_pb2.PART_FOR_AVERAGING,
+            group_id=self.group_id,
+            tensor_part=runtime_pb2.Tensor(buffer=self._introduction),
+        )
+        if not self.weight:
+            return  # nothing to add: a follower's zeros need not travel
+        began = time.monotonic()
+        async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
+            yield averaging_pb2.AveragingData(tensor_part=part)
+            self.sent_bytes += len(part.buffer)
+            self.sending_seconds = max(self.sending_seconds, time.monotonic() - began)
+
+    def _check(self, message: averaging_pb2.AveragingData) -> None:
+        if message.code == averaging_pb2.INTERNAL_ERROR:
+            raise _GaveUp
+        if message.code != averaging_pb2.AVERAGED_PART:
+            raise AllreduceException(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
+
+    def _sizes(self, peer_index: int) -> list[int]:
+        first = self._first[peer_index]
+        parts = self.tensor_part_container.local_tensors[
+            first : first + self.tensor_part_container.num_parts_by_peer[peer_index]
+        ]
+        return [len(part) for part in parts]
+
+    def _decoder(
+        self, peer_index: int
+    ) -> Callable[[averaging_pb2.AveragingData], tuple[runtime_pb2.Tensor, torch.Tensor]]:
+        sizes = iter(self._sizes(peer_index))
+
+        def decoded(message: averaging_pb2.AveragingData) -> tuple[runtime_pb2.Tensor, torch.Tensor]:
+            self._check(message)
+            return message.tensor_part, decode(message.tensor_part, next(sizes, 0))
+
+        return decoded
+
+    async def _timed(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], expected: int
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """As many messages as there must be, and no look beyond the last."""
+        for _ in range(expected):
+            before = time.monotonic()
+            try:
+                message = await anext(stream)
+            except StopAsyncIteration:
+                return
+            self.longest_silence = max(self.longest_silence, time.monotonic() - before)
+            yield message
+
+    # As a reducer: add up what the members send, send them all the same average
+
+    async def _reduce_own(self) -> None:
+        try:
+            await self.introductions()
+            loop = asyncio.get_running_loop()
+            for index, part in enumerate(self.parts_for_local_averaging):
+                if self.weight:
+                    begin = self._begins[self._first[self._mine] + index]
+                    exact = await loop.run_in_executor(None, self._sent.exact, part, begin)
+                    self.tensor_part_reducer.add(index, exact, self.weight)
+            for index in range(len(self.parts_for_local_averaging)):
+                message, average = await self._encoded(index)
+                self.messages[self._first[self._mine] + index] = message
+                self.tensor_part_container.register_processed_part(self._mine, index, average)
+        except Exception as error:
+            self._fail(AllreduceException(f"adding up failed here ({error!r:.100})"))
+            raise
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Serve one member: take its gradients for our share, answer with the averages as they are done."""
+        sender = context.remote_id
+        receiving: asyncio.Task[None] | None = None
+        handler = asyncio.current_task()
+        assert handler is not None
+        _handlers.add(handler)
+        try:
+            if sender not in self.ordered_peer_ids or sender in self._met:
+                yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+                return
+            try:
+                first = await asyncio.wait_for(anext(stream), self._start_patience)
+                self._meet(sender, first.tensor_part.buffer)
+            except Exception as error:
+                self._fail(AllreduceException(f"{sender} did not introduce itself ({error!r:.100})"), sender)
+                raise
+            receiving = asyncio.create_task(self._receive(sender, stream))
+            signed = MSGPackSerializer.dumps(list((await self.introductions()).signed))
+            yield averaging_pb2.AveragingData(
+                code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=signed)
+            )
+            for index in range(len(self.parts_for_local_averaging)):
+                message, _ = await self._encoded(index)
+                yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=message)
+            await receiving
+            # p2pd resets a stream as soon as its server closes it, and what is still on the way is lost (about one
+            # last part in a hundred on a slow line). So the member closes, which cancels this handler.
+            await asyncio.sleep(self._patience)
+        except Exception:  # whatever it is, the round is over here, and this member need not wait
+            yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+        finally:
+            _handlers.discard(handler)
+            if receiving is not None:
+                receiving.cancel()
+
+    async def _receive(self, sender: PeerID, stream: AsyncIterator[averaging_pb2.AveragingData]) -> None:
+        """A member's gradients for the values that this peer reduces."""
+        weight = float(self._met[sender][0].samples)
+        if not weight:
+            return
+        sizes = iter(self._sizes(self._mine))
+        received = 0
+        try:
+            async for part in amap_in_executor(
+                lambda message: decode(message.tensor_part, next(sizes, 0)),
+                aiter_with_timeout(self._timed(stream, len(self.parts_for_local_averaging)), self._patience),
+                max_prefetch=PREFETCH,
+            ):
+                self.tensor_part_reducer.add(received, part, weight)
+                received += 1
+            if received != len(self.parts_for_local_averaging):
+                raise AllreduceException(f"it sent {received} parts of {len(self.parts_for_local_averaging)}")
+        except Exception as error:
+            self._fail(AllreduceException(f"{sender} stopped sending ({error!r:.100})"), sender)
+            raise
+
+    async def _encoded(self, index: int) -> tuple[runtime_pb2.Tensor, torch.Tensor]:
+        """The average of a part as it travels and as everyone, this peer included, reads it; made once."""
+        if index not in self._encodings:
+            self._encodings[index] = asyncio.ensure_future(self._encode(index))
+        # Several streams wait for it: one that breaks must not cancel it for the others.
+        return await asyncio.shield(self._encodings[index])
+
+    async def _encode(self, index: int) -> tuple[runtime_pb2.Tensor, torch.Tensor]:
+        average = await self.tensor_part_reducer.mean(index)
+        begin = self._begins[self._first[self._mine] + index]
+        compression = self._codec.small if begin >= self._layout.large else self._codec.averages
+        loop = asyncio.get_running_loop()
+        message, restored = await loop.run_in_executor(None, self._averaged.encode, compression, average, begin)
+        return message, restored
+
+
+def _safe_fractions(shares: Sequence[int]) -> tuple[float, ...]:
+    """The shares, the first a quarter of a value larger.
+
+    hivemind computes the borders between peers by a floating point division and rounds down; without the quarter a
+    border may come out one value too low.
+    """
+    first = next(index for index, share in enumerate(shares) if share)
+    return tuple(share + 0.25 * (index == first) for index, share in enumerate(shares))
+
+
+# hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).
+_handlers: set[asyncio.Task[Any]] = set()
+
+
+class _GaveUp(Exception):
+    """The other side ended the round; whose fault it was it did not say."""

@@ -1,0 +1,57 @@
+"""All parameters (or their gradients) as one flat vector, so that it can be cut anywhere among the peers."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Below this size a tensor is not worth compressing much: biases and normalisation layers are few and sensitive.
+SMALL_TENSOR = 8192
+CHUNK = 2**18
+"""Values that travel in one message at most: small enough to overlap sending, adding up and encoding."""
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """Where each tensor lies in the flat vector: the large ones first, the small ones at the end."""
+
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+    size: int
+    large: int
+    """Values that belong to large tensors: everything from here on is small."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "FlatLayout":
+        order = sorted(range(len(tensors)), key=lambda index: (tensors[index].numel() < SMALL_TENSOR, index))
+        offsets, position, large = [0] * len(tensors), 0, 0
+        for index in order:
+            offsets[index] = position
+            position += tensors[index].numel()
+            if tensors[index].numel() >= SMALL_TENSOR:
+                large = position
+        return cls(tuple(tensor.shape for tensor in tensors), tuple(offsets), position, large)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors inside a flat vector, in their own order; they share its memory."""
+        return [
+            flat[offset : offset + math.prod(shape)].view(shape)
+            for shape, offset in zip(self.shapes, self.offsets, strict=True)
+        ]
+
+    def chunks(self, shares: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """The flat vector in pieces (begin, end), for each peer its own, given how many values each one reduces."""
+        ends = list(itertools.accumulate(shares))
+        if ends[-1] != self.size:
+            raise ValueError(f"the shares are {ends[-1]} values, the vector has {self.size}")
+        return [list(self._pieces(end - share, end)) for share, end in zip(shares, ends, strict=True)]
+
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        while begin < end:
+            border = self.large if begin < self.large else self.size
+            stop = min(end, border, begin + CHUNK)
+            yield begin, stop
+            begin = stop

@@ -1,0 +1,83 @@
+"""How long things take in this swarm, and what follows for the next round: nobody has to guess a time limit."""
+
+import math
+from collections import deque
+
+REMEMBERED = 8
+"""Rounds that the next one is judged by."""
+FIRST_LEAD, SHORTEST_LEAD = 3.0, 1.0
+FIRST_WINDOW, SHORTEST_WINDOW, LONGEST_WINDOW = 20.0, 8.0, 60.0
+"""Seconds. A group stands as soon as everyone expected is there, so this is only what a peer may be late."""
+FIRST_PATIENCE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 10.0, 3.0, 120.0
+"""Seconds; a machine under load may pause for a second or two without being gone."""
+FIRST_LIMIT, SHORTEST_LIMIT = 900.0, 60.0
+BANDWIDTH_STEP = 2.0
+
+
+class Pace:
+    """Remembers what recent rounds took. All times in seconds."""
+
+    def __init__(self) -> None:
+        self._gathering: deque[float] = deque(maxlen=REMEMBERED)
+        self._averaging: deque[float] = deque(maxlen=REMEMBERED)
+        self._silences: deque[float] = deque(maxlen=REMEMBERED)
+        self._upload_rates: deque[float] = deque(maxlen=REMEMBERED)
+        self._failures = 0
+
+    def gathered(self, seconds: float) -> None:
+        """A whole group was found."""
+        self._gathering.append(seconds)
+
+    def averaged(self, seconds: float, longest_silence: float, upload_rate: float | None) -> None:
+        """An all-reduce is complete.
+
+        :param upload_rate: bytes per second at which this peer got rid of its gradients, if it had any
+        """
+        self._averaging.append(seconds)
+        self._silences.append(longest_silence)
+        if upload_rate is not None:
+            self._upload_rates.append(upload_rate)
+        self._failures = 0
+
+    def failed(self) -> None:
+        self._failures += 1
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of this peer's line as recent rounds showed it, coarsely; none if there were none.
+
+        The share of the vector that a peer reduces follows from it (DeDLOC section 3.2). Fine differences are noise,
+        and would unbalance the shares of equal peers.
+        """
+        if not self._upload_rates:
+            return None
+        return float(BANDWIDTH_STEP ** round(math.log(max(self._upload_rates), BANDWIDTH_STEP)))
+
+    @property
+    def lead(self) -> float:
+        """How long before the batch is full the group has to gather, so that nobody waits for it."""
+        return max(SHORTEST_LEAD, 1.5 * max(self._gathering)) if self._gathering else FIRST_LEAD
+
+    @property
+    def window(self) -> float:
+        """How long a group waits for members that are expected but do not come."""
+        if not self._gathering:
+            return FIRST_WINDOW
+        return min(LONGEST_WINDOW, max(SHORTEST_WINDOW, 3.0 * max(self._gathering)))
+
+    @property
+    def patience(self) -> float:
+        """How long a member of an all-reduce may be silent; after each failure twice as long."""
+        usual = max(SHORTEST_PATIENCE, 4.0 * max(self._silences)) if self._silences else FIRST_PATIENCE
+        return min(LONGEST_PATIENCE, usual * 2.0**self._failures)
+
+    @property
+    def limit(self) -> float:
+        """How long an all-reduce may take in all: only for members that send ever so slowly."""
+        usual = max(SHORTEST_LIMIT, 6.0 * max(self._averaging)) if self._averaging else FIRST_LIMIT
+        return usual * 2.0 ** min(self._failures, 4)
+
+    @property
+    def pause(self) -> float:
+        """How long to wait after a failed round: the others need a moment to say that they are still there."""
+        return min(10.0, 0.25 * 2.0**self._failures) if self._failures else 0.0

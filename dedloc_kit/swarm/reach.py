@@ -1,0 +1,262 @@
+"""Whether others can reach this peer: members of the swarm try it before its node starts.
+
+The asked peer opens one TCP connection to the address from which it sees the asker, at the port that the asker
+names, and reads a secret there. It sends nothing, it connects to no host that anybody names, and it says only
+whether the secret was right: nobody can make it scan others or its own network.
+
+Relays stay off. A client connects to every full peer by itself and two clients exchange nothing; between two peers
+behind firewalls hivemind's relays brought no connection about, and a full peer would carry strangers' traffic.
+"""
+
+import asyncio
+import ipaddress
+import json
+import secrets
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind.dht import DHTNode
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils.multiaddr import Multiaddr
+from pydantic import Field
+
+from dedloc_kit.records import Record
+
+CONNECT_SECONDS = 3.0
+"""A connection that takes longer is no use for training; what a firewall drops never comes."""
+ANSWER_SECONDS = 10.0
+ASKED_PEERS = 3
+BUSY_PAUSES = (0.0, 2.0, 4.0)
+"""Seconds before each try to get an answer from a peer that is busy."""
+PER_MINUTE, PER_MINUTE_AND_HOST = 300, 30
+"""Connections that one peer makes on request; a class of volunteers may share one address."""
+CLOSED = "so it only makes outgoing connections, which is enough to train"
+
+_MOST_BYTES = 512
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How this peer takes part, and why."""
+
+    client_mode: bool
+    text: str = ""
+    """One sentence for the person at the machine; empty if that is what was asked for."""
+    uncertain: bool = False
+    """Nobody could tell, so that this is only the safe choice."""
+    host: str | None = None
+    """The address under which the asked peers reached this one."""
+
+
+class Question(Record):
+    """Can you reach me at this port of the address from which you see me?"""
+
+    port: Annotated[int, Field(ge=1, le=65535)]
+    secret: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """What is to be read there."""
+
+
+class Answer(Record):
+    verdict: Literal["reached", "unreached", "busy"]
+    host: Annotated[str, Field(max_length=45)]
+    """Where the asked peer sees the asker."""
+
+
+class Reachability(ServicerBase):
+    """Served by every full peer: connects back to those who ask."""
+
+    def __init__(self, p2p: P2P) -> None:
+        self._p2p = p2p
+        self._connections: deque[tuple[float, str]] = deque()
+
+    async def rpc_connect_back(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """Answers a `Question` with an `Answer`, both as JSON; raises ValueError for anything else."""
+        question = Question.parse(_from_json(request.value))
+        host = await self._host_of(context.remote_id)
+        if not self._may_connect(host):
+            return _packed(Answer(verdict="busy", host=host))
+        reached = await _read_secret(host, question.port) == question.secret.encode()
+        return _packed(Answer(verdict="reached" if reached else "unreached", host=host))
+
+    async def _host_of(self, asker: PeerID) -> str:
+        for peer in await self._p2p.list_peers():
+            if peer.peer_id == asker:
+                for address in map(str, peer.addrs):
+                    _, kind, host, *_rest = address.split("/")
+                    if kind == "ip4" and "p2p-circuit" not in address:
+                        return str(ipaddress.IPv4Address(host))
+        raise ValueError("only who is directly connected over IPv4 can be connected back to")
+
+    def _may_connect(self, host: str) -> bool:
+        now = time.monotonic()
+        while self._connections and self._connections[0][0] < now - 60.0:
+            self._connections.popleft()
+        of_this_host = sum(host == other for _, other in self._connections)
+        if len(self._connections) >= PER_MINUTE or of_this_host >= PER_MINUTE_AND_HOST:
+            return False
+        self._connections.append((now, host))
+        return True
+
+
+async def serve(_dht: object, node: DHTNode) -> None:
+    """Answer others from now on; runs in the process of a full peer's node."""
+    await Reachability(node.p2p).add_p2p_handlers(node.p2p)
+
+
+def find_out(host: str, port: int, peers: Sequence[str]) -> Reach:
+    """Ask some of these peers (addresses at which somebody answers) to connect to us; takes up to some seconds.
+
+    Listens on `host` and `port` meanwhile; the port is free again afterwards. Raises OSError if it is not free.
+    """
+    return in_own_loop(_find_out(host, port, peers))
+
+
+def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end in a thread that is gone afterwards: hivemind must not fork while others run, and the caller's
+    thread may have an event loop already."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+async def answering(addresses: Sequence[str], seconds: float = CONNECT_SECONDS, grace: float = 1.0) -> list[str]:
+    """Those of the addresses at which a TCP connection is accepted, in their order; addresses of no known form are
+    skipped.
+
+    Tries all at once and returns as soon as all have been tried, `grace` seconds after the first success, or after
+    `seconds`. Asking here first matters: hivemind's start waits 5 s for every silent address, one after the other,
+    and libp2p refuses to dial an address again for up to 5 minutes after some failures.
+    """
+    tries = {asyncio.create_task(_accepts(address)): address for address in dict.fromkeys(addresses)}
+    waiting, living = set(tries), set[str]()
+    end = time.monotonic() + seconds
+    while waiting and time.monotonic() < end:
+        done, waiting = await asyncio.wait(waiting, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+        found = {tries[task] for task in done if task.result()}
+        if found and not living:
+            end = min(end, time.monotonic() + grace)
+        living |= found
+    for task in waiting:
+        task.cancel()
+    return [address for address in tries.values() if address in living]
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of a multiaddress `/ip4/HOST/tcp/PORT/p2p/ID`; raises ValueError if it has another form."""
+    _, _kind, host, transport, port, _p2p, _peer = address.split("/")
+    if transport != "tcp":
+        raise ValueError(f"{address} is not a TCP address")
+    return host, int(port)
+
+
+async def _accepts(address: str) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*host_and_port(address))
+    except (OSError, ValueError, OverflowError):  # no such host, port or form
+        return False
+    writer.close()
+    return True
+
+
+async def _read_secret(host: str, port: int) -> bytes:
+    """What the listener at this address hands out; nothing if it does not."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await reader.readexactly(32)
+            finally:
+                writer.close()
+    except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
+        return b""
+
+
+class _Door(asyncio.Protocol):
+    """Gives a secret to whoever comes, counts them and reads nothing."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.visits = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self.visits += 1
+        transport.write(self._secret)
+        transport.close()
+
+
+async def _find_out(host: str, port: int, peers: Sequence[str]) -> Reach:
+    secret = secrets.token_hex(16)
+    door = _Door(secret.encode())
+    async with await asyncio.get_running_loop().create_server(lambda: door, host, port):
+        answers = await _ask_all(peers, Question(port=port, secret=secret))
+    # Nobody is believed to have come whom we have not seen.
+    reached = [answer.host for answer in answers if answer.verdict == "reached"][: door.visits]
+    if not answers:
+        return Reach(
+            client_mode=True,
+            text=f"nobody could test whether others can reach this machine, {CLOSED}; if its port {port} is open, "
+            "start it with --reachable",
+            uncertain=True,
+        )
+    if 2 * len(reached) < len(answers):
+        return Reach(client_mode=True, text=f"others cannot reach this machine (at port {port}), {CLOSED}")
+    seen = Counter(reached).most_common(1)[0][0]
+    return Reach(client_mode=False, text=f"others can reach this machine at {seen}, port {port}", host=seen)
+
+
+async def _ask_all(peers: Sequence[str], question: Question) -> list[Answer]:
+    """What some of the peers answer, each asked once; those that do not know are left out."""
+    try:
+        p2p = await P2P.create(
+            initial_peers=peers, dht_mode="client", no_listen=True, use_relay=False, startup_timeout=60.0
+        )
+    except P2PDaemonError:
+        return []
+    try:
+        asked = list(dict.fromkeys(Multiaddr(address)["p2p"] for address in peers))[:ASKED_PEERS]
+        answers = await asyncio.gather(*(_ask(p2p, PeerID.from_base58(peer), question) for peer in asked))
+        return [answer for answer in answers if answer is not None]
+    finally:
+        await p2p.shutdown()
+
+
+async def _ask(p2p: P2P, peer: PeerID, question: Question) -> Answer | None:
+    for pause in BUSY_PAUSES:
+        await asyncio.sleep(pause)
+        try:
+            reply = await Reachability.get_stub(p2p, peer).rpc_connect_back(_packed(question), timeout=ANSWER_SECONDS)
+            answer = Answer.parse(_from_json(reply.value))
+            ipaddress.IPv4Address(answer.host)
+        except Exception:  # an older version, gone, or nonsense: whatever it is, this peer tells nothing
+            return None
+        if answer.verdict != "busy":
+            return answer
+    return None
+
+
+def own_address() -> str | None:
+    """The address from which this machine sends to the world, in its own network; none without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def _packed(record: Record) -> BytesValue:
+    return BytesValue(value=record.model_dump_json().encode())
+
+
+def _from_json(data: bytes) -> Any:
+    if len(data) > _MOST_BYTES:
+        raise ValueError("too long")
+    return json.loads(data)

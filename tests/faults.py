@@ -1,0 +1,57 @@
+"""Faults that a worker injects into itself, by name: `TINY_FAULT="dies in round 3"`.
+
+`dies`, `stalls`: kills or stops all of its processes when it has sent the first part of that round.
+`drifts`: its parameters are off after that global step, as if it had applied half an average.
+"""
+
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import torch
+from hivemind.proto import averaging_pb2
+
+from dedloc_kit.records import Receipt
+from dedloc_kit.swarm import allreduce, averaging
+from dedloc_kit.swarm.state import TrainingState
+
+
+def inject(fault: str) -> None:
+    """Call it before the worker builds its averager."""
+    match = re.fullmatch(r"(dies|stalls|drifts) in round (\d+)", fault)
+    assert match is not None, fault
+    name, number = match.group(1), int(match.group(2))
+    if name == "drifts":
+        _drift_at(number)
+    else:
+        FaultyAllReduce.signal = signal.SIGKILL if name == "dies" else signal.SIGSTOP
+        FaultyAllReduce.rounds_left = number
+        averaging.ExactAllReduce = FaultyAllReduce  # type: ignore[attr-defined]
+
+
+class FaultyAllReduce(allreduce.ExactAllReduce):
+    signal = signal.SIGKILL
+    rounds_left = 0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        FaultyAllReduce.rounds_left -= 1
+
+    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+        messages = 0
+        async for message in super()._generate_input_for_peer(peer_index):
+            yield message
+            messages += 1
+            if FaultyAllReduce.rounds_left == 0 and messages == 2:  # the introduction and a part
+                os.killpg(0, FaultyAllReduce.signal)
+
+
+def _drift_at(step: int) -> None:
+    apply = TrainingState.apply
+
+    def drifting(self: TrainingState, average: torch.Tensor, receipt: Receipt) -> None:
+        apply(self, average * 0.5 if receipt.step == step else average, receipt)
+
+    TrainingState.apply = drifting  # type: ignore[method-assign]

@@ -1,0 +1,176 @@
+"""Faults in mid-training, injected by name into real processes: survivors lose no samples, and everyone gets back."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.events import Left, LocalProgress, StepDone, Warned
+from dedloc_kit.records import Invitation, Progress
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.node import Identity, open_node
+from dedloc_kit.swarm.signing import Signer
+from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
+from tests.swarm.test_collaboration import assert_ledger_sums, ledger_of
+from tests.tiny import tiny_run
+
+pytestmark = pytest.mark.slow
+PAUSE = {"TINY_PAUSE": "0.1"}
+
+
+def a_run(name: str) -> RunConfig:
+    return tiny_run(name, global_batch=64)  # overlapped and compressed, the defaults
+
+
+def assert_no_samples_lost(*peers: Peer) -> None:
+    for peer in peers:
+        assert not [e.text for e in peer.events if isinstance(e, Warned) and "dropped" in e.text], peer.name
+
+
+def assert_credited_what_was_averaged(coordinator: Peer, *peers: Peer) -> None:
+    """The ledger has all of a peer's samples that went into steps up to the coordinator's last one, and no others."""
+    ledger = ledger_of(coordinator)
+    last = ledger.steps()[-1].step
+    for peer in peers:
+        mine = peer.joined.peer
+        own = {e.step.step: e.contributions.get(mine, 0) for e in peer.steps if e.step.step <= last}
+        assert own == {step: ledger.contributions_of(step).get(mine, 0) for step in own}
+    ledger.close()
+
+
+@pytest.mark.parametrize("fault", ["dies", "stalls"])
+def test_a_volunteer_that_goes_in_the_middle_of_an_all_reduce_costs_the_others_no_samples(
+    tmp_path: Path, fault: str
+) -> None:
+    run = a_run(fault)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        victim = swarm.volunteer("victim", {**PAUSE, "TINY_FAULT": f"{fault} in round 3"}, microbatch=2)
+        survivors = [swarm.volunteer(name, PAUSE, microbatch=2) for name in ("one", "two")]
+        victim.wait_for_step(2)
+        before = coordinator.wait_for(
+            StepDone, lambda e: e.step.step > 2 and victim.joined.peer not in e.contributions
+        ).step.step
+        coordinator.wait_for_step(before + 2)
+        if fault == "stalls":
+            os.killpg(victim.worker.pid, signal.SIGCONT)
+            back = coordinator.steps[-1].step.step
+            again = coordinator.wait_for(
+                StepDone, lambda e: e.step.step > back and victim.joined.peer in e.contributions
+            )
+            assert again.step.samples >= run.global_batch
+        for peer in survivors:
+            peer.worker.stop()
+        coordinator.worker.stop()
+    assert_no_samples_lost(*survivors)
+    assert_ledger_sums(coordinator, run.global_batch)
+    assert_credited_what_was_averaged(coordinator, *survivors)
+
+
+def test_a_peer_whose_parameters_have_drifted_finds_out_and_takes_the_others(tmp_path: Path) -> None:
+    run = a_run("drifts")
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=8)
+        sick = swarm.volunteer("sick", {**PAUSE, "TINY_FAULT": "drifts in round 3"}, microbatch=2, until_step=8)
+        well = swarm.volunteer("well", PAUSE, microbatch=2, until_step=8)
+        for peer in (sick, well):
+            peer.wait_for(Left)
+        coordinator.wait_for_step(8)
+        coordinator.worker.stop()
+    for peer in (sick, well):
+        assert difference(peer.parameters(), coordinator.parameters()) == 0.0
+    assert_no_samples_lost(sick, well)
+
+
+def test_nonsense_in_the_directory_is_counted_reported_and_ignored(tmp_path: Path) -> None:
+    run = a_run("nonsense")
+    good = Progress(
+        run_id=run.run_id,
+        step=0,
+        round="",
+        samples=0,
+        samples_per_second=1.0,
+        boundary_seconds=0.0,
+        sketch=(),
+        follower=False,
+        client_mode=True,
+        addresses=(),
+        device="",
+        name="liar",
+        time=get_dht_time(),
+    ).model_dump()
+    lies = [
+        {**good, "time": get_dht_time() + 1000},
+        {**good, "run_id": "other-0123456789abcdef"},
+        {**good, "samples": -5},
+        {**good, "samples": 10**12},
+        {"samples": 3},
+        "nothing",
+    ]
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        volunteer = swarm.volunteer("volunteer", PAUSE, microbatch=2)
+        nodes = []
+        try:
+            for number, lie in enumerate(lies):
+                identity = Identity(tmp_path / f"liar-{number}" / "identity.key")
+                config = PeerConfig(folder=tmp_path / f"liar-{number}", client_mode=True, host="127.0.0.1")
+                node = open_node(config, identity, coordinator.joined.addresses)
+                nodes.append(node)
+                assert node.store(
+                    f"{run.run_id}_progress",
+                    subkey=Signer(identity).subkey,
+                    value=lie,
+                    expiration_time=get_dht_time() + 60,
+                )
+            for peer in (coordinator, volunteer):
+                for reason in ("from the future", "of another run", "samples", "claims", "missing"):
+                    peer.wait_for(Warned, lambda e, reason=reason: "ignored" in e.text and reason in e.text)  # type: ignore[misc]
+            coordinator.wait_for_step(coordinator.steps[-1].step.step + 2 if coordinator.steps else 2)
+        finally:
+            for node in nodes:
+                node.shutdown()
+        volunteer.worker.stop()
+        coordinator.worker.stop()
+    assert_ledger_sums(coordinator, run.global_batch)
+    assert_no_samples_lost(volunteer)
+
+
+# Seen under load: the returned coordinator's ledger lacked the steps it was away for, though their receipts exist.
+@pytest.mark.xfail(
+    raises=AssertionError, strict=False, reason="the ledger's gap after a restart is not closed each time"
+)
+@pytest.mark.parametrize("only_clients", [False, True])
+def test_the_coordinator_dies_the_others_go_on_and_its_ledger_has_no_gap(tmp_path: Path, only_clients: bool) -> None:
+    run = a_run("orphans")
+    with Swarm(run, tmp_path) as swarm:
+        first = swarm.coordinator()
+        one, two = (swarm.volunteer(name, PAUSE, microbatch=2, client_mode=only_clients) for name in ("one", "two"))
+        first.wait_for_step(3)
+        first.worker.kill()
+        wait_until(lambda: not processes_of(first.worker.pid), "a process of the coordinator is left")
+        peers = [one, two]
+        if only_clients:
+            # Nobody but the clients holds what was done last, and they have nobody to go on with.
+            newest = sorted((first.config.folder / "checkpoints").glob("step-*.safetensors"))[-1]
+            newest.unlink()
+        else:
+            alone = one.wait_for_step(one.steps[-1].step.step + 2).step.step
+            swarm.invitation = Invitation.of(run, two.joined.addresses)  # any peer will do
+            newcomer = swarm.volunteer("newcomer", PAUSE, microbatch=2)
+            assert newcomer.joined.step >= alone
+            peers.append(newcomer)
+        second = swarm.coordinator()
+        assert second.joined.peer == first.joined.peer
+        assert second.joined.addresses == first.joined.addresses
+        again = second.wait_for_step(max(e.step.step for peer in (one, two) for e in peer.steps) + 2)
+        assert again.contributions
+        for peer in peers:
+            peer.wait_for(LocalProgress, lambda e: e.step >= again.step.step)
+            peer.worker.stop()
+        second.worker.stop()
+    assert_no_samples_lost(*peers)
+    assert_ledger_sums(second, run.global_batch)
+    assert_credited_what_was_averaged(second, one, two)

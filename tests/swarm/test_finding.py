@@ -1,0 +1,76 @@
+"""The coordinator may die: newcomers join through others, and everyone finds it again; real processes on loopback."""
+
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.events import State, StepDone, Warned
+from dedloc_kit.memory import recall
+from dedloc_kit.records import Invitation
+from tests.swarm.harness import Peer, Swarm, processes_of, wait_until
+from tests.tiny import tiny_run
+
+SLOWLY = {"TINY_PAUSE": "0.2"}
+
+
+def kill(peer: Peer) -> None:
+    peer.worker.kill()
+    wait_until(lambda: not processes_of(peer.worker.pid), f"a process of {peer.name} is left")
+
+
+def wait_for_contributors(peer: Peer, others: set[str]) -> StepDone:
+    return peer.wait_for(StepDone, lambda event: others <= set(event.contributions))
+
+
+@pytest.mark.slow
+def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=64), tmp_path) as swarm:
+        first = swarm.coordinator()
+        stays = swarm.volunteer("stays", SLOWLY, microbatch=4)
+        returns = swarm.volunteer("returns", SLOWLY, microbatch=4)
+        assert stays.joined.addresses, "it was found to be reachable"
+        wait_for_contributors(first, {stays.joined.peer, returns.joined.peer})
+
+        def remembered() -> bool:
+            known = recall(returns.config.folder, swarm.run.run_id).peers
+            return set(stays.joined.addresses) <= set(known)
+
+        wait_until(remembered, "a volunteer does not remember whom it met")
+        returns.worker.stop()
+        kill(first)
+        alone = stays.wait_for_step(first.steps[-1].step.step + 2)
+
+        back = swarm.volunteer("returns", SLOWLY, microbatch=4)
+        assert back.joined.peer == returns.joined.peer
+        assert back.joined.addresses == returns.joined.addresses, "others know where it is"
+        assert back.joined.step >= alone.step.step - 1
+        swarm.invitation = Invitation.of(swarm.run, (*first.joined.addresses, *stays.joined.addresses))
+        newcomer = swarm.volunteer("newcomer", SLOWLY, microbatch=4)
+        three = {peer.joined.peer for peer in (stays, back, newcomer)}
+        assert wait_for_contributors(stays, three).step.step > alone.step.step
+
+        second = swarm.coordinator()
+        assert second.joined.addresses == first.joined.addresses
+        second.wait_for(StepDone, lambda event: event.step.peers == 4 and three <= set(event.contributions))
+
+
+@pytest.mark.slow
+def test_volunteers_behind_firewalls_find_their_coordinator_again(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        first = swarm.coordinator()
+        # Who listens there cannot be reached at 127.0.0.1, from where the coordinator sees it.
+        clients = [swarm.volunteer(name, SLOWLY, microbatch=4, host="127.0.0.2") for name in ("one", "two")]
+        for client in clients:
+            client.wait_for(State, lambda event: "others cannot reach this machine" in event.text)
+            assert client.joined.addresses == ()
+            assert not any(isinstance(event, Warned) for event in client.events)
+        for client in clients:
+            wait_for_contributors(first, {client.joined.peer})
+        before = first.steps[-1].step.step
+        kill(first)
+        second = swarm.coordinator()
+        assert second.joined.addresses == first.joined.addresses
+        for client in clients:
+            after = wait_for_contributors(second, {client.joined.peer})
+            assert after.step.step > before
+            client.wait_for_step(after.step.step)
