@@ -59,7 +59,7 @@ class Ours:
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
         folder = Path(job["folder"])
         identity = Identity(folder / "identity.key")
-        self._peers = int(job["peers"])
+        self._peers, self._others = int(job["peers"]), list[str]()
         self._run = simulated_run(
             "allreduce", 1, 0.0, global_batch=self._peers, averaging={"compression": job["compression"]}
         )
@@ -81,6 +81,7 @@ class Ours:
         self._step = 0
 
     def meet(self, peers: dict[str, list[str]]) -> None:
+        self._others = sorted(peers.keys() - {self.peer})
         for peer, addresses in peers.items():
             # Only one of two: libp2p dials from the port that it listens on, and two that dial each other within a
             # round trip meet in one TCP connection of which neither is the server; then they wait before they retry.
@@ -90,7 +91,11 @@ class Ours:
     def gather(self) -> None:
         self._step += 1
         self._gathering = self._averager.gather(
-            step=self._step, after="", group_size=self._peers, window=_WINDOW_SECONDS
+            step=self._step,
+            after="",
+            leaders=[peer for peer in self._others[:1] if peer < self.peer],
+            expected=self._others,
+            window=_WINDOW_SECONDS,
         )
         while not self._gathering.members.done() and not self._gathering.control.done():
             time.sleep(0.01)
@@ -135,6 +140,7 @@ class Hivemind:
         )
 
     def meet(self, peers: dict[str, list[str]]) -> None:
+        self._others = sorted(peers.keys() - {self.peer})
         pass  # it looks for the way to a member when it needs it
 
     def gather(self) -> None:

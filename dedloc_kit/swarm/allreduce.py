@@ -297,13 +297,17 @@ class ExactAllReduce(AllReduceRunner):
         if not self.weight:
             return  # nothing to add: a follower's zeros need not travel
         began = time.monotonic()
-        async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
-            yield averaging_pb2.AveragingData(tensor_part=part)
-            self.sent_bytes += len(part.buffer)
-            self.sending_seconds = max(self.sending_seconds, time.monotonic() - began)
+        try:
+            async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
+                yield averaging_pb2.AveragingData(tensor_part=part)
+                self.sent_bytes += len(part.buffer)
+                self.sending_seconds = max(self.sending_seconds, time.monotonic() - began)
+        except ValueError as error:
+            self._fail(AllreduceException(f"encoding failed here ({error!r:.100})"), self.peer_id)
+            raise
 
     def _check(self, message: averaging_pb2.AveragingData) -> None:
-        if message.code == averaging_pb2.INTERNAL_ERROR:
+        if message.code == averaging_pb2.CANCELLED:
             raise _GaveUp
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
@@ -355,7 +359,8 @@ class ExactAllReduce(AllReduceRunner):
                 self.messages[self._first[self._mine] + index] = message
                 self.tensor_part_container.register_processed_part(self._mine, index, average)
         except Exception as error:
-            self._fail(AllreduceException(f"adding up failed here ({error!r:.100})"))
+            if not self._failure.done():
+                self._fail(AllreduceException(f"adding up failed here ({error!r:.100})"), self.peer_id)
             raise
 
     async def rpc_aggregate_part(
@@ -390,7 +395,10 @@ class ExactAllReduce(AllReduceRunner):
             # last part in a hundred on a slow line). So the member closes, which cancels this handler.
             await asyncio.sleep(self._patience)
         except Exception:  # whatever it is, the round is over here, and this member need not wait
-            yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+            own_fault = self.peer_id.to_base58() in self.culprits
+            yield averaging_pb2.AveragingData(
+                code=averaging_pb2.INTERNAL_ERROR if own_fault else averaging_pb2.CANCELLED
+            )
         finally:
             _handlers.discard(handler)
             if receiving is not None:
@@ -448,4 +456,4 @@ _handlers: set[asyncio.Task[Any]] = set()
 
 
 class _GaveUp(Exception):
-    """The other side ended the round; whose fault it was it did not say."""
+    """The other side ended the round because of a third one."""

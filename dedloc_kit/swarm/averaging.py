@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator, Literal  # noqa: UP035 (hivemind finds streams by typing's name)
@@ -33,13 +33,11 @@ from dedloc_kit.swarm.allreduce import ExactAllReduce, Introductions, Refused
 from dedloc_kit.swarm.compression import Feedback, codec_of
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.gradients import MOST_BATCHES
+from dedloc_kit.swarm.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
 from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.sharing import State, StateSharing
 from dedloc_kit.swarm.signing import Signer
-
-MATCHMAKING_TIME, REQUEST_TIMEOUT = 4.0, 3.0
-"""Seconds; the latter must stay below the former."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,10 @@ class _Search:
     number: int
     step: int
     after: str
-    group_size: int
+    leaders: tuple[str, ...]
+    expected: frozenset[str]
     unwelcome: frozenset[str]
+    window: float
     members: MPFuture
     called: MPFuture
 
@@ -119,6 +119,8 @@ class GradientAverager(StateSharing):
     :param current_state: called in this process when a newcomer asks for the state (metadata, CPU tensors)
     """
 
+    _matchmaking: Matchmaking
+
     def __init__(
         self,
         layout: FlatLayout,
@@ -135,7 +137,7 @@ class GradientAverager(StateSharing):
         self._numbers = itertools.count()
         self._searches: deque[_Search] = deque()
         self._begins: dict[int, asyncio.Future[_Begin | None]] = {}
-        self._unwelcome, self._search_began = frozenset[str](), 0.0
+        self._search_began = 0.0
         self._waiting: dict[bytes, _Search] = {}
         super().__init__(
             [torch.zeros(layout.size)],
@@ -151,25 +153,41 @@ class GradientAverager(StateSharing):
         )
 
     def gather(
-        self, *, step: int, after: str, group_size: int, window: float, unwelcome: Collection[str] = ()
+        self,
+        *,
+        step: int,
+        after: str,
+        leaders: Sequence[str],
+        expected: Collection[str],
+        window: float,
+        unwelcome: Collection[str] = (),
     ) -> Gathering:
         """Look for the group that will take this global step; it averages when its members `begin`.
 
         :param after: the round that led to this peer's state; only peers with the same state can meet
-        :param group_size: how many peers are expected; the group stands as soon as they are there, and does nothing
-            if it holds no more than half of them: two groups must never take the same step apart
+        :param leaders: whom to ask to lead this peer, best first; without any it leads itself, unless it is a client
+        :param expected: the group stands as soon as these others are there, and does nothing if it holds no more than
+            half of them all: two groups must never take the same step apart
         :param window: seconds to wait for missing peers before the group stands without them
         :param unwelcome: peers that this one would not lead
         """
-        search = _Search(next(self._numbers), step, after, group_size, frozenset(unwelcome), MPFuture(), MPFuture())
+        search = _Search(
+            next(self._numbers),
+            step,
+            after,
+            tuple(leaders),
+            frozenset(expected),
+            frozenset(unwelcome),
+            window,
+            MPFuture(),
+            MPFuture(),
+        )
         self._outer_pipe.send(("_prepare", [], {"search": search}))
-        # The earliest deadline leads. Clients cannot lead, and a leader refuses whoever would not wait as long as it
-        # does, so clients are willing to wait longer.
-        patience = window * (2 if self.client_mode else 1)
         control: StepControl = self.step(
-            gather=[group_size],
-            scheduled_time=get_dht_time() + patience,
-            timeout=2 * window + 10.0,
+            gather=[1 + len(search.expected)],
+            scheduled_time=get_dht_time() + window,
+            timeout=2 * window
+            + 10.0,  # windows differ: whoever waits for a leader has to wait as long as that one does
             allow_retries=False,
             wait=False,
         )
@@ -200,6 +218,10 @@ class GradientAverager(StateSharing):
     # What follows runs in the averager's own process.
 
     async def _prepare(self, search: _Search) -> None:
+        if not isinstance(self._matchmaking, Matchmaking):
+            self._matchmaking = Matchmaking(
+                self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
+            )
         self._searches.append(search)
         self._begins[search.number] = asyncio.get_running_loop().create_future()
         await self.serve_also_as_client()  # last: `_step` is already on its way and needs the search
@@ -223,25 +245,11 @@ class GradientAverager(StateSharing):
             _search.set(search)
             # Peers in different states look under different keys, so they can never average together.
             bits = f"{search.step:b}{int(search.after[:8] or '0', 16):032b}"
-            self._matchmaking.group_key_manager.group_bits = bits
-            # hivemind waits its whole window unless the group has reached its target size.
-            self._matchmaking.target_group_size = max(2, search.group_size)
-            self._unwelcome, self._search_began = search.unwelcome, time.monotonic()
+            self._matchmaking.prepare(bits, search.leaders, search.expected, search.unwelcome, search.window)
+            self._search_began = time.monotonic()
             await DecentralizedAverager._step(self, **kwargs)
         finally:
             del self._begins[search.number]
-
-    async def rpc_join_group(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """As hivemind's, but peers whose rounds failed again and again are not led by this one."""
-        if context.remote_id.to_base58() in self._unwelcome:
-            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_IS_FULL)
-            return
-        async for response in super().rpc_join_group(request, context):
-            yield response
-        # A server that closes a stream may lose what is still on the way (see ExactAllReduce): let the other close it.
-        await asyncio.sleep(REQUEST_TIMEOUT)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -251,6 +259,11 @@ class GradientAverager(StateSharing):
         search = self._waiting.get(first.group_id)
         if search is not None and not search.called.done():
             search.called.set_result(None)
+        if first.group_id not in self._running_groups:
+            await self._pending_groups_registered.wait()
+        if first.group_id in self._running_groups:
+            # hivemind awaits it bare: a member that breaks off before we begin would cancel it for all others.
+            await asyncio.wait({self._running_groups[first.group_id]})
         async for message in super().rpc_aggregate_part(achain(as_aiter(first), stream), context):
             yield message
 

@@ -21,6 +21,7 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import Gathering, GradientAverager, Round
 from dedloc_kit.swarm.catchup import CatchUp
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
+from dedloc_kit.swarm.matchmaking import leaders_of
 from dedloc_kit.swarm.pace import Pace
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, TrainingState
@@ -265,7 +266,8 @@ class CollaborativeOptimizer:
         self._round = self.averager.gather(
             step=self.step + 1,
             after=self.state.round,
-            group_size=1 + len(expected),
+            leaders=leaders_of(self.state.round, self._signer.peer, self._replica is None, expected),
+            expected=expected,
             window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
             unwelcome=self.tracker.shunned(),
         )

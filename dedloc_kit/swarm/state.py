@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,8 +16,8 @@ from dedloc_kit.training.lamb import blockwise_norm
 from dedloc_kit.training.schedule import learning_rate
 
 KEPT_ROUNDS = 16
-# What is handed over with the tensors has to fit into one message of 4 MB.
-MAX_RECEIPT_BYTES = 1_000_000
+MAX_RECEIPT_BYTES = 8_000_000
+"""Receipts are handed over with the tensors: those of 1700 global steps of five peers, or of 200 of forty."""
 
 SKETCH_BLOCK = 4096
 SKETCH_SIZE = 4
@@ -95,9 +96,11 @@ class TrainingState:
     def _count(self, receipt: Receipt) -> None:
         self.step = receipt.step
         self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
-        self.receipts = (*self.receipts, receipt)[-KEPT_ROUNDS:]
-        while sum(map(_size, self.receipts)) > MAX_RECEIPT_BYTES:
-            self.receipts = self.receipts[1:]
+        receipts = deque([*self.receipts, receipt])
+        size = sum(map(_size, receipts))
+        while size > MAX_RECEIPT_BYTES:
+            size -= _size(receipts.popleft())
+        self.receipts = tuple(receipts)
 
     def differs(self, sketch: Sequence[float]) -> bool:
         """Does this sketch belong to other parameters than ours? By the norm of the difference, as estimated."""
@@ -209,4 +212,4 @@ def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
 
 
 def _size(receipt: Receipt) -> int:
-    return sum(map(len, receipt.signed))
+    return 200 + sum(map(len, receipt.signed))

@@ -21,7 +21,7 @@ BLOCK_BYTES = 2**22
 """What is asked for at a time. Faster donors take more blocks, and at the end nobody waits long for a slow one."""
 MESSAGE_BYTES = 2**18
 """Some hundredths of a second of a home line, after which an all-reduce may go first."""
-MAX_METADATA_BYTES = 4_000_000
+MAX_METADATA_BYTES = 9_000_000
 MAX_HEADER_BYTES = MAX_METADATA_BYTES + 1000
 MAX_REQUEST_BYTES = 1000
 MAX_VERSION = 100

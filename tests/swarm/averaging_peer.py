@@ -82,7 +82,9 @@ def main() -> None:
             time=time.time(),
         )
         began = time.monotonic()
-        gathering = averager.gather(step=job["step"], after="", group_size=job["group_size"], window=job["window"])
+        gathering = averager.gather(
+            step=job["step"], after="", leaders=job["leaders"], expected=job["expected_peers"], window=job["window"]
+        )
         averager.begin(gathering, mine, patience=10.0, start_patience=20.0, limit=60.0)
         try:
             outcome = gathering.control.result()
