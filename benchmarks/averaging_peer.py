@@ -97,7 +97,7 @@ class Ours:
             expected=self._others,
             window=_WINDOW_SECONDS,
         )
-        while not self._gathering.members.done() and not self._gathering.control.done():
+        while not self._gathering.search.members.done() and not self._gathering.control.done():
             time.sleep(0.01)
 
     def average(self) -> tuple[int, str]:

@@ -96,7 +96,7 @@ class _Coordinator:
         self._memory = Memory(peer.folder, run.run_id, me.port)
 
     def resume(self) -> None:
-        """Take over the newest checkpoint, if there is one; what the ledger has beyond it is forgotten."""
+        """Take over the newest checkpoint, if there is one. The swarm may be ahead of it, and so may the ledger."""
         state = self._me.optimizer.state
         found = self._checkpoints.newest(self._warn)
         if found is not None:
@@ -108,7 +108,6 @@ class _Coordinator:
                     f"the checkpoint in {self._checkpoints.folder} does not belong to this run ({error}); "
                     "choose another --folder"
                 ) from None
-        self._ledger.rewind(state.step)
 
     def follow(self, stop: threading.Event) -> None:
         """Take every step of the swarm until told to stop or the last one is done."""

@@ -88,8 +88,14 @@ class Ledger:
             raise UserError(f"{path} is not a ledger ({error}); move it away or choose another folder") from None
 
     def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
-        """Record a finished global step with the contributions known by then; a second time changes nothing."""
+        """Record a finished global step with the contributions known by then; a second time changes nothing.
+
+        If another all-reduce led to this step before, that history was lost with those who knew it: it is forgotten.
+        """
         with self._transaction():
+            query = "SELECT 1 FROM steps WHERE step = ? AND round != ?"
+            if self._connection.execute(query, (step.step, step.round)).fetchone() is not None:
+                self._rewind(step.step - 1)
             self._connection.execute(
                 "INSERT OR IGNORE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (step.step, step.round, step.time, step.samples, step.loss, step.peers, step.seconds),
@@ -108,27 +114,6 @@ class Ledger:
             return
         with self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", (step, loss, time))
-
-    def rewind(self, step: int) -> None:
-        """Forget everything after this step: the coordinator resumed there and nobody in the swarm was ahead."""
-        with self._transaction():
-            execute = self._connection.execute
-            cut = execute(
-                "SELECT DISTINCT parts.id, peer, session, name, base, until, base + parts.samples, last_seen"
-                " FROM parts JOIN contributions ON part = parts.id WHERE step > ?",
-                (step,),
-            ).fetchall()
-            execute("DELETE FROM steps WHERE step > ?", (step,))
-            execute("DELETE FROM evaluations WHERE step > ?", (step,))
-            execute("DELETE FROM contributions WHERE step > ?", (step,))
-            for part, peer, session, name, base, until, seen, last_seen in cut:
-                execute("UPDATE parts SET until = ? WHERE id = ?", (step, part))
-                self._recount(part)
-                if until is None and seen > base:  # the peer may still be there: count from here what it gives now
-                    execute(
-                        "INSERT INTO parts VALUES (NULL, ?, ?, ?, ?, NULL, 0, 0, ?, ?)",
-                        (peer, session, name, seen, last_seen, last_seen),
-                    )
 
     def last_step(self) -> int:
         """The newest global step, 0 if there is none."""
@@ -281,6 +266,26 @@ class Ledger:
                 " name = iif(?3 >= last_seen, ?4, name), last_seen = max(last_seen, ?3) WHERE id = ?5",
                 (seen - base, samples > 0, contribution.time, contribution.name, part),
             )
+
+    def _rewind(self, step: int) -> None:
+        """Forget everything after this step."""
+        execute = self._connection.execute
+        cut = execute(
+            "SELECT DISTINCT parts.id, peer, session, name, base, until, base + parts.samples, last_seen"
+            " FROM parts JOIN contributions ON part = parts.id WHERE step > ?",
+            (step,),
+        ).fetchall()
+        execute("DELETE FROM steps WHERE step > ?", (step,))
+        execute("DELETE FROM evaluations WHERE step > ?", (step,))
+        execute("DELETE FROM contributions WHERE step > ?", (step,))
+        for part, peer, session, name, base, until, seen, last_seen in cut:
+            execute("UPDATE parts SET until = ? WHERE id = ?", (step, part))
+            self._recount(part)
+            if until is None and seen > base:  # the peer may still be there: count from here what it gives now
+                execute(
+                    "INSERT INTO parts VALUES (NULL, ?, ?, ?, ?, NULL, 0, 0, ?, ?)",
+                    (peer, session, name, seen, last_seen, last_seen),
+                )
 
     def _recount(self, part: int) -> None:
         """Derive a part's sums from the contributions that are left of it."""

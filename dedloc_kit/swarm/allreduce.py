@@ -9,12 +9,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
-from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer, amap_in_executor
@@ -23,89 +21,15 @@ from hivemind.utils.asyncio import aiter_with_timeout
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.compression import Codec, Feedback, decode
 from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.swarm.introductions import Introductions, RollCall
+from dedloc_kit.swarm.parts import Outgoing, PartMeans, safe_fractions
 
 PREFETCH = 4
 """Parts that are encoded or decoded ahead in each stream."""
 
 
-@dataclass(frozen=True)
-class Introductions:
-    """What the members brought: read alike by all of them."""
-
-    contributions: dict[str, Contribution]
-    """By peer id; signatures are checked."""
-    signed: tuple[bytes, ...]
-    """The same as their authors signed them, in the order of the group."""
-
-    @property
-    def samples(self) -> int:
-        return sum(contribution.samples for contribution in self.contributions.values())
-
-
 class Refused(Exception):
     """The group must not take a step; all of its members see the same reason."""
-
-
-class PartMeans:
-    """Weighted means of the parts that this peer reduces. Parts of different senders may come in any order.
-
-    It stands where hivemind's TensorPartReducer would, which lets all senders wait for the slowest at each part.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        loop = asyncio.get_running_loop()
-        self._sums = [torch.zeros(size) for size in sizes]
-        self._received = [0] * len(sizes)
-        self._means: list[asyncio.Future[torch.Tensor]] = [loop.create_future() for _ in sizes]
-        self._senders, self._weight = 0, 0.0
-        self.finished = asyncio.Event()
-
-    def expect(self, senders: int, weight: float) -> None:
-        """How many senders there are and what their weights sum to."""
-        self._senders, self._weight = senders, weight
-        for index in range(len(self._sums)):
-            self._finish(index)
-
-    def add(self, index: int, part: torch.Tensor, weight: float) -> None:
-        self._sums[index].add_(part, alpha=weight)
-        self._received[index] += 1
-        self._finish(index)
-
-    def _finish(self, index: int) -> None:
-        if self._senders and self._received[index] == self._senders and not self._means[index].done():
-            self._means[index].set_result(self._sums[index].div_(self._weight))
-
-    async def mean(self, index: int) -> torch.Tensor:
-        """The mean of a part, as soon as everyone has sent it; raises AllreduceException if the round fails."""
-        return await asyncio.shield(self._means[index])
-
-    def finalize(self) -> None:
-        """Let go of whoever still waits."""
-        for mean in self._means:
-            if not mean.done():
-                mean.set_exception(AllreduceException("the round is over"))
-                mean.exception()  # not everyone waits: without this asyncio complains
-        self.finished.set()
-
-
-class Outgoing(CompressionBase):
-    """Encodes a peer's gradient chunk by chunk, with error feedback; hivemind hands each chunk with its index."""
-
-    compression_type = runtime_pb2.CompressionType.NONE
-
-    def __init__(self, codec: Codec, feedback: Feedback, layout: FlatLayout, begins: Sequence[int]) -> None:
-        self._codec, self._feedback, self._layout, self._begins = codec, feedback, layout, begins
-
-    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
-        begin = self._begins[info.key]
-        compression = self._codec.small if begin >= self._layout.large else self._codec.gradients
-        return self._feedback.encode(compression, tensor, begin)[0]
-
-    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        raise NotImplementedError("parts are read with `decode`, which knows how long they must be")
-
-    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        return 1.0
 
 
 class ExactAllReduce(AllReduceRunner):
@@ -140,12 +64,12 @@ class ExactAllReduce(AllReduceRunner):
         pieces = layout.chunks(shares)
         chunks = [chunk for peer in pieces for chunk in peer]
         self._begins = [begin for begin, _ in chunks]
-        self._introduction, self._introduced, self._global_batch = introduction, introduced, global_batch
+        self._introduction, self._global_batch = introduction, global_batch
         self._codec, self._layout, self._sent, self._averaged = codec, layout, sent, averaged
         self._patience, self._start_patience = patience, start_patience
         super().__init__(
             tensors=[flat[begin:end] for begin, end in chunks],
-            peer_fractions=_safe_fractions(shares),
+            peer_fractions=safe_fractions(shares),
             compression=Outgoing(codec, sent, layout, self._begins),
             part_size_bytes=2**40,  # our chunks are not to be cut any further
             prefetch=PREFETCH,
@@ -165,8 +89,7 @@ class ExactAllReduce(AllReduceRunner):
         if not self._untold:
             self._told.set()
         loop = asyncio.get_running_loop()
-        self._met: dict[PeerID, tuple[Contribution, bytes]] = {}
-        self._agreed: asyncio.Future[Introductions] = loop.create_future()
+        self._roll_call = RollCall(self.ordered_peer_ids, introduced)
         self._failure: asyncio.Future[Exception] = loop.create_future()
         self._encodings: dict[int, asyncio.Future[tuple[runtime_pb2.Tensor, torch.Tensor]]] = {}
         self.messages: list[runtime_pb2.Tensor | None] = [None] * len(chunks)
@@ -183,7 +106,7 @@ class ExactAllReduce(AllReduceRunner):
 
     async def averages(self) -> torch.Tensor:
         """The averaged vector; raises Refused, or AllreduceException if any part of it is missing."""
-        self._meet(self.peer_id, self._introduction)
+        self._agree(self._roll_call.meet(self.peer_id, self._introduction))
         collecting = asyncio.create_task(self._collect())
         try:
             waiting: set[asyncio.Future[Any]] = {collecting, self._failure}
@@ -204,53 +127,33 @@ class ExactAllReduce(AllReduceRunner):
 
     async def introductions(self) -> Introductions:
         """Everyone's, once they are known; raises AllreduceException if the round has failed before."""
-        return await asyncio.shield(self._agreed)
+        return await asyncio.shield(self._roll_call.result)
 
     def _fail(self, reason: Exception, culprit: PeerID | None = None) -> None:
         if culprit is not None:
             self.culprits.add(culprit.to_base58())
         if not self._failure.done():
             self._failure.set_result(reason)
-        if not self._agreed.done():
-            self._agreed.set_exception(AllreduceException(str(reason)))
-            self._agreed.exception()
+        self._roll_call.fail(reason)
 
     # Introductions
 
-    def _meet(self, peer: PeerID, introduction: bytes) -> None:
-        """A member has begun; once all have, they know the weights and whether they may average at all."""
-        self._met[peer] = (self._introduced(peer, introduction), introduction)
-        if len(self._met) == len(self.ordered_peer_ids):
-            self._agree(tuple(self._met[member][1] for member in self.ordered_peer_ids))
-
-    def _agree(self, signed: tuple[bytes, ...]) -> None:
-        """Take what the members brought, or compare it with what another reducer was told."""
-        if self._agreed.done():
-            if self._agreed.exception() is None and self._agreed.result().signed != signed:
-                raise ValueError("a member told different reducers different things")
+    def _agree(self, introductions: Introductions | None) -> None:
+        """Once all members have begun, they know the weights and whether they may average at all."""
+        if introductions is None:
             return
-        if len(signed) != len(self.ordered_peer_ids):
-            raise ValueError("the introductions are not those of the group")
-        contributions = {
-            peer.to_base58(): self._introduced(peer, introduction)
-            for peer, introduction in zip(self.ordered_peer_ids, signed, strict=True)
-        }
-        agreed = Introductions(contributions, signed)
-        self._averaged.begin(float(agreed.samples))
-        self._agreed.set_result(agreed)
-        if agreed.samples < self._global_batch:
-            self._fail(Refused(f"{agreed.samples} of {self._global_batch} samples"))
+        self._averaged.begin(float(introductions.samples))
+        if introductions.samples < self._global_batch:
+            self._fail(Refused(f"{introductions.samples} of {self._global_batch} samples"))
             return
-        senders = [contribution.samples for contribution in contributions.values() if contribution.samples]
-        self.tensor_part_reducer.expect(len(senders), float(agreed.samples))
+        senders = [peer for peer, contribution in introductions.contributions.items() if contribution.samples]
+        self.tensor_part_reducer.expect(len(senders), float(introductions.samples))
 
     async def _handle_missing_senders(self) -> None:
-        begun: set[asyncio.Future[Any]] = {self._agreed, self._failure}
+        begun: set[asyncio.Future[Any]] = {self._roll_call.result, self._failure}
         await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED, timeout=self._start_patience)
-        if not self._agreed.done():
-            missing = [peer for peer in self.ordered_peer_ids if peer not in self._met]
-            for peer in missing:
-                self._fail(AllreduceException(f"{peer} did not begin"), peer)
+        for peer in self._roll_call.missing():
+            self._fail(AllreduceException(f"{peer} did not begin"), peer)
 
     # As a member: send gradients to a reducer, receive its averages
 
@@ -264,7 +167,7 @@ class ExactAllReduce(AllReduceRunner):
             replies = aiter(stream)
             first = await asyncio.wait_for(anext(replies), self._start_patience + self._patience)
             self._check(first)
-            self._agree(tuple(MSGPackSerializer.loads(first.tensor_part.buffer)))
+            self._agree(self._roll_call.told(tuple(MSGPackSerializer.loads(first.tensor_part.buffer))))
             self._untold.discard(peer_id)
             if not self._untold:
                 self._told.set()
@@ -373,12 +276,12 @@ class ExactAllReduce(AllReduceRunner):
         assert handler is not None
         _handlers.add(handler)
         try:
-            if sender not in self.ordered_peer_ids or sender in self._met:
+            if sender not in self.ordered_peer_ids or self._roll_call.contribution_of(sender):
                 yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
                 return
             try:
                 first = await asyncio.wait_for(anext(stream), self._start_patience)
-                self._meet(sender, first.tensor_part.buffer)
+                self._agree(self._roll_call.meet(sender, first.tensor_part.buffer))
             except Exception as error:
                 self._fail(AllreduceException(f"{sender} did not introduce itself ({error!r:.100})"), sender)
                 raise
@@ -406,8 +309,8 @@ class ExactAllReduce(AllReduceRunner):
 
     async def _receive(self, sender: PeerID, stream: AsyncIterator[averaging_pb2.AveragingData]) -> None:
         """A member's gradients for the values that this peer reduces."""
-        weight = float(self._met[sender][0].samples)
-        if not weight:
+        contribution = self._roll_call.contribution_of(sender)
+        if contribution is None or not contribution.samples:
             return
         sizes = iter(self._sizes(self._mine))
         received = 0
@@ -417,7 +320,7 @@ class ExactAllReduce(AllReduceRunner):
                 aiter_with_timeout(self._timed(stream, len(self.parts_for_local_averaging)), self._patience),
                 max_prefetch=PREFETCH,
             ):
-                self.tensor_part_reducer.add(received, part, weight)
+                self.tensor_part_reducer.add(received, part, float(contribution.samples))
                 received += 1
             if received != len(self.parts_for_local_averaging):
                 raise AllreduceException(f"it sent {received} parts of {len(self.parts_for_local_averaging)}")
@@ -439,16 +342,6 @@ class ExactAllReduce(AllReduceRunner):
         loop = asyncio.get_running_loop()
         message, restored = await loop.run_in_executor(None, self._averaged.encode, compression, average, begin)
         return message, restored
-
-
-def _safe_fractions(shares: Sequence[int]) -> tuple[float, ...]:
-    """The shares, the first a quarter of a value larger.
-
-    hivemind computes the borders between peers by a floating point division and rounds down; without the quarter a
-    border may come out one value too low.
-    """
-    first = next(index for index, share in enumerate(shares) if share)
-    return tuple(share + 0.25 * (index == first) for index, share in enumerate(shares))
 
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).

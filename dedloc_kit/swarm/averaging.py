@@ -7,107 +7,38 @@ result: hivemind goes on without members that failed, so that peers drift apart 
 
 import asyncio
 import itertools
-import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, AsyncIterator, Literal  # noqa: UP035 (hivemind finds streams by typing's name)
+from typing import Any, AsyncIterator  # noqa: UP035 (hivemind finds streams by typing's name)
 
 import torch
 from hivemind import DHT, DecentralizedAverager
 from hivemind.averaging.allreduce import AllreduceException
-from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MPFuture, MSGPackSerializer, enter_asynchronously, get_dht_time
+from hivemind.utils import MPFuture, enter_asynchronously, get_dht_time
 from hivemind.utils.asyncio import achain, as_aiter
 
 from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.allreduce import ExactAllReduce, Introductions, Refused
+from dedloc_kit.swarm.allreduce import ExactAllReduce, Refused
 from dedloc_kit.swarm.compression import Feedback, codec_of
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.gradients import MOST_BATCHES
+from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, read_members
+from dedloc_kit.swarm.introductions import Introductions
 from dedloc_kit.swarm.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
 from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.sharing import State, StateSharing
 from dedloc_kit.swarm.signing import Signer
 
-
-@dataclass(frozen=True)
-class Round:
-    """What became of one all-reduce, as this peer saw it."""
-
-    outcome: Literal["complete", "refused", "failed"]
-    """`refused`: the group is too small to take a global step, so it did not average; all members see the same."""
-    id: str = ""
-    contributions: dict[str, Contribution] = field(default_factory=dict)
-    """Of every member of the group, by peer id; signatures are checked."""
-    signed: tuple[bytes, ...] = ()
-    """The same as their authors signed them."""
-    detail: str = ""
-    culprits: frozenset[str] = frozenset()
-    """Peers that fell silent, broke off or sent nonsense."""
-    seconds: float = 0.0
-    """What the all-reduce took."""
-    longest_silence: float = 0.0
-    upload_rate: float | None = None
-    """Bytes per second at which this peer got rid of its gradients."""
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """A group that is being found, or waits for its members to begin."""
-
-    control: StepControl
-    number: int
-    members: MPFuture
-    """What it took to find them, and their peer ids, as soon as the group stands."""
-    called: MPFuture
-    """Done when a member has begun, and so thinks that the batch is full."""
-
-    def gathered(self) -> frozenset[str] | None:
-        """The members; none while the group is being found or if it was not."""
-        return frozenset(self.members.result()[1]) if self.members.done() else None
-
-    def seconds(self) -> float:
-        """What it took to find the group."""
-        return float(self.members.result()[0])
-
-    def searching(self) -> bool:
-        return not self.control.done() and bool(self.control.stage == AveragingStage.LOOKING_FOR_GROUP)
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What the averager's process knows of a gathering; hivemind's step has no room for it."""
-
-    number: int
-    step: int
-    after: str
-    leaders: tuple[str, ...]
-    expected: frozenset[str]
-    unwelcome: frozenset[str]
-    window: float
-    members: MPFuture
-    called: MPFuture
-
-
-@dataclass(frozen=True)
-class _Begin:
-    introduction: bytes
-    patience: float
-    start_patience: float
-    limit: float
-
-
-_search: ContextVar[_Search] = ContextVar("search")
+_search: ContextVar[Search] = ContextVar("search")
 
 
 class GradientAverager(StateSharing):
@@ -135,10 +66,10 @@ class GradientAverager(StateSharing):
         self._layout, self._codec = layout, codec_of(run.averaging.compression)
         self._sent, self._averaged = Feedback(layout.size), Feedback(layout.size)
         self._numbers = itertools.count()
-        self._searches: deque[_Search] = deque()
-        self._begins: dict[int, asyncio.Future[_Begin | None]] = {}
+        self._searches: deque[Search] = deque()
+        self._begins: dict[int, asyncio.Future[Begin | None]] = {}
         self._search_began = 0.0
-        self._waiting: dict[bytes, _Search] = {}
+        self._waiting: dict[bytes, Search] = {}
         super().__init__(
             [torch.zeros(layout.size)],
             dht,
@@ -171,7 +102,7 @@ class GradientAverager(StateSharing):
         :param window: seconds to wait for missing peers before the group stands without them
         :param unwelcome: peers that this one would not lead
         """
-        search = _Search(
+        search = Search(
             next(self._numbers),
             step,
             after,
@@ -191,7 +122,7 @@ class GradientAverager(StateSharing):
             allow_retries=False,
             wait=False,
         )
-        return Gathering(control, search.number, search.members, search.called)
+        return Gathering(control, search)
 
     def begin(
         self, gathering: Gathering, mine: Contribution, *, patience: float, start_patience: float, limit: float
@@ -202,14 +133,14 @@ class GradientAverager(StateSharing):
         :param start_patience: the same until it has begun
         :param limit: seconds for the whole all-reduce
         """
-        begin = _Begin(self._signer.sign(mine), patience, start_patience, limit)
-        self._outer_pipe.send(("_begin", [], {"number": gathering.number, "begin": begin}))
+        begin = Begin(self._signer.sign(mine), patience, start_patience, limit)
+        self._outer_pipe.send(("_begin", [], {"number": gathering.search.number, "begin": begin}))
 
     def call_off(self, gathering: Gathering) -> None:
         """Leave the group, unless the round is over."""
         if gathering.searching():
             gathering.control.cancel()
-        self._outer_pipe.send(("_begin", [], {"number": gathering.number, "begin": None}))
+        self._outer_pipe.send(("_begin", [], {"number": gathering.search.number, "begin": None}))
 
     def forget_feedback(self) -> None:
         """Another state was loaded: what compression lost on the way to the old one is of no use."""
@@ -217,7 +148,7 @@ class GradientAverager(StateSharing):
 
     # What follows runs in the averager's own process.
 
-    async def _prepare(self, search: _Search) -> None:
+    async def _prepare(self, search: Search) -> None:
         if not isinstance(self._matchmaking, Matchmaking):
             self._matchmaking = Matchmaking(
                 self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
@@ -226,7 +157,7 @@ class GradientAverager(StateSharing):
         self._begins[search.number] = asyncio.get_running_loop().create_future()
         await self.serve_also_as_client()  # last: `_step` is already on its way and needs the search
 
-    async def _begin(self, number: int, begin: _Begin | None) -> None:
+    async def _begin(self, number: int, begin: Begin | None) -> None:
         waiting = self._begins.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(begin)
@@ -272,7 +203,7 @@ class GradientAverager(StateSharing):
         search, round_id = _search.get(), group_info.group_id.hex()
         runner: ExactAllReduce | None = None
         try:
-            bandwidths, expected = self._members(group_info)
+            bandwidths, expected = read_members(group_info)
             seconds = time.monotonic() - self._search_began
             search.members.set_result((seconds, [peer.to_base58() for peer in group_info.peer_ids]))
             if 2 * len(bandwidths) <= expected:
@@ -334,7 +265,7 @@ class GradientAverager(StateSharing):
         except Exception as error:
             self._discard_feedback()
             culprits = frozenset(
-                runner.culprits if runner is not None else [error.peer] if isinstance(error, _Nonsense) else []
+                runner.culprits if runner is not None else [error.peer] if isinstance(error, Nonsense) else []
             )
             return Round("failed", round_id, detail=str(error)[:200] or repr(error), culprits=culprits)
         finally:
@@ -345,20 +276,6 @@ class GradientAverager(StateSharing):
                 running.set_exception(AllreduceException("called off"))
                 running.exception()
 
-    def _members(self, group: GroupInfo) -> tuple[list[float | None], float]:
-        """The members' bandwidths (None: unknown, 0: client) and how many peers there should be.
-
-        That number is the median of what the members expect, so that one of them cannot block the others.
-        Raises ValueError if a member sent nonsense.
-        """
-        bandwidths: list[float | None] = []
-        expected = []
-        for peer, gathered in zip(group.peer_ids, group.gathered, strict=True):
-            bandwidth, client_mode, group_size = _announcement(peer, gathered)
-            expected.append(group_size)
-            bandwidths.append(0.0 if client_mode else bandwidth)
-        return bandwidths, statistics.median(expected)
-
     def _introduced(self, peer: PeerID, introduction: bytes, step: int) -> Contribution:
         """What a member contributes; raises ValueError unless it is its own, for this step and believable."""
         author, contribution = self._signer.open(Contribution, introduction)
@@ -368,7 +285,7 @@ class GradientAverager(StateSharing):
             raise ValueError(f"{peer} claims {contribution.samples} samples for a batch of {self._global_batch}")
         return contribution
 
-    def _keep(self, search: _Search, round_id: str, group: Introductions, runner: ExactAllReduce) -> None:
+    def _keep(self, search: Search, round_id: str, group: Introductions, runner: ExactAllReduce) -> None:
         """Hold the average for members that missed it."""
         parts = tuple(message for message in runner.messages if message is not None)
         metadata = self.serializer.dumps(list(group.signed))
@@ -377,23 +294,3 @@ class GradientAverager(StateSharing):
     def _discard_feedback(self) -> None:
         self._sent.discard()
         self._averaged.discard()
-
-
-def _announcement(peer: PeerID, gathered: bytes) -> tuple[float | None, bool, int]:
-    """A member's bandwidth, whether it is a client, and the size of the group that it expects."""
-    try:
-        bandwidth, mode, own = MSGPackSerializer.loads(gathered)
-        (group_size,) = MSGPackSerializer.loads(own)
-    except Exception as error:  # hostile bytes make msgpack raise nearly anything
-        raise _Nonsense(peer, f"announced what cannot be read ({error})") from None
-    if bandwidth is not None and not (isinstance(bandwidth, float) and 0 < bandwidth < math.inf):
-        raise _Nonsense(peer, "claims an impossible bandwidth")
-    if mode not in (0, 1) or not isinstance(group_size, int):
-        raise _Nonsense(peer, "announced nonsense")
-    return bandwidth, mode == 1, group_size
-
-
-class _Nonsense(ValueError):
-    def __init__(self, peer: PeerID, what: str) -> None:
-        super().__init__(f"{peer} {what}")
-        self.peer = peer.to_base58()

@@ -18,9 +18,10 @@ from hivemind.utils.performance_ema import PerformanceEMA
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging import Gathering, GradientAverager, Round
+from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
+from dedloc_kit.swarm.group import Gathering, Round
 from dedloc_kit.swarm.matchmaking import leaders_of
 from dedloc_kit.swarm.pace import Pace
 from dedloc_kit.swarm.signing import Signer
@@ -280,7 +281,7 @@ class CollaborativeOptimizer:
         samples = self.gradients.samples + sum(others[peer].samples for peer in members & others.keys())
         if members & self._awaited - others.keys():  # somebody has gone since; without it the group cannot average
             self.averager.call_off(gathering)
-        elif samples >= self.run.global_batch or gathering.called.done():
+        elif samples >= self.run.global_batch or gathering.called:
             self._pace.gathered(gathering.seconds())
             self._begin(gathering)
 

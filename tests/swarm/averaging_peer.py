@@ -20,6 +20,7 @@ from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import allreduce, averaging
 from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.swarm.group import Round
 from dedloc_kit.swarm.node import Identity, addresses_of, open_node
 from dedloc_kit.swarm.signing import Signer
 from tests.tiny import tiny_run
@@ -89,7 +90,7 @@ def main() -> None:
         try:
             outcome = gathering.control.result()
         except Exception as error:  # as hivemind reports that there is no group
-            outcome = averaging.Round("failed", detail=str(error))
+            outcome = Round("failed", detail=str(error))
         with averager.get_tensors() as (tensor,):
             digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
             right = float((tensor / job["expected"] - 1.0).abs().lt(job["tolerance"]).float().mean())

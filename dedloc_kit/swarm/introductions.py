@@ -1,0 +1,73 @@
+"""What the members of a group bring to an all-reduce: signed, and read alike by all of them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hivemind.averaging.allreduce import AllreduceException
+from hivemind.p2p import PeerID
+
+from dedloc_kit.records import Contribution
+
+
+@dataclass(frozen=True)
+class Introductions:
+    """What the members brought: read alike by all of them."""
+
+    contributions: dict[str, Contribution]
+    """By peer id; signatures are checked."""
+    signed: tuple[bytes, ...]
+    """The same as their authors signed them, in the order of the group."""
+
+    @property
+    def samples(self) -> int:
+        return sum(contribution.samples for contribution in self.contributions.values())
+
+
+class RollCall:
+    """Collects the members' introductions, which they give to every reducer and which reducers tell each other.
+
+    :param members: in the order of the group
+    :param introduced: checks a member's introduction and reads it; raises ValueError
+    """
+
+    def __init__(self, members: Sequence[PeerID], introduced: Callable[[PeerID, bytes], Contribution]) -> None:
+        self._members, self._introduced = members, introduced
+        self._met: dict[PeerID, tuple[Contribution, bytes]] = {}
+        self.result: asyncio.Future[Introductions] = asyncio.get_running_loop().create_future()
+
+    def missing(self) -> list[PeerID]:
+        """Members that this peer has not heard of, unless it was told everything."""
+        return [] if self.result.done() else [peer for peer in self._members if peer not in self._met]
+
+    def contribution_of(self, peer: PeerID) -> Contribution | None:
+        """What this member brings, once it has introduced itself to us."""
+        return self._met[peer][0] if peer in self._met else None
+
+    def meet(self, peer: PeerID, introduction: bytes) -> Introductions | None:
+        """A member has begun. Everyone's introductions, if they are complete with this; raises ValueError."""
+        self._met[peer] = (self._introduced(peer, introduction), introduction)
+        if len(self._met) < len(self._members):
+            return None
+        return self.told(tuple(self._met[member][1] for member in self._members))
+
+    def told(self, signed: tuple[bytes, ...]) -> Introductions | None:
+        """The same as a reducer tells them; None if they were complete before. Raises ValueError."""
+        if self.result.done():
+            if self.result.exception() is None and self.result.result().signed != signed:
+                raise ValueError("a member told different reducers different things")
+            return None
+        if len(signed) != len(self._members):
+            raise ValueError("the introductions are not those of the group")
+        contributions = {
+            peer.to_base58(): self._introduced(peer, introduction)
+            for peer, introduction in zip(self._members, signed, strict=True)
+        }
+        self.result.set_result(Introductions(contributions, signed))
+        return self.result.result()
+
+    def fail(self, reason: Exception) -> None:
+        """Whoever waits for the introductions gets an AllreduceException, unless they are complete."""
+        if not self.result.done():
+            self.result.set_exception(AllreduceException(str(reason)))
+            self.result.exception()  # not everyone waits: without this asyncio complains

@@ -1,0 +1,84 @@
+"""The parts in which a flat vector travels through an all-reduce: encoded at one end, added up at the other."""
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+from hivemind.averaging.allreduce import AllreduceException
+from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.proto import runtime_pb2
+
+from dedloc_kit.swarm.compression import Codec, Feedback
+from dedloc_kit.swarm.flat import FlatLayout
+
+
+class PartMeans:
+    """Weighted means of the parts that this peer reduces. Parts of different senders may come in any order.
+
+    It stands where hivemind's TensorPartReducer would, which lets all senders wait for the slowest at each part.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        loop = asyncio.get_running_loop()
+        self._sums = [torch.zeros(size) for size in sizes]
+        self._received = [0] * len(sizes)
+        self._means: list[asyncio.Future[torch.Tensor]] = [loop.create_future() for _ in sizes]
+        self._senders, self._weight = 0, 0.0
+        self.finished = asyncio.Event()
+
+    def expect(self, senders: int, weight: float) -> None:
+        """How many senders there are and what their weights sum to."""
+        self._senders, self._weight = senders, weight
+        for index in range(len(self._sums)):
+            self._finish(index)
+
+    def add(self, index: int, part: torch.Tensor, weight: float) -> None:
+        self._sums[index].add_(part, alpha=weight)
+        self._received[index] += 1
+        self._finish(index)
+
+    def _finish(self, index: int) -> None:
+        if self._senders and self._received[index] == self._senders and not self._means[index].done():
+            self._means[index].set_result(self._sums[index].div_(self._weight))
+
+    async def mean(self, index: int) -> torch.Tensor:
+        """The mean of a part, as soon as everyone has sent it; raises AllreduceException if the round fails."""
+        return await asyncio.shield(self._means[index])
+
+    def finalize(self) -> None:
+        """Let go of whoever still waits."""
+        for mean in self._means:
+            if not mean.done():
+                mean.set_exception(AllreduceException("the round is over"))
+                mean.exception()  # not everyone waits: without this asyncio complains
+        self.finished.set()
+
+
+class Outgoing(CompressionBase):
+    """Encodes a peer's gradient chunk by chunk, with error feedback; hivemind hands each chunk with its index."""
+
+    compression_type = runtime_pb2.CompressionType.NONE
+
+    def __init__(self, codec: Codec, feedback: Feedback, layout: FlatLayout, begins: Sequence[int]) -> None:
+        self._codec, self._feedback, self._layout, self._begins = codec, feedback, layout, begins
+
+    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
+        begin = self._begins[info.key]
+        compression = self._codec.small if begin >= self._layout.large else self._codec.gradients
+        return self._feedback.encode(compression, tensor, begin)[0]
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        raise NotImplementedError("parts are read with `decode`, which knows how long they must be")
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        return 1.0
+
+
+def safe_fractions(shares: Sequence[int]) -> tuple[float, ...]:
+    """The shares, the first a quarter of a value larger.
+
+    hivemind computes the borders between peers by a floating point division and rounds down; without the quarter a
+    border may come out one value too low.
+    """
+    first = next(index for index, share in enumerate(shares) if share)
+    return tuple(share + 0.25 * (index == first) for index, share in enumerate(shares))
