@@ -6,7 +6,6 @@ the step on a copy of the parameters, which the training takes over between two 
 global step old). In exact training, without overlap, a volunteer waits for each average instead.
 """
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +20,8 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
-from dedloc_kit.swarm.group import Gathering, Round
-from dedloc_kit.swarm.matchmaking import leaders_of
-from dedloc_kit.swarm.pace import Pace
+from dedloc_kit.swarm.group import Round
+from dedloc_kit.swarm.rounds import Rounds
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, TrainingState
 from dedloc_kit.swarm.tracker import Tracker
@@ -31,10 +29,6 @@ from dedloc_kit.swarm.tracker import Tracker
 HAND_OVER_SECONDS = 10.0
 IDLE_SECONDS, BUSY_SECONDS = 0.1, 0.02
 """How often the background looks whether something is due, and while a round is under way."""
-START_MARGIN = 5.0
-"""Seconds between the first and the last member that sees a full batch, on a slow line."""
-MAX_STALENESS = 4
-"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
@@ -75,19 +69,13 @@ class CollaborativeOptimizer:
         warn: Callable[[str], None],
     ) -> None:
         self.run, self.state, self._replica = run, state, replica
-        self._signer, self._session, self._dht, self._client_mode = signer, session, dht, dht.client_mode
+        self._dht, self._client_mode = dht, dht.client_mode
         self._name, self._device, self._addresses = name, device, addresses
-        self._last_step, self._stop, self._on_step, self._warn = last_step, stop, on_step, warn
+        self._last_step, self._stop, self._on_step = last_step, stop, on_step
         self._overlap = run.averaging.overlap
         self.gradients = gradients
-        self._pace = Pace()
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
-        self._round: Gathering | None = None
-        self._begun = False  # has our part of the round begun, or does the group still gather?
-        self._round_began = 0.0
-        self._awaited: frozenset[str] = frozenset()
-        self._not_before = 0.0  # when the next round may begin
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
@@ -100,6 +88,18 @@ class CollaborativeOptimizer:
             current_info=lambda: state.info,
         )
         self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn)
+        self._rounds = Rounds(
+            run,
+            state,
+            gradients,
+            self.averager,
+            self.tracker,
+            signer,
+            follower=replica is None,
+            session=session,
+            name=name,
+            warn=warn,
+        )
         self._catch_up = CatchUp(state, self.averager, self.tracker, run, signer, stop, on_loading, warn)
 
     # Joining and leaving
@@ -134,23 +134,14 @@ class CollaborativeOptimizer:
         self._leaving.set()
         if self._background is not None:
             self._background.join()
-        if self._round is not None:
-            if self._begun and self._error is None:
-                self._finish_begun_round()
-            else:
-                self.averager.call_off(self._round)
+        if self._error is not None:
+            self._rounds.call_off()
+        elif (complete := self._rounds.leave()) is not None:
+            self._apply(complete)
         if self.tracker.is_alive() and self._error is None:
             self._hand_over()
         self.tracker.leave()
         self.averager.shutdown()
-
-    def _finish_begun_round(self) -> None:
-        """Breaking off would cost the others this round, and us our samples."""
-        assert self._round is not None
-        deadline = time.monotonic() + self._pace.patience
-        while not self._round.control.done() and time.monotonic() < deadline and self.averager.is_alive():
-            time.sleep(BUSY_SECONDS)
-        self._finish_round()
 
     def _hand_over(self) -> None:
         """Wait a moment until another peer holds this state too, so that the last step is not lost with this peer.
@@ -180,11 +171,11 @@ class CollaborativeOptimizer:
     @property
     def samples(self) -> int:
         """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
-        return self.gradients.outgoing_samples if self._begun else self.gradients.samples
+        return self._rounds.samples
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
-        return self.samples + sum(progress.samples for progress in self._mates().values())
+        return self._rounds.swarm_samples()
 
     def accumulate(self, loss: float, samples: int) -> bool:
         """Take the gradients of one microbatch; False if they were not finite and were left out."""
@@ -206,7 +197,7 @@ class CollaborativeOptimizer:
         with self._speed.pause():
             if self._background is None:
                 self._advance()
-                while self._begun and not self._stop.wait(BUSY_SECONDS):
+                while self._rounds.begun and not self._stop.wait(BUSY_SECONDS):
                     self._advance()
             while self._piled_up() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
@@ -226,7 +217,7 @@ class CollaborativeOptimizer:
 
     def _run(self) -> None:
         try:
-            while not self._leaving.wait(IDLE_SECONDS if self._round is None else BUSY_SECONDS):
+            while not self._leaving.wait(BUSY_SECONDS if self._rounds.under_way else IDLE_SECONDS):
                 self._advance()
         except BaseException as error:  # the training loop raises it at its next boundary
             self._error = error
@@ -236,134 +227,15 @@ class CollaborativeOptimizer:
         if not (self.averager.is_alive() and self._dht.is_alive()):
             raise RuntimeError("a background process of the swarm has died")
         self._report()
-        if self._round is None:
-            if self._catch_up.behind():
-                self._follow_the_swarm()
-            elif self.step < self._last_step and time.monotonic() >= self._not_before:
-                self._gather_if_due()
-        elif not self._begun:
-            self._begin_if_full(self._round)
-        if self._round is not None and (self._round.control.done() or self._nobody_comes(self._round)):
-            self._finish_round()
-
-    def _seconds_left(self) -> float:
-        """Until the batch is full."""
-        missing = self.run.global_batch - self.swarm_samples()
-        rate = self.samples_per_second + sum(progress.samples_per_second for progress in self._mates().values())
-        return 0.0 if missing <= 0 else missing / rate if rate else float("inf")
-
-    def _gather_if_due(self) -> None:
-        left, expected = self._seconds_left(), self._expected()
-        if left > self._pace.lead:
-            return
-        if not expected:
-            # Cut off, or the others are busy: a step on our own would part our ways.
-            if left == 0.0 and not self._client_mode and not self.tracker.anyone():
-                self._step_alone()
-            return
-        self._awaited = frozenset(expected)
-        self._round_began = time.monotonic()
-        self.averager.bandwidth = self._pace.bandwidth
-        self._round = self.averager.gather(
-            step=self.step + 1,
-            after=self.state.round,
-            leaders=leaders_of(self.state.round, self._signer.peer, self._replica is None, expected),
-            expected=expected,
-            window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
-            unwelcome=self.tracker.shunned(),
-        )
-
-    def _begin_if_full(self, gathering: Gathering) -> None:
-        members = gathering.gathered()
-        if members is None:
-            return
-        others = self.tracker.others()
-        samples = self.gradients.samples + sum(others[peer].samples for peer in members & others.keys())
-        if members & self._awaited - others.keys():  # somebody has gone since; without it the group cannot average
-            self.averager.call_off(gathering)
-        elif samples >= self.run.global_batch or gathering.called:
-            self._pace.gathered(gathering.seconds())
-            self._begin(gathering)
-
-    def _begin(self, gathering: Gathering) -> None:
-        contribution = self._contribution()
-        boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
-        self._round_began, self._begun = time.monotonic(), True
-        self.averager.begin(
-            gathering,
-            contribution,
-            patience=self._pace.patience,
-            start_patience=self._pace.patience + START_MARGIN + boundary,
-            limit=self._pace.limit + boundary,
-        )
-
-    def _contribution(self) -> Contribution:
-        """Take a snapshot of our gradients and say what is in it."""
-        self._drop_stale()
-        with self.averager.get_tensors() as (flat,):
-            self.gradients.load_outgoing(flat)
-        return Contribution(
-            run_id=self.run.run_id,
-            step=self.step + 1,
-            session=self._session,
-            samples=self.gradients.outgoing_samples,
-            session_samples=self.gradients.counted_samples + self.gradients.outgoing_samples,
-            loss=self.gradients.outgoing_loss,
-            name=self._name,
-            time=get_dht_time(),
-        )
-
-    def _step_alone(self) -> None:
-        self._round_began = time.monotonic()
-        mine = self._contribution()
-        if mine.samples < self.run.global_batch:
-            return
-        lone = hashlib.sha256(f"{self.run.run_id} {self._signer.peer} {self.step} {self.state.round}".encode())
-        signed = (self._signer.sign(mine),)
-        self._apply(Round("complete", lone.hexdigest()[:40], {self._signer.peer: mine}, signed))
-
-    def _nobody_comes(self, gathering: Gathering) -> bool:
-        """The swarm has moved on while we look for a group or wait in one."""
-        return not self._begun and self.tracker.newest_step() > self.step
-
-    def _finish_round(self) -> None:
-        gathering, self._round = self._round, None
-        assert gathering is not None
-        begun, self._begun = self._begun, False
-        if not gathering.control.done():
-            self.averager.call_off(gathering)
-            return  # the next look catches up
-        try:
-            outcome: Round = gathering.control.result()
-        except BaseException as error:  # hivemind found no group, or its process is gone
-            outcome = Round("failed", detail=repr(error)[:200])
-        members = gathering.gathered()
-        if members is not None:
-            self.tracker.suspect(self._awaited - members)
-        match outcome.outcome:
-            case "complete":
-                self._pace.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
-                self.tracker.trust(outcome.contributions)
-                self._apply(outcome)
-            case "refused":
-                # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
-                others = self.tracker.others()
-                self.tracker.suspect(
-                    {p for p, c in outcome.contributions.items() if p in others and c.samples < others[p].samples}
-                )
-            case "failed":
-                self._pause_after(outcome, begun)
-
-    def _pause_after(self, outcome: Round, begun: bool) -> None:
-        self._pace.failed()
-        self._not_before = time.monotonic() + self._pace.pause
-        if not begun:
-            return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
-        self._warn(f"a round failed and is tried again: {outcome.detail}")
-        if outcome.id:
-            self.gradients.doubt(outcome.id)
-        self.tracker.suspect(outcome.culprits)
-        self.tracker.speak()
+        complete: Round | None = None
+        if self._rounds.under_way:
+            complete = self._rounds.advance()
+        elif self._catch_up.behind():
+            self._follow_the_swarm()
+        elif self.step < self._last_step:
+            complete = self._rounds.gather_if_due(self.samples_per_second)
+        if complete is not None:
+            self._apply(complete)
 
     def _apply(self, outcome: Round) -> None:
         """Take the optimizer step with the averaged gradient, the same on every member."""
@@ -371,7 +243,7 @@ class CollaborativeOptimizer:
             step=self.step + 1,
             round=outcome.id,
             time=get_dht_time(),
-            seconds=time.monotonic() - self._round_began,
+            seconds=outcome.seconds,
             signed=outcome.signed,
         )
         with self.averager.get_tensors() as (average,):
@@ -398,32 +270,14 @@ class CollaborativeOptimizer:
 
     # Keeping up with the swarm
 
-    def _mates(self) -> dict[str, Progress]:
-        """The others who hold the same state as this peer: their samples fill the same batch."""
-        return self.tracker.at(self.step, self.state.round)
-
-    def _expected(self) -> dict[str, Progress]:
-        """Who has to come to the next round: the mates, and those who are about to finish the last one.
-
-        Without the latter a quick peer would begin with the few who were as quick, and the swarm would part.
-        """
-        late = {peer: progress for peer, progress in self.tracker.others().items() if progress.step == self.step - 1}
-        return self._mates() | late
-
     def _follow_the_swarm(self) -> None:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
         for receipt, contributions in self._catch_up.follow():
             self.gradients.settle([receipt.round])
             self._tell(receipt, contributions)
         self.gradients.settle(self.state.rounds)
-        self._drop_stale()
+        self._rounds.drop_stale()
         self._report()
-
-    def _drop_stale(self) -> None:
-        """Exact training takes no gradient that is old at all."""
-        dropped = self.gradients.drop_older_than(self.step - (MAX_STALENESS if self._overlap else 0))
-        if dropped:
-            self._warn(f"{dropped} samples were computed on parameters that are too old; dropped")
 
     def _report(self) -> None:
         self.tracker.report(
@@ -442,5 +296,5 @@ class CollaborativeOptimizer:
                 name=self._name,
                 time=get_dht_time(),
             ),
-            self._seconds_left(),
+            self._rounds.seconds_left(self.samples_per_second),
         )

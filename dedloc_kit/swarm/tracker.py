@@ -57,7 +57,10 @@ class Tracker(threading.Thread):
         super().__init__(name="tracker", daemon=True)
         self._dht, self._signer, self._warn = dht, signer, warn
         self._run_id, self._global_batch = run_id, global_batch
-        self._known = {address.rpartition("/p2p/")[2]: address for address in known}
+        self._known: dict[str, tuple[str, ...]] = {}
+        for address in known:
+            peer = address.rpartition("/p2p/")[2]
+            self._known[peer] = (*self._known.get(peer, ()), address)
         self._key = f"{run_id}_progress"
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -215,8 +218,8 @@ class Tracker(threading.Thread):
             seen = dict(self._others)
         wanted = {peer: (progress.addresses, REDIAL) for peer, progress in seen.items() if progress.addresses}
         if len(self._known) < MOST_KNOWN:
-            self._known |= {peer: addresses[0] for peer, (addresses, _) in wanted.items()}
-        wanted |= {peer: ((address,), REDIAL_LOST) for peer, address in self._known.items() if peer not in wanted}
+            self._known |= {peer: addresses for peer, (addresses, _) in wanted.items()}
+        wanted |= {peer: (addresses, REDIAL_LOST) for peer, addresses in self._known.items() if peer not in wanted}
         for peer, (addresses, period) in wanted.items():
             if peer not in self._dialled and self._answers_to(peer):
                 self._dialled[peer] = now - period + LATER_DIAL

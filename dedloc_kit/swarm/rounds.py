@@ -1,0 +1,229 @@
+"""One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
+
+import hashlib
+import time
+from collections.abc import Callable
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Contribution, Progress
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging import GradientAverager
+from dedloc_kit.swarm.gradients import Gradients
+from dedloc_kit.swarm.group import Gathering, Round
+from dedloc_kit.swarm.matchmaking import leaders_of
+from dedloc_kit.swarm.pace import Pace
+from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.state import TrainingState
+from dedloc_kit.swarm.tracker import Tracker
+
+START_MARGIN = 5.0
+"""Seconds between the first and the last member that sees a full batch, on a slow line."""
+MAX_STALENESS = 4
+"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
+POLL_SECONDS = 0.02
+
+
+class Rounds:
+    """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended.
+
+    :param follower: this peer contributes no samples
+    :param session: hexadecimal name of this session; contributions of one session count up
+    :param warn: told in plain words about what went wrong and was dealt with
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        state: TrainingState,
+        gradients: Gradients,
+        averager: GradientAverager,
+        tracker: Tracker,
+        signer: Signer,
+        *,
+        follower: bool,
+        session: str,
+        name: str,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._run, self._state, self._gradients, self._averager = run, state, gradients, averager
+        self._tracker, self._signer, self._follower = tracker, signer, follower
+        self._session, self._name, self._warn = session, name, warn
+        self._pace = Pace()
+        self._gathering: Gathering | None = None
+        self._begun = False  # has our part of the round begun, or does the group still gather?
+        self._awaited: frozenset[str] = frozenset()
+        self._not_before = 0.0  # when the next round may begin
+
+    @property
+    def under_way(self) -> bool:
+        """Is there a group that is being found, gathers or averages?"""
+        return self._gathering is not None
+
+    @property
+    def begun(self) -> bool:
+        """Is this peer's contribution to a round on its way?"""
+        return self._begun
+
+    @property
+    def samples(self) -> int:
+        """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
+        return self._gradients.outgoing_samples if self._begun else self._gradients.samples
+
+    def swarm_samples(self) -> int:
+        """Everyone's samples toward the next global step, as far as known."""
+        return self.samples + sum(progress.samples for progress in self._mates().values())
+
+    def seconds_left(self, samples_per_second: float) -> float:
+        """Until the batch is full, if this peer computes so fast."""
+        missing = self._run.global_batch - self.swarm_samples()
+        rate = samples_per_second + sum(progress.samples_per_second for progress in self._mates().values())
+        return 0.0 if missing <= 0 else missing / rate if rate else float("inf")
+
+    def gather_if_due(self, samples_per_second: float) -> Round | None:
+        """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
+        left, expected = self.seconds_left(samples_per_second), self._expected()
+        if left > self._pace.lead or time.monotonic() < self._not_before:
+            return None
+        if not expected:
+            # Cut off, or the others are busy: a step on our own would part our ways.
+            alone = left == 0.0 and not self._averager.client_mode and not self._tracker.anyone()
+            return self._alone() if alone else None
+        self._awaited = frozenset(expected)
+        self._averager.bandwidth = self._pace.bandwidth
+        self._gathering = self._averager.gather(
+            step=self._state.step + 1,
+            after=self._state.round,
+            leaders=leaders_of(self._state.round, self._signer.peer, self._follower, expected),
+            expected=expected,
+            window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+            unwelcome=self._tracker.shunned(),
+        )
+        return None
+
+    def advance(self) -> Round | None:
+        """Begin the round under way if the batch is full, or finish it; a complete round, once it is."""
+        gathering = self._gathering
+        if gathering is None:
+            return None
+        if not self._begun:
+            self._begin_if_full(gathering)
+        # While we look for a group, or wait in one, the swarm may move on.
+        nobody_comes = not self._begun and self._tracker.newest_step() > self._state.step
+        return self._finish(gathering) if gathering.control.done() or nobody_comes else None
+
+    def leave(self) -> Round | None:
+        """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""
+        deadline = time.monotonic() + self._pace.patience
+        while self._begun and time.monotonic() < deadline and self._averager.is_alive():
+            time.sleep(POLL_SECONDS)
+            if (complete := self.advance()) is not None:
+                return complete
+        self.call_off()
+        return None
+
+    def call_off(self) -> None:
+        """Leave the group, if there is one."""
+        if self._gathering is not None:
+            self._finish(self._gathering)
+
+    def drop_stale(self) -> None:
+        """Gradients of old parameters are of no use; exact training takes none that is old at all."""
+        staleness = MAX_STALENESS if self._run.averaging.overlap else 0
+        dropped = self._gradients.drop_older_than(self._state.step - staleness)
+        if dropped:
+            self._warn(f"{dropped} samples were computed on parameters that are too old; dropped")
+
+    def _mates(self) -> dict[str, Progress]:
+        """The others who hold the same state as this peer: their samples fill the same batch."""
+        return self._tracker.at(self._state.step, self._state.round)
+
+    def _expected(self) -> dict[str, Progress]:
+        """Who has to come to the next round: the mates, and those who are about to finish the last one.
+
+        Without the latter a quick peer would begin with the few who were as quick, and the swarm would part.
+        """
+        others = self._tracker.others().items()
+        return self._mates() | {peer: progress for peer, progress in others if progress.step == self._state.step - 1}
+
+    def _begin_if_full(self, gathering: Gathering) -> None:
+        members = gathering.gathered()
+        if members is None:
+            return
+        others = self._tracker.others()
+        samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
+        if members & self._awaited - others.keys():  # somebody has gone since; without it the group cannot average
+            self._averager.call_off(gathering)
+        elif samples >= self._run.global_batch or gathering.called:
+            self._pace.gathered(gathering.seconds())
+            contribution = self._contribution()
+            boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
+            self._begun = True
+            self._averager.begin(
+                gathering,
+                contribution,
+                patience=self._pace.patience,
+                start_patience=self._pace.patience + START_MARGIN + boundary,
+                limit=self._pace.limit + boundary,
+            )
+
+    def _contribution(self) -> Contribution:
+        """Take a snapshot of our gradients and say what is in it."""
+        self.drop_stale()
+        with self._averager.get_tensors() as (flat,):
+            self._gradients.load_outgoing(flat)
+        return Contribution(
+            run_id=self._run.run_id,
+            step=self._state.step + 1,
+            session=self._session,
+            samples=self._gradients.outgoing_samples,
+            session_samples=self._gradients.counted_samples + self._gradients.outgoing_samples,
+            loss=self._gradients.outgoing_loss,
+            name=self._name,
+            time=get_dht_time(),
+        )
+
+    def _alone(self) -> Round | None:
+        mine = self._contribution()
+        if mine.samples < self._run.global_batch:
+            return None
+        peer = self._signer.peer
+        name = hashlib.sha256(f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode())
+        return Round("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
+
+    def _finish(self, gathering: Gathering) -> Round | None:
+        begun, self._gathering, self._begun = self._begun, None, False
+        if not gathering.control.done():
+            self._averager.call_off(gathering)
+            return None
+        try:
+            outcome: Round = gathering.control.result()
+        except BaseException as error:  # hivemind found no group, or its process is gone
+            outcome = Round("failed", detail=repr(error)[:200])
+        members = gathering.gathered()
+        if members is not None:
+            self._tracker.suspect(self._awaited - members)
+        match outcome.outcome:
+            case "complete":
+                self._pace.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
+                self._tracker.trust(outcome.contributions)
+                return outcome
+            case "refused":
+                # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
+                others = self._tracker.others()
+                brought = outcome.contributions.items()
+                self._tracker.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+            case "failed":
+                self._failed(outcome, begun)
+        return None
+
+    def _failed(self, outcome: Round, begun: bool) -> None:
+        self._pace.failed()
+        self._not_before = time.monotonic() + self._pace.pause
+        if not begun:
+            return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
+        self._warn(f"a round failed and is tried again: {outcome.detail}")
+        if outcome.id:
+            self._gradients.doubt(outcome.id)
+        self._tracker.suspect(outcome.culprits)
+        self._tracker.speak()
