@@ -29,7 +29,7 @@ SIZE = 2_000_000  # 8 MB: some parts for each member
 
 
 class FaultyAllReduce(allreduce.ExactAllReduce):
-    """Sends its first part and then dies or stalls, or claims a weight that it does not have."""
+    """Sends its first part and then dies or stalls, cuts its parts short, or claims a weight that it does not have."""
 
     fault = ""
 
@@ -40,6 +40,8 @@ class FaultyAllReduce(allreduce.ExactAllReduce):
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         async for message in super()._generate_input_for_peer(peer_index):
+            if self.fault == "truncates" and not message.group_id:  # a part, not the introduction
+                message.tensor_part.buffer = message.tensor_part.buffer[:-4]
             yield message
             if self.fault == "dies":
                 os.killpg(0, signal.SIGKILL)

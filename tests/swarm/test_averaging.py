@@ -128,8 +128,9 @@ def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient
     assert again[0]["right"] == 1.0
 
 
-def test_a_member_that_sends_nan_poisons_nobody_and_is_named(tmp_path: Path) -> None:
-    with group(tmp_path, ["", "", "sends nan"]) as members:
+@pytest.mark.parametrize("fault", ["sends nan", "truncates"])
+def test_a_member_that_sends_what_cannot_be_right_poisons_nobody_and_is_named(tmp_path: Path, fault: str) -> None:
+    with group(tmp_path, ["", "", fault]) as members:
         answers = a_round(members)
     assert [answer["outcome"] for answer in answers] == ["failed"] * 3
     assert all(answer["unchanged"] for answer in answers[:2])
