@@ -36,6 +36,7 @@ class ExactAllReduce(AllReduceRunner):
     """Butterfly all-reduce of one flat vector, all of it or an error.
 
     :param flat: this peer's vector, float32 on the CPU; it is only read
+    :param average: of the same size; takes the average, and is worth nothing if the round fails
     :param shares: how many values each member reduces, in the order of the group; 0 for clients
     :param introduction: this peer's signed contribution
     :param introduced: checks a member's introduction and reads it; raises ValueError
@@ -49,6 +50,7 @@ class ExactAllReduce(AllReduceRunner):
         self,
         *,
         flat: torch.Tensor,
+        average: torch.Tensor,
         layout: FlatLayout,
         shares: Sequence[int],
         introduction: bytes,
@@ -65,7 +67,8 @@ class ExactAllReduce(AllReduceRunner):
         chunks = [chunk for peer in pieces for chunk in peer]
         self._begins = [begin for begin, _ in chunks]
         self._introduction, self._global_batch = introduction, global_batch
-        self._codec, self._layout, self._sent, self._averaged = codec, layout, sent, averaged
+        self._average, self._layout = average, layout
+        self._codec, self._sent, self._averaged = codec, sent, averaged
         self._patience, self._start_patience = patience, start_patience
         super().__init__(
             tensors=[flat[begin:end] for begin, end in chunks],
@@ -104,15 +107,15 @@ class ExactAllReduce(AllReduceRunner):
 
     # The round as a whole
 
-    async def averages(self) -> torch.Tensor:
-        """The averaged vector; raises Refused, or AllreduceException if any part of it is missing."""
+    async def complete(self) -> None:
+        """Fill `average`; raises Refused, or AllreduceException if any part of it is missing."""
         self._agree(self._roll_call.meet(self.peer_id, self._introduction))
         collecting = asyncio.create_task(self._collect())
         try:
             waiting: set[asyncio.Future[Any]] = {collecting, self._failure}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if collecting.done():
-                return torch.cat(collecting.result())
+                return collecting.result()
             if isinstance(self._failure.result(), Refused):
                 # The others need our introduction to see the same; a stream that breaks before looks like a fault.
                 with contextlib.suppress(TimeoutError):
@@ -122,8 +125,9 @@ class ExactAllReduce(AllReduceRunner):
             collecting.cancel()  # closes every stream of this round, so that the others need not wait for a timeout
             await asyncio.wait({collecting})
 
-    async def _collect(self) -> list[torch.Tensor]:
-        return [average async for average in self]
+    async def _collect(self) -> None:
+        async for _ in self:
+            pass
 
     async def introductions(self) -> Introductions:
         """Everyone's, once they are known; raises AllreduceException if the round has failed before."""
@@ -179,7 +183,7 @@ class ExactAllReduce(AllReduceRunner):
                 max_prefetch=PREFETCH,
             ):
                 self.messages[self._first[index] + part] = message
-                self.tensor_part_container.register_processed_part(index, part, average)
+                self._take(index, part, average)
                 part += 1
             if part != expected:
                 raise AllreduceException(f"it sent {part} parts of {expected}")
@@ -208,6 +212,11 @@ class ExactAllReduce(AllReduceRunner):
         except ValueError as error:
             self._fail(AllreduceException(f"encoding failed here ({error!r:.100})"), self.peer_id)
             raise
+
+    def _take(self, peer_index: int, part: int, average: torch.Tensor) -> None:
+        begin = self._begins[self._first[peer_index] + part]
+        taken = self._average[begin : begin + len(average)].copy_(average)
+        self.tensor_part_container.register_processed_part(peer_index, part, taken)
 
     def _check(self, message: averaging_pb2.AveragingData) -> None:
         if message.code == averaging_pb2.CANCELLED:
@@ -260,7 +269,7 @@ class ExactAllReduce(AllReduceRunner):
             for index in range(len(self.parts_for_local_averaging)):
                 message, average = await self._encoded(index)
                 self.messages[self._first[self._mine] + index] = message
-                self.tensor_part_container.register_processed_part(self._mine, index, average)
+                self._take(self._mine, index, average)
         except Exception as error:
             if not self._failure.done():
                 self._fail(AllreduceException(f"adding up failed here ({error!r:.100})"), self.peer_id)

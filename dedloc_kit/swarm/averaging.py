@@ -65,6 +65,7 @@ class GradientAverager(StateSharing):
         self._signer, self._run_id, self._global_batch = signer, run.run_id, run.global_batch
         self._layout, self._codec = layout, codec_of(run.averaging.compression)
         self._sent, self._averaged = Feedback(layout.size), Feedback(layout.size)
+        self._average = torch.empty(layout.size)  # kept: memory that is new each time costs more than the arithmetic
         self._numbers = itertools.count()
         self._searches: deque[Search] = deque()
         self._begins: dict[int, asyncio.Future[Begin | None]] = {}
@@ -231,6 +232,7 @@ class GradientAverager(StateSharing):
                     ordered_peer_ids=group_info.peer_ids,
                     weight=weight,
                     flat=flat,
+                    average=self._average,
                     layout=self._layout,
                     shares=shares,
                     introduction=begin.introduction,
@@ -243,8 +245,8 @@ class GradientAverager(StateSharing):
                     start_patience=begin.start_patience,
                 )
                 self._running_groups[group_info.group_id].set_result(runner)
-                average = await asyncio.wait_for(runner.averages(), begin.limit)
-                flat.copy_(average)
+                await asyncio.wait_for(runner.complete(), begin.limit)
+                flat.copy_(self._average)
             group = await runner.introductions()
             self._sent.commit()
             self._averaged.commit()

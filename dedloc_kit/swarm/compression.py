@@ -4,6 +4,7 @@ An all-reduce works on chunks of one flat float32 vector. A codec turns a chunk 
 keeps what rounding lost. hivemind's own table of codecs takes no part in it.
 """
 
+import threading
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -228,7 +229,7 @@ class Feedback:
     flat vector, for it is cut differently from round to round. `encode` and `exact` may run in several threads for
     chunks that do not overlap.
 
-    :param size: how many numbers the flat vector has; memory is taken when the first lossy round is committed
+    :param size: how many numbers the flat vector has
     """
 
     def __init__(self, size: int) -> None:
@@ -236,8 +237,11 @@ class Feedback:
         self._weight = 0.0
         # What was lost times the weight that it had, so that another weight in the next round does not change the sum.
         self._residual: Tensor | None = None
-        # The length of a chunk and what was lost of it (None: nothing), by its place.
-        self._pending: dict[int, tuple[int, Tensor | None]] = {}
+        # What this round loses. It is kept from round to round: new memory costs more time than all the arithmetic.
+        self._lost: Tensor | None = None
+        self._lock = threading.Lock()
+        # The length of a chunk and whether anything was lost of it, by its place.
+        self._pending: dict[int, tuple[int, bool]] = {}
 
     def begin(self, weight: float) -> None:
         """A round begins in which this peer's vector (or, for a reducer, the average) stands for `weight` samples.
@@ -253,24 +257,30 @@ class Feedback:
         value = self._with_residual(chunk, offset)
         message = compression.compress(value)
         decoded = compression.extract(message)
-        self._remember(offset, chunk.numel(), None if compression.lossless else value - decoded)
+        if not compression.lossless and self._weight:
+            with self._lock:
+                lost = self._lost = _untouched(self._size) if self._lost is None else self._lost
+            torch.sub(value, decoded, out=lost[offset : offset + chunk.numel()])
+        self._remember(offset, chunk.numel(), not compression.lossless)
         return message, decoded
 
     def exact(self, chunk: Tensor, offset: int) -> Tensor:
         """A chunk plus its residual (without one, the chunk itself) that a peer reduces itself, so nothing is lost."""
         value = self._with_residual(chunk, offset)
-        self._remember(offset, chunk.numel(), None)
+        self._remember(offset, chunk.numel(), False)
         return value
 
     def commit(self) -> None:
         """The round is complete: what it lost becomes the residual. Chunks that took no part keep theirs."""
         pending, self._pending = self._pending, {}
-        for offset, (numel, loss) in pending.items():
-            if self._residual is None and loss is not None:
-                # numpy's zeros take no memory until they are written to: a reducer writes to its own part only.
-                self._residual = torch.from_numpy(np.zeros(self._size, dtype=np.float32))
-            if self._residual is not None:
-                self._residual[offset : offset + numel] = 0.0 if loss is None else loss * self._weight
+        for offset, (numel, lossy) in pending.items():
+            chunk = slice(offset, offset + numel)
+            if self._residual is None and lossy:
+                self._residual = _untouched(self._size)
+            if self._residual is not None and self._lost is not None and lossy:
+                torch.mul(self._lost[chunk], self._weight, out=self._residual[chunk])
+            elif self._residual is not None:
+                self._residual[chunk] = 0.0
 
     def discard(self) -> None:
         """The round failed: it is as if it had never been."""
@@ -287,9 +297,14 @@ class Feedback:
             return chunk
         return torch.add(chunk, self._residual[offset : offset + chunk.numel()], alpha=1.0 / self._weight)
 
-    def _remember(self, offset: int, numel: int, loss: Tensor | None) -> None:
+    def _remember(self, offset: int, numel: int, lossy: bool) -> None:
         if self._weight:
-            self._pending[offset] = (numel, loss)
+            self._pending[offset] = (numel, lossy)
+
+
+def _untouched(size: int) -> Tensor:
+    """Zeros that take no memory until they are written to: a reducer writes to its own part only."""
+    return torch.from_numpy(np.zeros(size, dtype=np.float32))
 
 
 def _check_size(values: Tensor) -> Tensor:

@@ -35,6 +35,9 @@ from dedloc_kit.swarm.reach import (
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
 DIAL_TIMEOUT = 10.0
+REPLICAS, ASKED_NODES = 4, 8
+"""Nodes that hold a record, and nodes that are asked for it at most; hivemind's 5 and 20 cost more with many peers.
+What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
 
 _log = logging.getLogger(__name__)
@@ -138,6 +141,8 @@ def open_node(
             node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
             record_validators=[RSASignatureValidator(identity.key)],
             startup_timeout=STARTUP_TIMEOUT,
+            num_replicas=REPLICAS,
+            bucket_size=ASKED_NODES,
             use_relay=False,
             use_auto_relay=False,
             **_listening(peer, port, reach),

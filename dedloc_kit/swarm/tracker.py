@@ -19,15 +19,16 @@ from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.node import dial
 from dedloc_kit.swarm.signing import Signer, author
 
-HEARTBEAT = 3.0
+HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
-SHORTEST_PERIOD, LONGEST_PERIOD = 0.3, 2.0
-"""Seconds between two looks at the DHT."""
+SHORTEST_PERIOD, LONGEST_PERIOD = 0.5, 4.0
+"""Seconds between two looks at the DHT. It is enough if one member sees a full batch soon: it calls the others."""
 SECONDS_PER_PEER = 0.01
-LOOKS_PER_BATCH = 10
-"""Looks in the time that is left until the batch is full: often near its end, seldom before, for each costs work."""
+LOOKS_PER_BATCH = 4
+"""Looks in the time that is left until the batch is full: often near its end, seldom before, for each costs every peer
+some 20 ms of work, in questions and answers."""
 DHT_TIMEOUT = 10.0
 REDIAL = 30.0
 """Seconds between two looks whether a peer is still connected."""
