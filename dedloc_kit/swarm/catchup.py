@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from hivemind.utils import MSGPackSerializer
@@ -57,6 +57,7 @@ class CatchUp:
                 missed += self._receipts_after(before)
             else:
                 self._warn("the swarm is ahead, but nobody hands out its state; still trying")
+                self._stop.wait(LOAD_PAUSE)
         return missed
 
     def load(self) -> bool:
@@ -95,9 +96,12 @@ class CatchUp:
         missed: list[MissedStep] = []
         while self._tracker.newest_step() > self._state.step and not self._stop.is_set():
             ahead = {p: v for p, v in self._tracker.others().items() if v.step > self._state.step}
+            donors = self._to_ask(ahead)
+            if not donors:
+                break
             found = self._averager.download_average(
                 self._state.round,
-                list(ahead),
+                donors,
                 max_bytes=4 * self._state.layout.size + 2**20,
                 warn=self._warn,
                 stop=self._stop,
@@ -161,7 +165,7 @@ class CatchUp:
         return True
 
     def _donors(self) -> list[str]:
-        """Whom to ask: the newest, of these the largest party, and of these who can be reached, if there are any."""
+        """Whom to ask: the newest, and of these the largest party."""
         newest = self._tracker.newest_step()
         candidates = {peer: p for peer, p in self._tracker.others().items() if p.step == newest}
         rounds = Counter(progress.round for progress in candidates.values())
@@ -171,8 +175,12 @@ class CatchUp:
         donors = {peer: p for peer, p in candidates.items() if p.round == common}
         if (newest, common) == (self._state.step, self._state.round) and self._state.step:
             donors = {peer: p for peer, p in donors.items() if self._state.differs(p.sketch)}
+        return self._to_ask(donors)
+
+    def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
+        """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""
         reachable = [peer for peer, progress in donors.items() if not progress.client_mode]
-        return reachable or list(donors)
+        return reachable or ([] if self._averager.client_mode else list(donors))
 
     def _receipts_after(self, step: int) -> list[MissedStep]:
         missed = []

@@ -27,7 +27,7 @@ from dedloc_kit.swarm.state import Replica, TrainingState
 from dedloc_kit.swarm.tracker import Tracker
 
 HAND_OVER_SECONDS = 10.0
-IDLE_SECONDS, BUSY_SECONDS = 0.1, 0.02
+IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
 """How often the background looks whether something is due, and while a round is under way."""
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
@@ -296,5 +296,6 @@ class CollaborativeOptimizer:
                 name=self._name,
                 time=get_dht_time(),
             ),
-            self._rounds.seconds_left(self.samples_per_second),
+            # While a round runs, nothing that others say would change it.
+            float("inf") if self._rounds.begun else self._rounds.seconds_left(self.samples_per_second),
         )

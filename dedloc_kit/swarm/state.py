@@ -12,6 +12,7 @@ from torch import Tensor
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.lamb import blockwise_norm
 from dedloc_kit.training.schedule import learning_rate
 
@@ -149,7 +150,7 @@ class TrainingState:
         for (name, own), other in zip(mine.items(), tensors, strict=True):
             if own.shape != other.shape or own.dtype != other.dtype:
                 raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, the model {tuple(own.shape)}")
-            if other.is_floating_point() and not bool(other.isfinite().all()):
+            if not is_finite(other):
                 raise ValueError(f"'{name}' holds numbers that are not finite")
         with self.lock, torch.no_grad():
             for own, other in zip(mine.values(), tensors, strict=True):

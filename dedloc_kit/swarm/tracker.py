@@ -26,7 +26,7 @@ TIME_TO_LIVE = 15.0
 SHORTEST_PERIOD, LONGEST_PERIOD = 0.5, 4.0
 """Seconds between two looks at the DHT. It is enough if one member sees a full batch soon: it calls the others."""
 SECONDS_PER_PEER = 0.01
-LOOKS_PER_BATCH = 4
+LOOKS_PER_BATCH = 3
 """Looks in the time that is left until the batch is full: often near its end, seldom before, for each costs every peer
 some 20 ms of work, in questions and answers."""
 DHT_TIMEOUT = 10.0
