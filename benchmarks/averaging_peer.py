@@ -59,7 +59,7 @@ class Ours:
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
         folder = Path(job["folder"])
         identity = Identity(folder / "identity.key")
-        self._peers, self._others = int(job["peers"]), list[str]()
+        self._peers, self._peers_addresses = int(job["peers"]), dict[str, list[str]]()
         self._run = simulated_run(
             "allreduce", 1, 0.0, global_batch=self._peers, averaging={"compression": job["compression"]}
         )
@@ -81,8 +81,11 @@ class Ours:
         self._step = 0
 
     def meet(self, peers: dict[str, list[str]]) -> None:
-        self._others = sorted(peers.keys() - {self.peer})
-        for peer, addresses in peers.items():
+        self._peers_addresses = peers
+        self._dial()
+
+    def _dial(self) -> None:
+        for peer, addresses in self._peers_addresses.items():
             # Only one of two: libp2p dials from the port that it listens on, and two that dial each other within a
             # round trip meet in one TCP connection of which neither is the server; then they wait before they retry.
             if peer > self.peer:
@@ -90,11 +93,13 @@ class Ours:
 
     def gather(self) -> None:
         self._step += 1
+        self._dial()  # whoever did not get through; our tracker does the same
+        leader = min(self._peers_addresses)
         self._gathering = self._averager.gather(
             step=self._step,
             after="",
-            leaders=[peer for peer in self._others[:1] if peer < self.peer],
-            expected=self._others,
+            leaders=[leader] if leader != self.peer else [],
+            expected=self._peers_addresses.keys() - {self.peer},
             window=_WINDOW_SECONDS,
         )
         while not self._gathering.search.members.done() and not self._gathering.control.done():

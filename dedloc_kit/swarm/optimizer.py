@@ -296,6 +296,5 @@ class CollaborativeOptimizer:
                 name=self._name,
                 time=get_dht_time(),
             ),
-            # While a round runs, nothing that others say would change it.
-            float("inf") if self._rounds.begun else self._rounds.seconds_left(self.samples_per_second),
+            self._rounds.look_period(self.samples_per_second),
         )

@@ -1,6 +1,7 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,11 @@ START_MARGIN = 5.0
 MAX_STALENESS = 4
 """Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 POLL_SECONDS = 0.02
+SHORTEST_PERIOD, USUAL_PERIOD, LONGEST_PERIOD = 0.3, 1.0, 4.0
+"""Seconds between two looks into the directory. If one member sees a full batch soon, it calls the others."""
+LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
+"""Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
+before, for each costs every peer some 10 ms of work, in questions and answers."""
 
 
 class Rounds:
@@ -76,9 +82,24 @@ class Rounds:
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
-        missing = self._run.global_batch - self.swarm_samples()
+        return self._seconds_for(self._run.global_batch - self.swarm_samples(), samples_per_second)
+
+    def _seconds_for(self, samples: int, samples_per_second: float) -> float:
         rate = samples_per_second + sum(progress.samples_per_second for progress in self._mates().values())
-        return 0.0 if missing <= 0 else missing / rate if rate else float("inf")
+        return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
+
+    def look_period(self, samples_per_second: float) -> float:
+        """Seconds until the next look into the directory is of use."""
+        if self._begun:
+            return LONGEST_PERIOD  # nothing that others say now would change this round
+        left, whole = (
+            self.seconds_left(samples_per_second),
+            self._seconds_for(self._run.global_batch, samples_per_second),
+        )
+        if math.isinf(left):
+            return USUAL_PERIOD  # nobody computes yet
+        shortest = min(USUAL_PERIOD, max(SHORTEST_PERIOD, whole / LOOKS_PER_BATCH))
+        return min(LONGEST_PERIOD, max(shortest, left / LOOKS_LEFT))
 
     def gather_if_due(self, samples_per_second: float) -> Round | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""

@@ -23,12 +23,8 @@ HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
-SHORTEST_PERIOD, LONGEST_PERIOD = 0.5, 4.0
-"""Seconds between two looks at the DHT. It is enough if one member sees a full batch soon: it calls the others."""
 SECONDS_PER_PEER = 0.01
-LOOKS_PER_BATCH = 3
-"""Looks in the time that is left until the batch is full: often near its end, seldom before, for each costs every peer
-some 20 ms of work, in questions and answers."""
+"""Added to the time between two looks at the DHT for each peer there is: so much work is a look in a crowd."""
 DHT_TIMEOUT = 10.0
 REDIAL = 30.0
 """Seconds between two looks whether a peer is still connected."""
@@ -69,7 +65,7 @@ class Tracker(threading.Thread):
         self._stopped = threading.Event()
         self._mine: Progress | None = None
         self._dirty = False
-        self._period = SHORTEST_PERIOD
+        self._period = 0.0
         self._others: dict[str, Progress] = {}
         self._suspects: dict[str, float] = {}
         self._shunned: dict[str, float] = {}
@@ -78,17 +74,16 @@ class Tracker(threading.Thread):
         self.rejected: Counter[str] = Counter()
         """Records that were ignored, by reason."""
 
-    def report(self, mine: Progress, seconds_left: float = 0.0) -> None:
+    def report(self, mine: Progress, period: float) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
 
-        :param seconds_left: until the batch is full, as far as known
+        :param period: seconds between two looks at the DHT
         """
         with self._lock:
             before, self._mine = self._mine, mine
             news = before is None or (mine.step, mine.round) != (before.step, before.round)
             self._dirty = self._dirty or before is None or mine != before.model_copy(update={"time": mine.time})
-            crowd = SECONDS_PER_PEER * len(self._others)
-            self._period = max(SHORTEST_PERIOD, crowd, min(LONGEST_PERIOD, seconds_left / LOOKS_PER_BATCH))
+            self._period = period + SECONDS_PER_PEER * len(self._others)
         if news:
             self._wake.set()
 

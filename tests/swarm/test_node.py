@@ -124,7 +124,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         Tracker(node, who, RUN, 64, (), warnings.append) for node, who in ((first, signer), (second, other))
     )
     try:
-        theirs.report(progress())
+        theirs.report(progress(), 0.1)
         for tracker in (mine, theirs):
             tracker.start()
         wait_until(lambda: other.peer in mine.others(), "the other's progress did not arrive")
@@ -133,7 +133,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         mine.suspect({other.peer})
         assert other.peer not in mine.others()
         assert mine.anyone(), "it is still alive"
-        theirs.report(progress(samples=4))
+        theirs.report(progress(samples=4), 0.1)
         wait_until(lambda: other.peer in mine.others(), "who speaks again is counted again")
 
         theirs.leave()
