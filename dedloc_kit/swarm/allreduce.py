@@ -99,6 +99,8 @@ class ExactAllReduce(AllReduceRunner):
         """The encoded average, as everyone got it."""
         self.culprits: set[str] = set()
         """Who fell silent, broke off or sent nonsense, as far as this peer saw."""
+        self.named: set[str] = set()
+        """Who did so as others say."""
         self.longest_silence = 0.0
         """Seconds between two messages of a stream."""
         self.sent_bytes = 0
@@ -220,6 +222,8 @@ class ExactAllReduce(AllReduceRunner):
 
     def _check(self, message: averaging_pb2.AveragingData) -> None:
         if message.code == averaging_pb2.CANCELLED:
+            named = MSGPackSerializer.loads(message.tensor_part.buffer)
+            self.named |= {peer.to_base58() for peer in self.ordered_peer_ids} & set(named)
             raise _GaveUp
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
@@ -307,10 +311,11 @@ class ExactAllReduce(AllReduceRunner):
             # last part in a hundred on a slow line). So the member closes, which cancels this handler.
             await asyncio.sleep(self._patience)
         except Exception:  # whatever it is, the round is over here, and this member need not wait
-            own_fault = self.peer_id.to_base58() in self.culprits
-            yield averaging_pb2.AveragingData(
-                code=averaging_pb2.INTERNAL_ERROR if own_fault else averaging_pb2.CANCELLED
-            )
+            if self.peer_id.to_base58() in self.culprits:
+                yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+            else:
+                named = runtime_pb2.Tensor(buffer=MSGPackSerializer.dumps(sorted(self.culprits)))
+                yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, tensor_part=named)
         finally:
             _handlers.discard(handler)
             if receiving is not None:

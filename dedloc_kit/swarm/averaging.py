@@ -266,10 +266,11 @@ class GradientAverager(StateSharing):
             return Round("refused", round_id, (await runner.introductions()).contributions, detail=str(refusal))
         except Exception as error:
             self._discard_feedback()
-            culprits = frozenset(
-                runner.culprits if runner is not None else [error.peer] if isinstance(error, Nonsense) else []
-            )
-            return Round("failed", round_id, detail=str(error)[:200] or repr(error), culprits=culprits)
+            if runner is None:
+                culprits, named = frozenset([error.peer] if isinstance(error, Nonsense) else []), frozenset[str]()
+            else:
+                culprits, named = frozenset(runner.culprits), frozenset(runner.named)
+            return Round("failed", round_id, detail=str(error)[:200] or repr(error), culprits=culprits, named=named)
         finally:
             self._line_free.set()
             self._waiting.pop(group_info.group_id, None)

@@ -27,6 +27,8 @@ class Round:
     detail: str = ""
     culprits: frozenset[str] = frozenset()
     """Peers that fell silent, broke off or sent nonsense."""
+    named: frozenset[str] = frozenset()
+    """Peers that did so as other members say."""
     seconds: float = 0.0
     """What the all-reduce took."""
     longest_silence: float = 0.0

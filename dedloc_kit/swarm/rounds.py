@@ -247,4 +247,5 @@ class Rounds:
         if outcome.id:
             self._gradients.doubt(outcome.id)
         self._tracker.suspect(outcome.culprits)
+        self._tracker.doubt(outcome.named - outcome.culprits)
         self._tracker.speak()

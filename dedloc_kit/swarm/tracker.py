@@ -119,14 +119,18 @@ class Tracker(threading.Thread):
 
     def suspect(self, peers: Collection[str]) -> None:
         """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer."""
+        self.doubt(peers)
         with self._lock:
             for peer in peers:
                 self._offences[peer] += 1
-                if peer in self._others:
-                    self._suspects[peer] = self._others[peer].time
                 if self._offences[peer] > 2:
                     shunned = min(LONGEST_SUSPICION, 2.0 ** self._offences[peer])
                     self._shunned[peer] = time.monotonic() + shunned
+
+    def doubt(self, peers: Collection[str]) -> None:
+        """Do not count these peers until they speak again: others say that they have failed."""
+        with self._lock:
+            self._suspects |= {peer: self._others[peer].time for peer in peers if peer in self._others}
 
     def trust(self, peers: Collection[str]) -> None:
         """A round with these peers went well."""
@@ -211,7 +215,7 @@ class Tracker(threading.Thread):
         """Keep a connection to everyone who can be reached, and look for those who were here but are not seen."""
         now = time.monotonic()
         with self._lock:
-            seen = dict(self._others)
+            seen = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
         wanted = {peer: (progress.addresses, REDIAL) for peer, progress in seen.items() if progress.addresses}
         if len(self._known) < MOST_KNOWN:
             self._known |= {peer: addresses for peer, (addresses, _) in wanted.items()}
