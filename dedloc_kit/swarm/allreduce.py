@@ -126,6 +126,8 @@ class ExactAllReduce(AllReduceRunner):
         finally:
             collecting.cancel()  # closes every stream of this round, so that the others need not wait for a timeout
             await asyncio.wait({collecting})
+            if self._future.done():
+                self._future.exception()  # hivemind's own, for which nobody asks: without this asyncio complains
 
     async def _collect(self) -> None:
         async for _ in self:

@@ -26,6 +26,7 @@ MOST_LEADERS = 3
 """Peers that may lead a group: if everyone asked everyone, requests would grow with the square of the peers."""
 ASK_AGAIN, LONGEST_WAIT = 0.25, 5.0
 """Seconds until a leader that refused is asked again; one that answers slowly is asked less often."""
+LONG = 3600.0
 
 
 def leaders_of(after: str, me: str, follower: bool, others: Mapping[str, Progress]) -> tuple[str, ...]:
@@ -109,8 +110,9 @@ class Matchmaking(matchmaking.Matchmaking):
         self.target_group_size = max(2, 1 + len(self._expected))
 
     def get_request_expiration_time(self) -> float:
-        """Until when this peer would follow; a leader refuses whoever would leave before its own window ends."""
-        return float(self.potential_leaders.search_end_time)
+        """A leader refuses whoever would leave before its own window ends. But windows differ, and whoever has to
+        leave can come back: better to be there, for the group may stand the next moment."""
+        return float(get_dht_time()) + LONG
 
     def _check_reasons_to_reject(
         self, request: averaging_pb2.JoinRequest, context: P2PContext

@@ -176,7 +176,8 @@ class Rounds:
         if members & self._awaited - others.keys():  # somebody has gone since; without it the group cannot average
             self._averager.call_off(gathering)
         elif samples >= self._run.global_batch or gathering.called:
-            self._pace.gathered(gathering.seconds())
+            if members >= self._awaited:  # otherwise it is the window that it took
+                self._pace.gathered(gathering.seconds())
             contribution = self._contribution()
             boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
             self._begun = True
