@@ -166,8 +166,10 @@ class Swarm:
     def _strike(self, fault: str) -> None:
         if fault == "stall":
             os.killpg(self.victim.pid, signal.SIGSTOP)
-            time.sleep(self.pause)
-            os.killpg(self.victim.pid, signal.SIGCONT)
+            try:
+                time.sleep(self.pause)
+            finally:  # also if this process is told to end: a stopped one would stay for ever
+                os.killpg(self.victim.pid, signal.SIGCONT)
         elif fault == "line":
             assert isinstance(self.network, Network)
             self.network.cut(len(self.survivors) + 1)
