@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.network import Network, open_network, parse_line
+from benchmarks.network import Network, open_network, read_network
 from benchmarks.peers import Peer, end_on_signal
 from dedloc_kit.errors import UserError
 
@@ -128,11 +128,7 @@ def _parse() -> argparse.Namespace:
     add("--cases", nargs="+", choices=CASES, default=list(CASES))
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
-    options.network_text = options.network
-    try:
-        options.network = parse_line(options.network)
-    except argparse.ArgumentTypeError as error:
-        parser.error(str(error))
+    read_network(parser, options)
     return options
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Measured, Setting, measure
-from benchmarks.network import parse_line
+from benchmarks.network import read_network
 from benchmarks.peers import end_on_signal
 from benchmarks.task import simulated_run
 from dedloc_kit.errors import UserError
@@ -193,11 +193,7 @@ def _parse() -> argparse.Namespace:
     add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to compare with alone")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
-    options.network_text = options.network
-    try:
-        options.network = parse_line(options.network)
-    except argparse.ArgumentTypeError as error:
-        parser.error(str(error))
+    read_network(parser, options)
     if min(options.steps, options.real_steps) < 1:
         parser.error("--steps and --real-steps must be 1 or more")
     return options

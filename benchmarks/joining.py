@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.joining_peer import TENSORS_PER_PARAMETER
-from benchmarks.network import Loopback, Network, open_network, parse_line
+from benchmarks.network import Loopback, Network, open_network, read_network
 from benchmarks.peers import Event, Peer, start_coordinator, start_volunteer
 from benchmarks.task import simulated_run
 from dedloc_kit.errors import UserError
@@ -222,11 +222,7 @@ def _parse() -> argparse.Namespace:
     add("--no-join", dest="join", action="store_false", help="only the downloads")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
-    options.network_text = options.network
-    try:
-        options.network = parse_line(options.network)
-    except argparse.ArgumentTypeError as error:
-        parser.error(str(error))
+    read_network(parser, options)
     return options
 
 

@@ -146,6 +146,15 @@ class Loopback:
         return None
 
 
+def read_network(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Turn `options.network` into a line, and keep its text as `options.network_text`; a wrong one ends the program."""
+    options.network_text = options.network
+    try:
+        options.network = parse_line(options.network)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+
+
 def parse_line(text: str) -> Line | None:
     """The value of a `--network` option: a rate and a round trip such as `100mbit/60ms`, or `loopback` (None)."""
     if text == "loopback":

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.collaboration import SAMPLES_PER_MICROBATCH, SYSTEMS, WARM_UP_STEPS
 from benchmarks.measure import _START_SECONDS, Setting, _overlap, _read, _samples, _start
-from benchmarks.network import Loopback, Network, open_network, parse_line
+from benchmarks.network import Loopback, Network, open_network, read_network
 from benchmarks.peers import Event, Peer, step_of
 from benchmarks.task import simulated_run
 from dedloc_kit.errors import UserError
@@ -290,9 +290,9 @@ def main() -> int:
         steps=CALM_STEPS,
         warm_up=WARM_UP_STEPS,
         slowness=[1.0] * options.peers,
-        line=parse_line(options.network),
+        line=options.network,
     )
-    print(f"\n{options.peers} volunteers, {options.parameters:.0f} parameters, {options.network},", end=" ")
+    print(f"\n{options.peers} volunteers, {options.parameters:.0f} parameters, {options.network_text},", end=" ")
     print(f"{options.step_seconds:g} s of work in a global step; one stalls, loses its line, is killed")
     print(_ROW.format("", "", "usual", "hit step", "extra", "then", "waits", "spoilt", "lost", "back"))
     results: dict[str, Any] = {}
@@ -324,10 +324,7 @@ def _parse() -> argparse.Namespace:
     add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to examine")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
-    try:
-        parse_line(options.network)
-    except argparse.ArgumentTypeError as error:
-        parser.error(str(error))
+    read_network(parser, options)
     if options.peers < 3:
         parser.error("--peers must be 3 or more: the survivors still average")
     if options.deadline <= options.pause:

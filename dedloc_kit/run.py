@@ -94,8 +94,9 @@ class AveragingConfig(Section):
     With `false` every peer waits for the average: exact large-batch training."""
     compression: Literal["none", "float16", "8bit", "4bit"] = "4bit"
     """How gradients travel. What rounding loses is added to the next gradient (error feedback). On Bengali text 4
-    bits did no worse than 8 (`benchmarks/convergence.py`, overlapped: both 0.3 % above one plain large batch after 150
-    steps at a rate of 0.005, both about 5 % above it after 400 steps at 0.01). Few runs: measure your own."""
+    bits did no worse than 8: after 400 overlapped steps at a rate of 0.005 both were 0.6 to 0.7 % above one plain large
+    batch, and so was overlap alone; at twice the rate both were about 5 % above (`benchmarks/convergence.py`, two
+    seeds). Few runs: measure your own."""
     local_batch: PositiveInt = 64
     """With `local-steps`: samples of each peer's own steps."""
     outer_learning_rate: PositiveFloat = 0.7

@@ -192,9 +192,9 @@ class ExactAllReduce(AllReduceRunner):
             if part != expected:
                 raise AllreduceException(f"it sent {part} parts of {expected}")
             await stream.aclose()  # tells the reducer that everything has arrived
-        except _GaveUp as error:
+        except _GaveUp:
             self._fail(AllreduceException(f"{peer_id} gave the round up"))
-            raise AllreduceException(str(error)) from None
+            raise
         except Exception as error:
             self._fail(AllreduceException(f"{peer_id} did not deliver its part ({error!r:.100})"), peer_id)
             raise
@@ -364,5 +364,5 @@ class ExactAllReduce(AllReduceRunner):
 _handlers: set[asyncio.Task[Any]] = set()
 
 
-class _GaveUp(Exception):
+class _GaveUp(AllreduceException):
     """The other side ended the round because of a third one."""

@@ -27,6 +27,7 @@ MOST_LEADERS = 3
 ASK_AGAIN, LONGEST_WAIT = 0.25, 5.0
 """Seconds until a leader that refused is asked again; one that answers slowly is asked less often."""
 LONG = 3600.0
+"""Seconds, more than any window."""
 
 
 def leaders_of(after: str, me: str, follower: bool, others: Mapping[str, Progress]) -> tuple[str, ...]:

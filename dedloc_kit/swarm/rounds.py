@@ -27,7 +27,7 @@ SHORTEST_PERIOD, USUAL_PERIOD, LONGEST_PERIOD = 0.3, 1.0, 4.0
 """Seconds between two looks into the directory. If one member sees a full batch soon, it calls the others."""
 LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 """Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
-before, for each costs every peer some 10 ms of work, in questions and answers."""
+before, for each is work for all who are asked."""
 
 
 class Rounds:
@@ -92,10 +92,8 @@ class Rounds:
         """Seconds until the next look into the directory is of use."""
         if self._begun:
             return LONGEST_PERIOD  # nothing that others say now would change this round
-        left, whole = (
-            self.seconds_left(samples_per_second),
-            self._seconds_for(self._run.global_batch, samples_per_second),
-        )
+        left = self.seconds_left(samples_per_second)
+        whole = self._seconds_for(self._run.global_batch, samples_per_second)
         if math.isinf(left):
             return USUAL_PERIOD  # nobody computes yet
         shortest = min(USUAL_PERIOD, max(SHORTEST_PERIOD, whole / LOOKS_PER_BATCH))

@@ -24,12 +24,12 @@ HEARTBEAT = 4.0
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
 SECONDS_PER_PEER = 0.01
-"""Added to the time between two looks at the DHT for each peer there is: so much work is a look in a crowd."""
+"""Added to the time between two looks at the DHT for each peer there is: all their records are fetched."""
 DHT_TIMEOUT = 10.0
 REDIAL = 30.0
 """Seconds between two looks whether a peer is still connected."""
 REDIAL_LOST = 5.0
-"""The same for peers that this one knew when it started but does not see."""
+"""The same for peers that were known, but are not seen or have fallen silent."""
 LATER_DIAL = 2.0
 """Seconds that the one of two peers waits which is not to dial first."""
 MOST_KNOWN = 32

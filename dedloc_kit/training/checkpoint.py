@@ -120,7 +120,7 @@ def _require_finite(tensors: dict[str, Tensor], where: str) -> None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Are all numbers finite? Their sum shows it in a tenth of the time, unless it overflows."""
+    """Are all numbers finite? Their sum shows it much faster, unless it overflows."""
     if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
         return True
     return bool(torch.isfinite(tensor).all())

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import Invitation, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.worker import Role, Worker, coordinator_job, volunteer_job
 
@@ -154,3 +154,10 @@ def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = 
 def difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     """The largest absolute difference of any parameter."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def progress(**values: Any) -> Progress:
+    """What some peer says of itself, with these values."""
+    defaults = {"run_id": "tiny-0123456789abcdef", "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
+    defaults |= {"boundary_seconds": 0.1, "sketch": (1.0,), "follower": False, "client_mode": False, "addresses": ()}
+    return Progress(**{**defaults, "device": "CPU", "name": "x", "time": time.time(), **values})

@@ -8,11 +8,11 @@ import pytest
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.events import Left, LocalProgress, StepDone, Warned
-from dedloc_kit.records import Invitation, Progress
+from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.node import Identity, open_node
 from dedloc_kit.swarm.signing import Signer
-from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
+from tests.swarm.harness import Peer, Swarm, difference, processes_of, progress, wait_until
 from tests.swarm.test_collaboration import assert_ledger_sums, ledger_of
 from tests.tiny import tiny_run
 
@@ -86,21 +86,7 @@ def test_a_peer_whose_parameters_have_drifted_finds_out_and_takes_the_others(tmp
 
 def test_nonsense_in_the_directory_is_counted_reported_and_ignored(tmp_path: Path) -> None:
     run = a_run("nonsense")
-    good = Progress(
-        run_id=run.run_id,
-        step=0,
-        round="",
-        samples=0,
-        samples_per_second=1.0,
-        boundary_seconds=0.0,
-        sketch=(),
-        follower=False,
-        client_mode=True,
-        addresses=(),
-        device="",
-        name="liar",
-        time=get_dht_time(),
-    ).model_dump()
+    good = progress(run_id=run.run_id, step=0, round="", samples=0, name="liar").model_dump()
     lies = [
         {**good, "time": get_dht_time() + 1000},
         {**good, "run_id": "other-0123456789abcdef"},

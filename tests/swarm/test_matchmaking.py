@@ -1,27 +1,8 @@
 """Who leads: every peer ranks the same peers alike, and a group is found by asking, not by searching."""
 
-import time
-
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.matchmaking import MOST_LEADERS, leaders_of
-
-
-def progress(*, follower: bool = False, client_mode: bool = False) -> Progress:
-    return Progress(
-        run_id="tiny-0123456789abcdef",
-        step=0,
-        round="",
-        samples=0,
-        samples_per_second=1.0,
-        boundary_seconds=0.0,
-        sketch=(),
-        follower=follower,
-        client_mode=client_mode,
-        addresses=(),
-        device="",
-        name="",
-        time=time.time(),
-    )
+from tests.swarm.harness import progress
 
 
 def others_of(peer: str, swarm: dict[str, Progress]) -> dict[str, Progress]:

@@ -16,7 +16,7 @@ from dedloc_kit.swarm.contributions import collect, publish
 from dedloc_kit.swarm.node import Identity, Node, addresses_of, dial, open_node
 from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.tracker import Tracker
-from tests.swarm.harness import wait_until
+from tests.swarm.harness import progress, wait_until
 
 RUN = "tiny-0123456789abcdef"
 Start = Callable[..., tuple[Node, Signer]]
@@ -40,12 +40,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def contribution(**values: Any) -> Contribution:
     defaults = {"run_id": RUN, "step": 1, "session": "ab", "samples": 3, "session_samples": 3, "loss": 1.0}
     return Contribution(**{**defaults, "name": "x", "time": get_dht_time(), **values})
-
-
-def progress(**values: Any) -> Progress:
-    defaults = {"run_id": RUN, "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
-    defaults |= {"boundary_seconds": 0.1, "sketch": (1.0,), "follower": False, "client_mode": False, "addresses": ()}
-    return Progress(**{**defaults, "device": "CPU", "name": "x", "time": get_dht_time(), **values})
 
 
 def test_an_identity_is_the_same_in_the_next_session_and_a_damaged_one_is_named(tmp_path: Path) -> None:
@@ -124,7 +118,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         Tracker(node, who, RUN, 64, (), warnings.append) for node, who in ((first, signer), (second, other))
     )
     try:
-        theirs.report(progress(), 0.1)
+        theirs.report(progress(run_id=RUN), 0.1)
         for tracker in (mine, theirs):
             tracker.start()
         wait_until(lambda: other.peer in mine.others(), "the other's progress did not arrive")
@@ -133,7 +127,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         mine.suspect({other.peer})
         assert other.peer not in mine.others()
         assert mine.anyone(), "it is still alive"
-        theirs.report(progress(samples=4), 0.1)
+        theirs.report(progress(run_id=RUN, samples=4), 0.1)
         wait_until(lambda: other.peer in mine.others(), "who speaks again is counted again")
 
         theirs.leave()
