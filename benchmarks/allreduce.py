@@ -71,8 +71,7 @@ def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Pa
             if k == 0:
                 addresses = peer.wait_for("joined", deadline=_START_SECONDS)["addresses"]
         joined = [peer.wait_for("joined", deadline=_START_SECONDS) for peer in peers]
-        for peer in peers:
-            peer.send({"do": "meet", "peers": {event["peer"]: event["addresses"] for event in joined}})
+        _tell(peers, "meet", "met", addresses={event["peer"]: event["addresses"] for event in joined})
         rounds = [_round(peers, network) for _ in range(1 + options.rounds)][1:]  # the first one also connects
     seconds = [round_seconds for round_seconds, _ in rounds]
     sent = rounds[-1][1]
@@ -107,10 +106,10 @@ def _round(peers: list[Peer], network: Any) -> tuple[float, float | None]:
     raise UserError(f"{_ATTEMPTS} all-reduces in a row failed; the logs are in {peers[0].log.parent}")
 
 
-def _tell(peers: list[Peer], command: str, answer: str) -> list[dict[str, Any]]:
+def _tell(peers: list[Peer], command: str, answer: str, **values: Any) -> list[dict[str, Any]]:
     count = sum(event["event"] == answer for event in peers[0].events)
     for peer in peers:
-        peer.send({"do": command})
+        peer.send({"do": command, **values})
     return [peer.wait_for(answer, deadline=_ROUND_SECONDS, number=count) for peer in peers]
 
 

@@ -1,6 +1,6 @@
 """One member of a bare all-reduce, for allreduce.py: with ours or with hivemind's averager.
 
-After the job, a line `{"do": "meet", "peers": {ID: ADDRESSES}}` tells it who the others are, `{"do": "gather"}` makes
+After the job, a line `{"do": "meet", "addresses": {ID: ADDRESSES}}` tells it who the others are, `{"do": "gather"}` makes
 it look for the group, and `{"do": "average"}` begins the all-reduce.
 """
 
@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import hivemind
 import numpy as np
 import torch
+from hivemind import DHT
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.compression import CompressionBase, Float16Compression, NoCompression, Uniform8BitQuantization
 from hivemind.compression.quantization import Quantization
+from hivemind.dht import DHTNode
 from torch import Tensor
 
 from benchmarks.baseline import Role, play
@@ -34,6 +36,7 @@ HIVEMIND_COMPRESSIONS: dict[str, type[CompressionBase]] = {
 }
 _WINDOW_SECONDS = 10.0
 _LIMIT_SECONDS = 600.0
+_CONNECT_SECONDS = 60.0
 
 
 class Averaging(Protocol):
@@ -43,7 +46,7 @@ class Averaging(Protocol):
     addresses: tuple[str, ...]
 
     def meet(self, peers: dict[str, list[str]]) -> None:
-        """Connect to the others, as far as the system does that ahead."""
+        """Connect to the others, as far as the system does that ahead; returns when that is done."""
         ...
 
     def gather(self) -> None:
@@ -55,13 +58,16 @@ class Averaging(Protocol):
         ...
 
 
+async def _connected(_dht: DHT, node: DHTNode) -> set[str]:
+    return {info.peer_id.to_base58() for info in await node.p2p.list_peers()}
+
+
 class Ours:
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
         folder = Path(job["folder"])
         identity = Identity(folder / "identity.key")
-        self._peers, self._peers_addresses = int(job["peers"]), dict[str, list[str]]()
         self._run = simulated_run(
-            "allreduce", 1, 0.0, global_batch=self._peers, averaging={"compression": job["compression"]}
+            "allreduce", 1, 0.0, global_batch=int(job["peers"]), averaging={"compression": job["compression"]}
         )
         node = open_node(PeerConfig(folder=folder, host=job["host"]), identity, job["addresses"])
         signer = Signer(identity)
@@ -81,25 +87,26 @@ class Ours:
         self._step = 0
 
     def meet(self, peers: dict[str, list[str]]) -> None:
-        self._peers_addresses = peers
-        self._dial()
-
-    def _dial(self) -> None:
-        for peer, addresses in self._peers_addresses.items():
-            # Only one of two: libp2p dials from the port that it listens on, and two that dial each other within a
-            # round trip meet in one TCP connection of which neither is the server; then they wait before they retry.
-            if peer > self.peer:
-                dial(self._node, peer, addresses)
+        self._others = peers.keys() - {self.peer}
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while missing := self._others - self._node.run_coroutine(_connected):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no connection to {missing}")
+            for peer in missing:
+                # Only one of two: libp2p dials from the port that it listens on, and two that dial each other within
+                # a round trip meet in one TCP connection of which neither is the server; both fail, and wait then.
+                if peer > self.peer:
+                    dial(self._node, peer, peers[peer])
+            time.sleep(1.0)
 
     def gather(self) -> None:
         self._step += 1
-        self._dial()  # whoever did not get through; our tracker does the same
-        leader = min(self._peers_addresses)
+        leader = min(self._others | {self.peer})
         self._gathering = self._averager.gather(
             step=self._step,
             after="",
             leaders=[leader] if leader != self.peer else [],
-            expected=self._peers_addresses.keys() - {self.peer},
+            expected=self._others,
             window=_WINDOW_SECONDS,
         )
         while not self._gathering.search.members.done() and not self._gathering.control.done():
@@ -145,7 +152,6 @@ class Hivemind:
         )
 
     def meet(self, peers: dict[str, list[str]]) -> None:
-        self._others = sorted(peers.keys() - {self.peer})
         pass  # it looks for the way to a member when it needs it
 
     def gather(self) -> None:
@@ -182,7 +188,8 @@ def member(role: Role) -> None:
     role.tell("joined", peer=averaging.peer, addresses=averaging.addresses)
     while (command := role.commands.get()) is not None:
         if command["do"] == "meet":
-            averaging.meet(command["peers"])
+            averaging.meet(command["addresses"])
+            role.tell("met")
         elif command["do"] == "gather":
             averaging.gather()
             role.tell("gathered")

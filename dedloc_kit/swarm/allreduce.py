@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ class ExactAllReduce(AllReduceRunner):
     """Butterfly all-reduce of one flat vector, all of it or an error.
 
     :param flat: this peer's vector, float32 on the CPU; it is only read
-    :param average: of the same size; takes the average, and is worth nothing if the round fails
+    :param average: of the same size; takes the average. After a round that failed, threads may still write to it
+    :param sums: of the same size; room for the sums that this peer makes
     :param shares: how many values each member reduces, in the order of the group; 0 for clients
     :param introduction: this peer's signed contribution
     :param introduced: checks a member's introduction and reads it; raises ValueError
@@ -51,6 +53,7 @@ class ExactAllReduce(AllReduceRunner):
         *,
         flat: torch.Tensor,
         average: torch.Tensor,
+        sums: torch.Tensor,
         layout: FlatLayout,
         shares: Sequence[int],
         introduction: bytes,
@@ -66,8 +69,9 @@ class ExactAllReduce(AllReduceRunner):
         pieces = layout.chunks(shares)
         chunks = [chunk for peer in pieces for chunk in peer]
         self._begins = [begin for begin, _ in chunks]
+        self._places = [average[begin:end] for begin, end in chunks]
         self._introduction, self._global_batch = introduction, global_batch
-        self._average, self._layout = average, layout
+        self._layout = layout
         self._codec, self._sent, self._averaged = codec, sent, averaged
         self._patience, self._start_patience = patience, start_patience
         super().__init__(
@@ -82,8 +86,9 @@ class ExactAllReduce(AllReduceRunner):
         assert tuple(map(len, pieces)) == parts, "hivemind deals the chunks out to others than planned"
         self._mine = self.ordered_peer_ids.index(self.peer_id)
         self._first = [sum(parts[:peer]) for peer in range(len(parts))]  # index of each peer's first chunk
+        self._parts = parts
         self.tensor_part_reducer.finished.set()  # hivemind's, not used; it would complain when it is collected
-        self.tensor_part_reducer: PartMeans = PartMeans([len(part) for part in self.parts_for_local_averaging])
+        self.tensor_part_reducer: PartMeans = PartMeans([sums[begin:end] for begin, end in pieces[self._mine]])
         self._untold = {
             peer for peer, share in zip(self.ordered_peer_ids, shares, strict=True) if share and peer != self.peer_id
         }
@@ -94,7 +99,7 @@ class ExactAllReduce(AllReduceRunner):
         loop = asyncio.get_running_loop()
         self._roll_call = RollCall(self.ordered_peer_ids, introduced)
         self._failure: asyncio.Future[Exception] = loop.create_future()
-        self._encodings: dict[int, asyncio.Future[tuple[runtime_pb2.Tensor, torch.Tensor]]] = {}
+        self._encodings: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self.messages: list[runtime_pb2.Tensor | None] = [None] * len(chunks)
         """The encoded average, as everyone got it."""
         self.culprits: set[str] = set()
@@ -116,7 +121,7 @@ class ExactAllReduce(AllReduceRunner):
         try:
             waiting: set[asyncio.Future[Any]] = {collecting, self._failure}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if collecting.done():
+            if not self._failure.done():
                 return collecting.result()
             if isinstance(self._failure.result(), Refused):
                 # The others need our introduction to see the same; a stream that breaks before looks like a fault.
@@ -126,12 +131,18 @@ class ExactAllReduce(AllReduceRunner):
         finally:
             collecting.cancel()  # closes every stream of this round, so that the others need not wait for a timeout
             await asyncio.wait({collecting})
-            if self._future.done():
-                self._future.exception()  # hivemind's own, for which nobody asks: without this asyncio complains
+            failed = collecting.cancelled() or collecting.exception() is not None
+            self.finalize(exception=AllreduceException("the round is over") if failed else None)
+            self._future.exception()  # hivemind's own, for which nobody asks: without this asyncio complains
 
     async def _collect(self) -> None:
-        async for _ in self:
-            pass
+        """Exchange with all reducers; hivemind's own loop over them would copy every part once more."""
+        async with asyncio.TaskGroup() as exchanges:
+            if self._parts[self._mine]:
+                exchanges.create_task(self._handle_missing_senders())
+            for peer, parts in zip(self.ordered_peer_ids, self._parts, strict=True):
+                if parts:
+                    exchanges.create_task(self._communicate_with_peer(peer))
 
     async def introductions(self) -> Introductions:
         """Everyone's, once they are known; raises AllreduceException if the round has failed before."""
@@ -180,17 +191,15 @@ class ExactAllReduce(AllReduceRunner):
             if not self._untold:
                 self._told.set()
             # A reducer falls silent when one of its senders does; it must find that out before we blame it.
-            part, expected = 0, len(self._sizes(index))
-            async for message, average in amap_in_executor(
-                self._decoder(index),
-                aiter_with_timeout(self._timed(replies, expected), 2 * self._patience),
+            received = 0
+            async for _ in amap_in_executor(
+                partial(self._take, self._first[index]),
+                aiter_with_timeout(self._timed(replies, self._parts[index]), 2 * self._patience),
                 max_prefetch=PREFETCH,
             ):
-                self.messages[self._first[index] + part] = message
-                self._take(index, part, average)
-                part += 1
-            if part != expected:
-                raise AllreduceException(f"it sent {part} parts of {expected}")
+                received += 1
+            if received != self._parts[index]:
+                raise AllreduceException(f"it sent {received} parts of {self._parts[index]}")
             await stream.aclose()  # tells the reducer that everything has arrived
         except _GaveUp:
             self._fail(AllreduceException(f"{peer_id} gave the round up"))
@@ -213,14 +222,17 @@ class ExactAllReduce(AllReduceRunner):
                 yield averaging_pb2.AveragingData(tensor_part=part)
                 self.sent_bytes += len(part.buffer)
                 self.sending_seconds = max(self.sending_seconds, time.monotonic() - began)
-        except ValueError as error:
+        except Exception as error:
             self._fail(AllreduceException(f"encoding failed here ({error!r:.100})"), self.peer_id)
             raise
 
-    def _take(self, peer_index: int, part: int, average: torch.Tensor) -> None:
-        begin = self._begins[self._first[peer_index] + part]
-        taken = self._average[begin : begin + len(average)].copy_(average)
-        self.tensor_part_container.register_processed_part(peer_index, part, taken)
+    def _take(self, first: int, numbered: tuple[int, averaging_pb2.AveragingData]) -> None:
+        """A part of the average, from the reducer whose first chunk is number `first`."""
+        number, message = numbered
+        self._check(message)
+        place = self._places[first + number]
+        decode(message.tensor_part, len(place), place)
+        self.messages[first + number] = message.tensor_part
 
     def _check(self, message: averaging_pb2.AveragingData) -> None:
         if message.code == averaging_pb2.CANCELLED:
@@ -230,36 +242,18 @@ class ExactAllReduce(AllReduceRunner):
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
 
-    def _sizes(self, peer_index: int) -> list[int]:
-        first = self._first[peer_index]
-        parts = self.tensor_part_container.local_tensors[
-            first : first + self.tensor_part_container.num_parts_by_peer[peer_index]
-        ]
-        return [len(part) for part in parts]
-
-    def _decoder(
-        self, peer_index: int
-    ) -> Callable[[averaging_pb2.AveragingData], tuple[runtime_pb2.Tensor, torch.Tensor]]:
-        sizes = iter(self._sizes(peer_index))
-
-        def decoded(message: averaging_pb2.AveragingData) -> tuple[runtime_pb2.Tensor, torch.Tensor]:
-            self._check(message)
-            return message.tensor_part, decode(message.tensor_part, next(sizes, 0))
-
-        return decoded
-
     async def _timed(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], expected: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """As many messages as there must be, and no look beyond the last."""
-        for _ in range(expected):
+    ) -> AsyncIterator[tuple[int, averaging_pb2.AveragingData]]:
+        """As many messages as there must be, numbered from 0, and no look beyond the last."""
+        for number in range(expected):
             before = time.monotonic()
             try:
                 message = await anext(stream)
             except StopAsyncIteration:
                 return
             self.longest_silence = max(self.longest_silence, time.monotonic() - before)
-            yield message
+            yield number, message
 
     # As a reducer: add up what the members send, send them all the same average
 
@@ -273,9 +267,7 @@ class ExactAllReduce(AllReduceRunner):
                     exact = await loop.run_in_executor(None, self._sent.exact, part, begin)
                     self.tensor_part_reducer.add(index, exact, self.weight)
             for index in range(len(self.parts_for_local_averaging)):
-                message, average = await self._encoded(index)
-                self.messages[self._first[self._mine] + index] = message
-                self._take(self._mine, index, average)
+                self.messages[self._first[self._mine] + index] = await self._encoded(index)
         except Exception as error:
             if not self._failure.done():
                 self._fail(AllreduceException(f"adding up failed here ({error!r:.100})"), self.peer_id)
@@ -306,7 +298,7 @@ class ExactAllReduce(AllReduceRunner):
                 code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=signed)
             )
             for index in range(len(self.parts_for_local_averaging)):
-                message, _ = await self._encoded(index)
+                message = await self._encoded(index)
                 yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=message)
             await receiving
             # p2pd resets a stream as soon as its server closes it, and what is still on the way is lost (about one
@@ -328,36 +320,37 @@ class ExactAllReduce(AllReduceRunner):
         contribution = self._roll_call.contribution_of(sender)
         if contribution is None or not contribution.samples:
             return
-        sizes = iter(self._sizes(self._mine))
+        sizes = [len(part) for part in self.parts_for_local_averaging]
         received = 0
         try:
             async for part in amap_in_executor(
-                lambda message: decode(message.tensor_part, next(sizes, 0)),
-                aiter_with_timeout(self._timed(stream, len(self.parts_for_local_averaging)), self._patience),
+                lambda numbered: decode(numbered[1].tensor_part, sizes[numbered[0]]),
+                aiter_with_timeout(self._timed(stream, len(sizes)), self._patience),
                 max_prefetch=PREFETCH,
             ):
                 self.tensor_part_reducer.add(received, part, float(contribution.samples))
                 received += 1
-            if received != len(self.parts_for_local_averaging):
-                raise AllreduceException(f"it sent {received} parts of {len(self.parts_for_local_averaging)}")
+            if received != len(sizes):
+                raise AllreduceException(f"it sent {received} parts of {len(sizes)}")
         except Exception as error:
             self._fail(AllreduceException(f"{sender} stopped sending ({error!r:.100})"), sender)
             raise
 
-    async def _encoded(self, index: int) -> tuple[runtime_pb2.Tensor, torch.Tensor]:
-        """The average of a part as it travels and as everyone, this peer included, reads it; made once."""
+    async def _encoded(self, index: int) -> runtime_pb2.Tensor:
+        """The average of a part as it travels; made once, and taken by this peer as everyone reads it."""
         if index not in self._encodings:
             self._encodings[index] = asyncio.ensure_future(self._encode(index))
         # Several streams wait for it: one that breaks must not cancel it for the others.
         return await asyncio.shield(self._encodings[index])
 
-    async def _encode(self, index: int) -> tuple[runtime_pb2.Tensor, torch.Tensor]:
+    async def _encode(self, index: int) -> runtime_pb2.Tensor:
         average = await self.tensor_part_reducer.mean(index)
-        begin = self._begins[self._first[self._mine] + index]
+        number = self._first[self._mine] + index
+        begin, place = self._begins[number], self._places[number]
         compression = self._codec.small if begin >= self._layout.large else self._codec.averages
         loop = asyncio.get_running_loop()
-        message, restored = await loop.run_in_executor(None, self._averaged.encode, compression, average, begin)
-        return message, restored
+        message, _ = await loop.run_in_executor(None, self._averaged.encode, compression, average, begin, place)
+        return message
 
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).

@@ -65,7 +65,8 @@ class GradientAverager(StateSharing):
         self._signer, self._run_id, self._global_batch = signer, run.run_id, run.global_batch
         self._layout, self._codec = layout, codec_of(run.averaging.compression)
         self._sent, self._averaged = Feedback(layout.size), Feedback(layout.size)
-        self._average = torch.empty(layout.size)  # kept: memory that is new each time costs more than the arithmetic
+        # Kept from round to round: memory that is new each time costs more than the arithmetic.
+        self._average, self._sums = torch.empty(layout.size), torch.empty(layout.size)
         self._numbers = itertools.count()
         self._searches: deque[Search] = deque()
         self._begins: dict[int, asyncio.Future[Begin | None]] = {}
@@ -233,6 +234,7 @@ class GradientAverager(StateSharing):
                     weight=weight,
                     flat=flat,
                     average=self._average,
+                    sums=self._sums,
                     layout=self._layout,
                     shares=shares,
                     introduction=begin.introduction,
@@ -262,10 +264,10 @@ class GradientAverager(StateSharing):
             )
         except Refused as refusal:
             assert runner is not None
-            self._discard_feedback()
+            self._forget_round()
             return Round("refused", round_id, (await runner.introductions()).contributions, detail=str(refusal))
         except Exception as error:
-            self._discard_feedback()
+            self._forget_round()
             if runner is None:
                 culprits, named = frozenset([error.peer] if isinstance(error, Nonsense) else []), frozenset[str]()
             else:
@@ -294,6 +296,8 @@ class GradientAverager(StateSharing):
         metadata = self.serializer.dumps(list(group.signed))
         self.keep(RecentAverage(after=search.after, round=round_id, step=search.step, metadata=metadata, parts=parts))
 
-    def _discard_feedback(self) -> None:
+    def _forget_round(self) -> None:
+        """After a failure: threads of this round may go on for a moment, so its memory is not used again."""
+        self._average = torch.empty(self._layout.size)
         self._sent.discard()
         self._averaged.discard()

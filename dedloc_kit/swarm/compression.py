@@ -7,12 +7,13 @@ keeps what rounding lost. hivemind's own table of codecs takes no part in it.
 import threading
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.proto import runtime_pb2
+from numpy.typing import NDArray
 from torch import Tensor
 
 LARGEST = 2.0**126
@@ -37,19 +38,21 @@ class ChunkCompression(CompressionBase):
         values = tensor.detach()
         if values.dtype != torch.float32 or values.ndim != 1 or not values.numel():
             raise ValueError(f"a chunk is a float32 vector, not {values.dtype} of shape {tuple(values.shape)}")
-        _check_size(values)
         return runtime_pb2.Tensor(
             compression=self.compression_type, dtype=self.tag, size=tuple(values.shape), buffer=self._pack(values)
         )
 
-    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
+    def extract(self, serialized_tensor: runtime_pb2.Tensor, out: Tensor | None = None) -> Tensor:
+        """The chunk, written to `out` (float32 [numel]) if there is one."""
         message = serialized_tensor
         if message.dtype != self.tag or message.compression != self.compression_type:
             raise ValueError(f"a chunk came as '{message.dtype[:32]}' instead of '{self.tag}'")
         shape, found = tuple(message.size[:4]), len(message.buffer)
         if len(shape) != 1 or not shape[0] or found != self.byte_count(shape[0]):
             raise ValueError(f"a '{self.tag}' chunk of shape {shape} does not take {found} bytes")
-        return self._unpack(message.buffer, shape[0])
+        chunk = torch.empty(shape) if out is None else out
+        self._unpack(message.buffer, chunk)
+        return chunk
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
         """Bytes for each byte of float32, for a long chunk."""
@@ -61,11 +64,11 @@ class ChunkCompression(CompressionBase):
 
     @abstractmethod
     def _pack(self, values: Tensor) -> bytes:
-        """The bytes of numbers that are none larger than LARGEST."""
+        """The bytes of numbers; raises ValueError if any is larger than LARGEST."""
 
     @abstractmethod
-    def _unpack(self, buffer: bytes, numel: int) -> Tensor:
-        """The numbers in a buffer of the right length; raises ValueError if they are not finite."""
+    def _unpack(self, buffer: bytes, chunk: Tensor) -> None:
+        """Fill the chunk from a buffer of the right length; raises ValueError if a number is not finite."""
 
 
 class Float32(ChunkCompression):
@@ -73,17 +76,19 @@ class Float32(ChunkCompression):
 
     tag = "float32"
     lossless = True
-    _dtype: ClassVar[torch.dtype] = torch.float32
+    _dtype: ClassVar[type[np.floating[Any]]] = np.float32
+    _largest: ClassVar[float] = torch.finfo(torch.float32).max
 
     def byte_count(self, numel: int) -> int:
-        return self._dtype.itemsize * numel
+        return np.dtype(self._dtype).itemsize * numel
 
     def _pack(self, values: Tensor) -> bytes:
-        limits = torch.finfo(self._dtype)
-        return values.clamp(limits.min, limits.max).to(self._dtype).numpy().tobytes()
+        values = _check_size(values).clamp(-self._largest, self._largest)
+        return values.numpy().astype(self._dtype, copy=False).tobytes()
 
-    def _unpack(self, buffer: bytes, numel: int) -> Tensor:
-        return _check_size(torch.frombuffer(bytearray(buffer), dtype=self._dtype).float())
+    def _unpack(self, buffer: bytes, chunk: Tensor) -> None:
+        np.copyto(chunk.numpy(), np.frombuffer(buffer, self._dtype))
+        _check_size(chunk)
 
 
 class Float16(Float32):
@@ -91,7 +96,8 @@ class Float16(Float32):
 
     tag = "float16"
     lossless = False
-    _dtype = torch.float16
+    _dtype = np.float16
+    _largest = torch.finfo(torch.float16).max
 
 
 class _Blockwise(ChunkCompression):
@@ -111,29 +117,33 @@ class _Blockwise(ChunkCompression):
         missing = -values.numel() % self.block
         rows = torch.nn.functional.pad(values, (0, missing)) if missing else values
         rows = rows.reshape(-1, self.block)
-        largest = rows.abs().amax(1)  # twenty times as fast as a norm over rows, or aminmax
+        largest = _check_size(rows.abs().amax(1))  # twenty times as fast as a norm over rows, or aminmax
         scales = ((largest.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)  # rounded up
         scales.masked_fill_(scales < _TINIEST, 0.0)
         inverses = (127.0 / scales.float()).masked_fill_(scales == 0, 0.0)
         codes = (rows * inverses[:, None]).round_().to(torch.int8)
         return scales.view(torch.uint8).numpy().tobytes() + self._pack_codes(codes)
 
-    def _unpack(self, buffer: bytes, numel: int) -> Tensor:
-        blocks = -(-numel // self.block)
-        scales = torch.frombuffer(bytearray(buffer[: 2 * blocks]), dtype=torch.bfloat16).float()
+    def _unpack(self, buffer: bytes, chunk: Tensor) -> None:
+        blocks = -(-chunk.numel() // self.block)
+        scales = torch.from_numpy(np.frombuffer(buffer, np.uint16, blocks).astype(np.int32) << 16).view(torch.float32)
         smallest, largest = torch.aminmax(scales)
         if not (float(smallest) >= 0.0 and float(largest) <= LARGEST):  # so that NaN is refused as well
             raise ValueError("a chunk has a scale that is negative, too large or not a number")
-        rows = self._unpack_codes(buffer[2 * blocks :], blocks)
-        return rows.mul_((scales / 127.0)[:, None]).view(-1)[:numel]
+        whole = blocks * self.block == chunk.numel()
+        rows = (chunk if whole else torch.empty(blocks * self.block)).view(blocks, self.block)
+        self._unpack_codes(buffer[2 * blocks :], rows.numpy())
+        rows.mul_((scales / 127.0)[:, None])
+        if not whole:
+            chunk.copy_(rows.view(-1)[: chunk.numel()])
 
     @abstractmethod
     def _pack_codes(self, codes: Tensor) -> bytes:
         """The bytes of whole numbers from -127 to 127, int8 [blocks, block]."""
 
     @abstractmethod
-    def _unpack_codes(self, buffer: bytes, blocks: int) -> Tensor:
-        """The numbers that were packed, or what stands for them: float32 [blocks, block]."""
+    def _unpack_codes(self, buffer: bytes, rows: NDArray[np.float32]) -> None:
+        """Fill the rows [blocks, block] with the numbers that were packed, or with what stands for them."""
 
 
 class Blockwise8Bit(_Blockwise):
@@ -146,8 +156,8 @@ class Blockwise8Bit(_Blockwise):
     def _pack_codes(self, codes: Tensor) -> bytes:
         return codes.numpy().tobytes()
 
-    def _unpack_codes(self, buffer: bytes, blocks: int) -> Tensor:
-        return torch.frombuffer(bytearray(buffer), dtype=torch.int8).view(blocks, self.block).float()
+    def _unpack_codes(self, buffer: bytes, rows: NDArray[np.float32]) -> None:
+        np.copyto(rows, np.frombuffer(buffer, np.int8).reshape(rows.shape))
 
 
 class Blockwise4Bit(_Blockwise):
@@ -177,10 +187,10 @@ class Blockwise4Bit(_Blockwise):
         low, high = numbers.view(codes.shape).chunk(2, dim=1)
         return (low | high << 4).numpy().tobytes()
 
-    def _unpack_codes(self, buffer: bytes, blocks: int) -> Tensor:
-        codes = [bytearray(buffer.translate(table)) for table in (self._code_of_low, self._code_of_high)]
-        halves = [torch.frombuffer(half, dtype=torch.int8).view(blocks, -1) for half in codes]
-        return torch.cat(halves, dim=1).float()
+    def _unpack_codes(self, buffer: bytes, rows: NDArray[np.float32]) -> None:
+        tables = self._code_of_low, self._code_of_high
+        for half, table in zip(np.split(rows, 2, axis=1), tables, strict=True):
+            np.copyto(half, np.frombuffer(buffer.translate(table), np.int8).reshape(half.shape))
 
 
 @dataclass(frozen=True)
@@ -212,13 +222,16 @@ def codec_of(name: str) -> Codec:
     return _CODECS[name]
 
 
-def decode(message: runtime_pb2.Tensor, numel: int) -> Tensor:
-    """The chunk in a message from anyone: float32 [numel], finite. Raises ValueError if it is anything else."""
+def decode(message: runtime_pb2.Tensor, numel: int, out: Tensor | None = None) -> Tensor:
+    """The chunk in a message from anyone: float32 [numel], finite. Raises ValueError if it is anything else.
+
+    `out`, if there is one, takes it; after an error its content is worth nothing.
+    """
     if message.dtype not in _BY_TAG:
         raise ValueError(f"a chunk came in the unknown form '{message.dtype[:32]}'")
     if list(message.size) != [numel]:
         raise ValueError(f"a chunk came with the shape {tuple(message.size[:4])} instead of ({numel},)")
-    return _BY_TAG[message.dtype].extract(message)
+    return _BY_TAG[message.dtype].extract(message, out)
 
 
 class Feedback:
@@ -237,7 +250,7 @@ class Feedback:
         self._weight = 0.0
         # What was lost times the weight that it had, so that another weight in the next round does not change the sum.
         self._residual: Tensor | None = None
-        # What this round loses. It is kept from round to round: new memory costs more time than all the arithmetic.
+        # What this round loses. Both are kept from round to round: new memory costs more than all the arithmetic.
         self._lost: Tensor | None = None
         self._lock = threading.Lock()
         # The length of a chunk and whether anything was lost of it, by its place.
@@ -252,15 +265,20 @@ class Feedback:
             raise ValueError(f"a weight of {weight}")
         self._weight, self._pending = weight, {}
 
-    def encode(self, compression: ChunkCompression, chunk: Tensor, offset: int) -> tuple[runtime_pb2.Tensor, Tensor]:
-        """The message of a chunk (float32 [numel]) plus its residual, and the chunk as everyone will decode it."""
+    def encode(
+        self, compression: ChunkCompression, chunk: Tensor, offset: int, out: Tensor | None = None
+    ) -> tuple[runtime_pb2.Tensor, Tensor]:
+        """The message of a chunk (float32 [numel]) plus its residual, and the chunk as everyone will decode it.
+
+        `out`, if there is one, takes the decoded chunk; it must not be the chunk itself.
+        """
         value = self._with_residual(chunk, offset)
         message = compression.compress(value)
-        decoded = compression.extract(message)
+        decoded = compression.extract(message, out)
         if not compression.lossless and self._weight:
             with self._lock:
                 lost = self._lost = _untouched(self._size) if self._lost is None else self._lost
-            torch.sub(value, decoded, out=lost[offset : offset + chunk.numel()])
+            torch.sub(value, decoded, out=lost[offset : offset + chunk.numel()]).mul_(self._weight)
         self._remember(offset, chunk.numel(), not compression.lossless)
         return message, decoded
 
@@ -273,18 +291,21 @@ class Feedback:
     def commit(self) -> None:
         """The round is complete: what it lost becomes the residual. Chunks that took no part keep theirs."""
         pending, self._pending = self._pending, {}
+        whole = sum(numel for numel, _ in pending.values()) == self._size and self._lost is not None
+        if whole:  # as always for a member's own gradients: the buffers change places, nothing is copied
+            self._residual, self._lost = self._lost, self._residual
         for offset, (numel, lossy) in pending.items():
             chunk = slice(offset, offset + numel)
             if self._residual is None and lossy:
                 self._residual = _untouched(self._size)
-            if self._residual is not None and self._lost is not None and lossy:
-                torch.mul(self._lost[chunk], self._weight, out=self._residual[chunk])
-            elif self._residual is not None:
+            if self._residual is not None and not lossy:
                 self._residual[chunk] = 0.0
+            elif self._residual is not None and self._lost is not None and not whole:
+                self._residual[chunk] = self._lost[chunk]
 
     def discard(self) -> None:
         """The round failed: it is as if it had never been."""
-        self._pending = {}
+        self._pending, self._lost = {}, None  # a thread of that round may still write to its buffer
 
     def reset(self) -> None:
         """Another state was loaded, to which no loss of ours belongs."""

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import closing
 
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
@@ -14,6 +14,8 @@ from dedloc_kit.swarm.transfer import MESSAGE_BYTES, Download
 STREAMS = 3
 """From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
 CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 5.0
+"""After this long a donor that failed or was busy is asked again while another one delivers."""
 PAUSE_SECONDS = (1.0, 3.0)
 """Between two rounds of asking all donors."""
 MAX_VAIN_ROUNDS = 3
@@ -44,6 +46,7 @@ class Fetching:
         self._download, self._open_stream, self._warn = download, open_stream, warn
         self._donors = list(donors)
         self._used: set[str] = set()
+        self._warned: set[str] = set()
 
     async def complete(self) -> bool:
         """Ask the donors until everything is there; False if they do not give it."""
@@ -73,16 +76,29 @@ class Fetching:
         answers: dict[str, str] = {}
         # Several times each, so that one donor can serve all streams if there is no other.
         queue = deque(STREAMS * random.sample(self._donors, len(self._donors)))
+        asking = set[asyncio.Task[tuple[str, str]]]()
 
         async def work() -> None:
-            while queue and self._download.wants_more:
+            while self._download.wants_more:
+                if not queue and not await self._delivered_by(asking):
+                    return
+                if not queue:  # the others may do by now: a first connection often takes a second try
+                    queue.extend(donor for donor in self._donors if answers.get(donor) in ("failed", "busy"))
+                    for donor in queue:
+                        del answers[donor]
+                    continue
                 donor = queue.popleft()
-                if donor not in answers:
-                    answer, reason = await self._ask(donor)
-                    if reason and donor not in answers:
-                        self._warn(f"{donor} {reason}")
-                    if answer != "here":
-                        answers[donor] = answer
+                if donor in answers:
+                    continue
+                ask = asyncio.create_task(self._ask(donor))
+                asking.add(ask)
+                answer, reason = await ask
+                asking.discard(ask)
+                if reason and f"{donor} {reason}" not in self._warned:
+                    self._warned.add(f"{donor} {reason}")
+                    self._warn(f"{donor} {reason}")
+                if answer != "here":
+                    answers[donor] = answer
 
         async with asyncio.TaskGroup() as group:
             first = group.create_task(work())
@@ -93,6 +109,13 @@ class Fetching:
                 for _ in range(STREAMS - 1):
                     group.create_task(work())
         return answers
+
+    async def _delivered_by(self, asking: Collection[asyncio.Task[tuple[str, str]]]) -> bool:
+        """Has anything arrived after some seconds, or once one of these streams has ended?"""
+        before = self._download.received
+        if asking:
+            await asyncio.wait(asking, timeout=RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        return self._download.received > before
 
     async def _ask(self, donor: str) -> tuple[str, str]:
         """The donor's answer, or "failed" or "malformed" and why."""

@@ -50,8 +50,8 @@ def shared_bytes(size: int) -> torch.Tensor:
                 f"{size / 1e6:.0f} MB of shared memory are needed and {free / 1e6:.0f} MB are free in /dev/shm; "
                 "start the container with more of it (docker run --shm-size)"
             )
-    flat: torch.Tensor = torch.zeros(size, dtype=torch.uint8).share_memory_()
-    return flat
+    # Not `share_memory_`, which copies: a page of this is made when something is written there, not now.
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
 
 
 class StateLayout:

@@ -16,13 +16,15 @@ class PartMeans:
     """Weighted means of the parts that this peer reduces. Parts of different senders may come in any order.
 
     It stands where hivemind's TensorPartReducer would, which lets all senders wait for the slowest at each part.
+
+    :param sums: room for each part; what it holds does not matter
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sums: Sequence[torch.Tensor]) -> None:
         loop = asyncio.get_running_loop()
-        self._sums = [torch.zeros(size) for size in sizes]
-        self._received = [0] * len(sizes)
-        self._means: list[asyncio.Future[torch.Tensor]] = [loop.create_future() for _ in sizes]
+        self._sums = sums
+        self._received = [0] * len(sums)
+        self._means: list[asyncio.Future[torch.Tensor]] = [loop.create_future() for _ in sums]
         self._senders, self._weight = 0, 0.0
         self.finished = asyncio.Event()
 
@@ -33,7 +35,10 @@ class PartMeans:
             self._finish(index)
 
     def add(self, index: int, part: torch.Tensor, weight: float) -> None:
-        self._sums[index].add_(part, alpha=weight)
+        if self._received[index]:
+            self._sums[index].add_(part, alpha=weight)
+        else:
+            torch.mul(part, weight, out=self._sums[index])
         self._received[index] += 1
         self._finish(index)
 

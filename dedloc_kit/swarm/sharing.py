@@ -69,6 +69,11 @@ class StateSharing(DecentralizedAverager):
         self._serves_as_client = False
         super().__init__(averaged_tensors, dht, allow_state_sharing=False, **options)
 
+    def _run_internal(self) -> None:
+        # torch makes its thread pool anew at its first use after a fork, which fails in two threads at once.
+        torch.get_num_threads()
+        super()._run_internal()
+
     def share(self, on: bool) -> None:
         """Whether others may fetch from this peer; it starts with no. From a client only those can that it knows."""
         self._sharing.value = on
