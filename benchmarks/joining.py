@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def _join(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             newcomer.wait_for("step", lambda event: joined["peer"] in event["contributions"], _START_SECONDS),
         ]
     times = [began, *(mark["at"] for mark in marks)]
-    phases = {name: b - a for name, a, b in zip(_PHASES, times, times[1:], strict=True)}
+    phases = {name: b - a for name, (a, b) in zip(_PHASES, pairwise(times), strict=True)}
     limit = _limit(CASES["one"], options)
     for name, seconds in phases.items():
         note = f"{seconds / limit:.2f} x the limit" if name == "download" and limit else ""
