@@ -1,12 +1,14 @@
-"""One member of a bare all-reduce, for allreduce.py: with ours or with hivemind's averager.
+"""One member of a bare all-reduce, for allreduce.py: with ours, with hivemind's averager, or as bare TCP traffic.
 
-After the job, a line `{"do": "meet", "addresses": {ID: ADDRESSES}}` tells it who the others are, `{"do": "gather"}` makes
-it look for the group, and `{"do": "average"}` begins the all-reduce.
+After the job, a line `{"do": "meet", "addresses": {ID: ADDRESSES}}` tells it who the others are, `{"do": "gather"}`
+makes it look for the group, and `{"do": "average"}` begins the all-reduce.
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +36,7 @@ HIVEMIND_COMPRESSIONS: dict[str, type[CompressionBase]] = {
     "float16": Float16Compression,
     "8bit": Uniform8BitQuantization,
 }
+BITS = {"none": 32, "float16": 16, "8bit": 8, "4bit": 4}
 _WINDOW_SECONDS = 10.0
 _LIMIT_SECONDS = 600.0
 _CONNECT_SECONDS = 60.0
@@ -166,7 +169,48 @@ class Hivemind:
         return len(self._control.result(timeout=_LIMIT_SECONDS) or ()), ""
 
 
-KINDS: dict[str, Callable[[dict[str, Any], list[Tensor]], Averaging]] = {"ours": Ours, "hivemind": Hivemind}
+class PlainTcp:
+    """As many bytes over plain TCP connections, all at once and without any arithmetic: what the lines give at best."""
+
+    def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
+        self._server = socket.create_server((job["host"], 0))
+        self.addresses: tuple[str, ...] = (":".join(map(str, self._server.getsockname())),)
+        self.peer = self.addresses[0]
+        values = 2 * sum(gradient.numel() for gradient in gradients) // int(job["peers"])  # gradients and averages
+        self._bytes = values * BITS[job["compression"]] // 8
+        self._connections: list[socket.socket] = []
+
+    def meet(self, peers: dict[str, list[str]]) -> None:
+        for peer in peers:
+            if peer < self.peer:
+                host, _, port = peer.partition(":")
+                self._connections.append(socket.create_connection((host, int(port))))
+        while len(self._connections) < len(peers) - 1:
+            self._connections.append(self._server.accept()[0])
+
+    def gather(self) -> None:
+        pass
+
+    def average(self) -> tuple[int, str]:
+        with ThreadPoolExecutor(2 * len(self._connections)) as pool:
+            for exchange in [pool.submit(go, each) for each in self._connections for go in (self._send, self._receive)]:
+                exchange.result()
+        return 1 + len(self._connections), ""
+
+    def _send(self, connection: socket.socket) -> None:
+        connection.sendall(bytes(self._bytes))
+
+    def _receive(self, connection: socket.socket) -> None:
+        left, place = self._bytes, bytearray(2**18)
+        while left:
+            left -= connection.recv_into(place, min(left, len(place)))
+
+
+KINDS: dict[str, Callable[[dict[str, Any], list[Tensor]], Averaging]] = {
+    "ours": Ours,
+    "hivemind": Hivemind,
+    "tcp": PlainTcp,
+}
 
 
 def _read_with_numpy_2(self: Quantization, serialized_tensor: Any) -> Tensor:
