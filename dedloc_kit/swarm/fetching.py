@@ -76,29 +76,20 @@ class Fetching:
         answers: dict[str, str] = {}
         # Several times each, so that one donor can serve all streams if there is no other.
         queue = deque(STREAMS * random.sample(self._donors, len(self._donors)))
-        asking = set[asyncio.Task[tuple[str, str]]]()
+
+        async def take(donor: str) -> None:
+            answer, reason = await self._ask(donor)
+            if reason and f"{donor} {reason}" not in self._warned:
+                self._warned.add(f"{donor} {reason}")
+                self._warn(f"{donor} {reason}")
+            if answer != "here":
+                answers[donor] = answer
 
         async def work() -> None:
-            while self._download.wants_more:
-                if not queue and not await self._delivered_by(asking):
-                    return
-                if not queue:  # the others may do by now: a first connection often takes a second try
-                    queue.extend(donor for donor in self._donors if answers.get(donor) in ("failed", "busy"))
-                    for donor in queue:
-                        del answers[donor]
-                    continue
+            while queue and self._download.wants_more:
                 donor = queue.popleft()
-                if donor in answers:
-                    continue
-                ask = asyncio.create_task(self._ask(donor))
-                asking.add(ask)
-                answer, reason = await ask
-                asking.discard(ask)
-                if reason and f"{donor} {reason}" not in self._warned:
-                    self._warned.add(f"{donor} {reason}")
-                    self._warn(f"{donor} {reason}")
-                if answer != "here":
-                    answers[donor] = answer
+                if donor not in answers:
+                    await take(donor)
 
         async with asyncio.TaskGroup() as group:
             first = group.create_task(work())
@@ -106,16 +97,20 @@ class Fetching:
             await asyncio.wait({first, begun}, return_when=asyncio.FIRST_COMPLETED)
             begun.cancel()
             if self._download.begun.is_set():
-                for _ in range(STREAMS - 1):
-                    group.create_task(work())
+                workers = {first, *(group.create_task(work()) for _ in range(STREAMS - 1))}
+                while await self._delivered_by(workers):
+                    # The others may come back: a first connection often takes a second try.
+                    again = [donor for donor in self._donors if answers.get(donor) in ("failed", "busy")]
+                    for donor in again[:STREAMS]:
+                        del answers[donor]
+                        group.create_task(take(donor))
         return answers
 
-    async def _delivered_by(self, asking: Collection[asyncio.Task[tuple[str, str]]]) -> bool:
-        """Has anything arrived after some seconds, or once one of these streams has ended?"""
+    async def _delivered_by(self, workers: Collection[asyncio.Task[None]]) -> bool:
+        """Has anything arrived after some seconds, and do they go on?"""
         before = self._download.received
-        if asking:
-            await asyncio.wait(asking, timeout=RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        return self._download.received > before
+        _, at_work = await asyncio.wait(workers, timeout=RETRY_SECONDS)
+        return bool(at_work) and self._download.received > before
 
     async def _ask(self, donor: str) -> tuple[str, str]:
         """The donor's answer, or "failed" or "malformed" and why."""

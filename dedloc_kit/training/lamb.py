@@ -1,6 +1,5 @@
 """LAMB, the optimizer for large batches."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
@@ -22,8 +21,8 @@ class Lamb(torch.optim.Optimizer):
     The ratio of the norms is 1 where either of them is 0. |.| is the norm over one parameter tensor.
 
     The state exists from the construction on, so that a peer can load it before its first update; build
-    the optimizer when the model is already on its device. Per parameter it is `step` (a float32 scalar on
-    the CPU), `exp_avg` (m) and `exp_avg_sq` (v), both float32 and of the parameter's shape.
+    the optimizer when the model is already on its device. Per parameter it is `step` (a float32 scalar),
+    `exp_avg` (m) and `exp_avg_sq` (v), both float32 and of the parameter's shape.
 
     On the CPU the same state and gradients lead to the same bits whatever the number of threads.
     """
@@ -44,6 +43,8 @@ class Lamb(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "max_weight_norm": max_weight_norm,
         }
+        # r + weight_decay x of each parameter; kept, since new memory at each step would cost more than the arithmetic.
+        self._updates: dict[Tensor, Tensor] = {}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -51,10 +52,11 @@ class Lamb(torch.optim.Optimizer):
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             self.state[param] = {
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": torch.zeros((), dtype=torch.float32, device=param.device),
                 "exp_avg": torch.zeros_like(param, dtype=torch.float32),
                 "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
             }
+            self._updates[param] = torch.zeros_like(param, dtype=torch.float32)
 
     def state_tensors(self) -> list[Tensor]:
         """The live state as `step, exp_avg, exp_avg_sq` of each parameter, in the order of the groups."""
@@ -86,27 +88,31 @@ class Lamb(torch.optim.Optimizer):
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
-        gradients = [param.grad.float() for param in params if param.grad is not None]
-        steps = [self.state[param]["step"] for param in params]
-        means = [self.state[param]["exp_avg"] for param in params]
-        squares = [self.state[param]["exp_avg_sq"] for param in params]
-
-        torch._foreach_add_(steps, 1.0)
-        torch._foreach_lerp_(means, gradients, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-
-        # Both bias corrections go into the denominator: one pass over the memory less.
-        corrections = [(1 - beta1**step, math.sqrt(1 - beta2**step)) for step in map(float, steps)]
-        denominators = torch._foreach_sqrt(squares)
-        torch._foreach_mul_(denominators, [first / second for first, second in corrections])
-        torch._foreach_add_(denominators, [first * group["eps"] for first, _ in corrections])
-        updates = torch._foreach_div(means, denominators)
-        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
-
+        states = [self.state[param] for param in params]
+        updates = [self._updates[param] for param in params]
+        torch._foreach_add_([state["step"] for state in states], 1.0)
+        torch._foreach_zero_(updates)
+        # Adam's kernel goes through the memory once and does all of m, v and r; at rate 1 it turns zeros into r.
+        torch._fused_adam_(
+            updates,
+            [param.grad.float() for param in params if param.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            lr=1.0,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=True,
+        )
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, params, alpha=group["weight_decay"])
         ratios = _trust_ratios(params, updates, group["max_weight_norm"])
-        torch._foreach_mul_(updates, ratios)
-        torch._foreach_add_(params, updates, alpha=-group["lr"])
+        for param, update, ratio in zip(params, updates, ratios, strict=True):
+            param.addcmul_(update, ratio, value=-group["lr"])
 
 
 def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor], max_weight_norm: float) -> list[Tensor]:
