@@ -121,7 +121,7 @@ class ExactAllReduce(AllReduceRunner):
         try:
             waiting: set[asyncio.Future[Any]] = {collecting, self._failure}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not self._failure.done():
+            if collecting.done() and (not self._failure.done() or collecting.exception() is None):
                 return collecting.result()
             if isinstance(self._failure.result(), Refused):
                 # The others need our introduction to see the same; a stream that breaks before looks like a fault.
