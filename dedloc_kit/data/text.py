@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dedloc_kit.data.masking import choose_ngrams, choose_tokens, mask_tokens, word_starts
 from dedloc_kit.errors import UserError
 
 Arrays = dict[str, NDArray[np.int64]]
-
-IGNORED = -100
-"""The label of a token that is not to be predicted."""
 
 _CLOSING = "[\"'”’»)\\]』」]*"
 _SENTENCE_END = re.compile(
@@ -72,41 +70,20 @@ def _fitted(start: int, middle: int, end: int, budget: int) -> tuple[int, int, i
     return middle - first, middle, middle + second
 
 
-def mask_tokens(
-    token_ids: NDArray[np.int64],
-    maskable: NDArray[np.bool_],
-    probability: float,
-    mask_id: int,
-    ordinary_ids: NDArray[np.int64],
-    generator: np.random.Generator,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Masked token ids and labels, both [rows, sequence_length], for masked language modelling (BERT, section 3.1).
-
-    In each row the share `probability` of the maskable tokens is chosen, at least one, since a row without labels
-    would have no loss. Of those 80 % become the mask, 10 % one of `ordinary_ids`, 10 % stay as they are.
-    Labels are the original ids where chosen and -100 elsewhere.
-    """
-    count = np.maximum(1, np.rint(probability * maskable.sum(axis=1)).astype(np.int64))
-    scores = np.where(maskable, generator.random(token_ids.shape), 2.0)
-    threshold = np.take_along_axis(np.sort(scores, axis=1), count[:, None] - 1, axis=1)
-    chosen = maskable & (scores <= threshold)
-
-    action = generator.random(token_ids.shape)
-    masked = np.where(chosen & (action < 0.8), mask_id, token_ids)
-    replaced = chosen & (action >= 0.9)
-    masked[replaced] = generator.choice(ordinary_ids, size=int(replaced.sum()))
-    return masked, np.where(chosen, token_ids, IGNORED)
-
-
 class PairBuilder:
-    """Builds instances `[CLS] A [SEP] B [SEP]` with a fast tokenizer of transformers."""
+    """Builds instances `[CLS] A [SEP] B [SEP]` with a fast tokenizer of transformers.
 
-    def __init__(self, tokenizer: Any, sequence_length: int, mask_probability: float) -> None:
+    :param longest_ngram: whole words are masked, up to so many in a row; 0: each token by itself
+    """
+
+    def __init__(self, tokenizer: Any, sequence_length: int, mask_probability: float, longest_ngram: int = 0) -> None:
         for name in ("pad_token", "cls_token", "sep_token", "mask_token"):
             if getattr(tokenizer, name) is None:
                 raise UserError(f"the tokenizer has no {name}; make one with: dedloc tokenizer RUN.toml")
         self.sequence_length = sequence_length
         self.mask_probability = mask_probability
+        self._longest_ngram = longest_ngram
+        self._starts_word = word_starts(tokenizer) if longest_ngram else None
         self._backend = tokenizer.backend_tokenizer
         self._pad: int = tokenizer.pad_token_id
         self._cls: int = tokenizer.cls_token_id
@@ -149,7 +126,7 @@ class PairBuilder:
             token_types[row, between + 1 : end] = 1
             attended[row, :end] = 1
         masked, labels = mask_tokens(
-            token_ids, ~self._special[token_ids], self.mask_probability, self._mask, self._ordinary, generator
+            token_ids, self._choose(token_ids, generator), self._mask, self._ordinary, generator
         )
         return {
             "input_ids": masked,
@@ -158,6 +135,13 @@ class PairBuilder:
             "labels": labels,
             "sentence_order_label": swapped,
         }
+
+    def _choose(self, token_ids: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.bool_]:
+        maskable = ~self._special[token_ids]
+        if self._starts_word is None:
+            return choose_tokens(maskable, self.mask_probability, generator)
+        starts = self._starts_word[token_ids]
+        return choose_ngrams(maskable, starts, self.mask_probability, self._longest_ngram, generator)
 
     def batches(self, documents: Iterator[str], microbatch: int, generator: np.random.Generator) -> Iterator[Arrays]:
         """Batches of exactly `microbatch` instances; when the documents end, one last smaller batch.

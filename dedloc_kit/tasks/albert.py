@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
+from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.stream import documents, first_documents
-from dedloc_kit.data.text import IGNORED, Arrays, PairBuilder
+from dedloc_kit.data.text import Arrays, PairBuilder
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
@@ -57,6 +58,10 @@ class AlbertOptions(Section):
     sequence_length: Annotated[int, Field(ge=8)] = 512
     """Tokens in one sample, the three special ones included."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    masking: Literal["tokens", "words"] = "tokens"
+    """`tokens`: each by itself, as BERT and sahajBERT; `words`: whole words, several in a row, as ALBERT."""
+    longest_ngram: PositiveInt = 3
+    """With `words`: at most so many words in a row."""
     evaluation_samples: PositiveInt = 256
     model: AlbertArchitecture = AlbertArchitecture()
 
@@ -87,7 +92,10 @@ class Albert:
         self.run = run
         self.options = albert_options(run)
         self.tokenizer = load_tokenizer(self.options.tokenizer)
-        self.pairs = PairBuilder(self.tokenizer, self.options.sequence_length, self.options.mask_probability)
+        longest_ngram = self.options.longest_ngram if self.options.masking == "words" else 0
+        self.pairs = PairBuilder(
+            self.tokenizer, self.options.sequence_length, self.options.mask_probability, longest_ngram
+        )
         self._evaluation: list[Batch] = []
 
     def build_model(self) -> nn.Module:

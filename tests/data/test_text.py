@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dedloc_kit.data.text import IGNORED, PairBuilder, mask_tokens, pair_spans, segment_bounds, sentence_ends
+from dedloc_kit.data.masking import IGNORED, word_starts
+from dedloc_kit.data.text import PairBuilder, pair_spans, segment_bounds, sentence_ends
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 
@@ -130,20 +131,15 @@ def test_masks_are_never_on_special_tokens_even_those_that_a_text_spells_out(tok
     assert 0.13 < chosen.sum() / ordinary < 0.16
 
 
-def test_masking_is_80_percent_mask_10_percent_random_10_percent_kept() -> None:
-    token_ids = np.full((200, 100), 7)
-    maskable = np.ones_like(token_ids, dtype=np.bool_)
-    maskable[:, 0] = False
-    ordinary = np.arange(5, 1000)
-    masked, labels = mask_tokens(token_ids, maskable, 0.15, 4, ordinary, np.random.default_rng(0))
-    chosen = labels != IGNORED
-    assert (chosen.sum(axis=1) == 15).all()
-    assert not chosen[:, 0].any()
-    assert (labels[chosen] == 7).all()
-    assert (masked[~chosen] == 7).all()
-    assert abs((masked[chosen] == 4).mean() - 0.8) < 0.03
-    assert abs((masked[chosen] == 7).mean() - 0.1) < 0.02
-    assert np.isin(masked[chosen], [4, *ordinary]).all()
+def test_words_are_masked_whole_if_the_run_says_so(tokenizer: Any) -> None:
+    built = PairBuilder(tokenizer, 64, 0.15, longest_ngram=3).build(make_documents(40), np.random.default_rng(0))
+    chosen = built["labels"] != IGNORED
+    original = np.where(chosen, built["labels"], built["input_ids"])
+    goes_on = ~word_starts(tokenizer)[original[:, 1:]]
+    goes_on &= ~np.isin(original[:, :-1], tokenizer.all_special_ids)
+    goes_on &= ~np.isin(original[:, 1:], tokenizer.all_special_ids)
+    assert goes_on.sum() > len(chosen)
+    assert (chosen[:, 1:] == chosen[:, :-1])[goes_on].all()
 
 
 def test_batches_are_deterministic_whole_and_lose_nothing(tokenizer: Any) -> None:
