@@ -91,8 +91,9 @@ class Lamb(torch.optim.Optimizer):
         states = [self.state[param] for param in params]
         updates = [self._updates[param] for param in params]
         torch._foreach_add_([state["step"] for state in states], 1.0)
-        torch._foreach_zero_(updates)
-        # Adam's kernel goes through the memory once and does all of m, v and r; at rate 1 it turns zeros into r.
+        for param, update in zip(params, updates, strict=True):
+            torch.mul(param.float(), group["weight_decay"], out=update)
+        # Adam's kernel goes through the memory once and does all of m, v and r, which at rate 1 it adds to `updates`.
         torch._fused_adam_(
             updates,
             [param.grad.float() for param in params if param.grad is not None],
@@ -108,8 +109,6 @@ class Lamb(torch.optim.Optimizer):
             amsgrad=False,
             maximize=True,
         )
-        if group["weight_decay"]:
-            torch._foreach_add_(updates, params, alpha=group["weight_decay"])
         ratios = _trust_ratios(params, updates, group["max_weight_norm"])
         for param, update, ratio in zip(params, updates, ratios, strict=True):
             param.addcmul_(update, ratio, value=-group["lr"])
