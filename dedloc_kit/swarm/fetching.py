@@ -46,7 +46,6 @@ class Fetching:
         self._download, self._open_stream, self._warn = download, open_stream, warn
         self._donors = list(donors)
         self._used: set[str] = set()
-        self._warned: set[str] = set()
 
     async def complete(self) -> bool:
         """Ask the donors until everything is there; False if they do not give it."""
@@ -77,10 +76,12 @@ class Fetching:
         # Several times each, so that one donor can serve all streams if there is no other.
         queue = deque(STREAMS * random.sample(self._donors, len(self._donors)))
 
+        warned = set[str]()
+
         async def take(donor: str) -> None:
             answer, reason = await self._ask(donor)
-            if reason and f"{donor} {reason}" not in self._warned:
-                self._warned.add(f"{donor} {reason}")
+            if reason and donor not in warned:
+                warned.add(donor)
                 self._warn(f"{donor} {reason}")
             if answer != "here":
                 answers[donor] = answer
