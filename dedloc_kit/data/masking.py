@@ -1,6 +1,6 @@
 """Which tokens of a batch are to be predicted, and what stands in their place: masked language modelling.
 
-All rows are masked together with numpy: a batch costs a fiftieth of what a loop over its instances would.
+All rows of a batch are masked together with numpy.
 """
 
 import unicodedata

@@ -37,8 +37,9 @@ class ExactAllReduce(AllReduceRunner):
     """Butterfly all-reduce of one flat vector, all of it or an error.
 
     :param flat: this peer's vector, float32 on the CPU; it is only read
-    :param average: of the same size; takes the average. After a round that failed, threads may still write to it
-    :param sums: of the same size; room for the sums that this peer makes
+    :param average: of the same size; takes the average
+    :param sums: of the same size; room for the sums that this peer makes. After a round that failed, threads and late
+        members may still write to both
     :param shares: how many values each member reduces, in the order of the group; 0 for clients
     :param introduction: this peer's signed contribution
     :param introduced: checks a member's introduction and reads it; raises ValueError

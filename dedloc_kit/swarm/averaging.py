@@ -297,7 +297,8 @@ class GradientAverager(StateSharing):
         self.keep(RecentAverage(after=search.after, round=round_id, step=search.step, metadata=metadata, parts=parts))
 
     def _forget_round(self) -> None:
-        """After a failure: threads of this round may go on for a moment, so its memory is not used again."""
-        self._average = torch.empty(self._layout.size)
+        """After a failure: threads may go on for a moment, and a member that had stalled may still send its parts; they
+        must not get into the next round, so the memory of this one is not used again."""
+        self._average, self._sums = torch.empty(self._layout.size), torch.empty(self._layout.size)
         self._sent.discard()
         self._averaged.discard()

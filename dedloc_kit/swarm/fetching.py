@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
@@ -15,7 +15,7 @@ STREAMS = 3
 """From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 5.0
-"""After this long a donor that failed or was busy is asked again while another one delivers."""
+"""After this long a donor that failed or was busy is asked again while others are at work."""
 PAUSE_SECONDS = (1.0, 3.0)
 """Between two rounds of asking all donors."""
 MAX_VAIN_ROUNDS = 3
@@ -99,19 +99,13 @@ class Fetching:
             begun.cancel()
             if self._download.begun.is_set():
                 workers = {first, *(group.create_task(work()) for _ in range(STREAMS - 1))}
-                while await self._delivered_by(workers):
+                while (await asyncio.wait(workers, timeout=RETRY_SECONDS))[1]:
                     # The others may come back: a first connection often takes a second try.
                     again = [donor for donor in self._donors if answers.get(donor) in ("failed", "busy")]
                     for donor in again[:STREAMS]:
                         del answers[donor]
                         group.create_task(take(donor))
         return answers
-
-    async def _delivered_by(self, workers: Collection[asyncio.Task[None]]) -> bool:
-        """Has anything arrived after some seconds, and do they go on?"""
-        before = self._download.received
-        _, at_work = await asyncio.wait(workers, timeout=RETRY_SECONDS)
-        return bool(at_work) and self._download.received > before
 
     async def _ask(self, donor: str) -> tuple[str, str]:
         """The donor's answer, or "failed" or "malformed" and why."""
