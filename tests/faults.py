@@ -45,6 +45,7 @@ class FaultyAllReduce(allreduce.ExactAllReduce):
             yield message
             messages += 1
             if FaultyAllReduce.rounds_left == 0 and messages == 2:  # the introduction and a part
+                FaultyAllReduce.rounds_left = -1  # once: another stream of the round may get here when it goes on
                 os.killpg(0, FaultyAllReduce.signal)
 
 

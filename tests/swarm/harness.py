@@ -128,8 +128,8 @@ class Swarm:
             wait_until(lambda peer=peer: not processes_of(peer.worker.pid), f"a process of {peer.name} is left")  # type: ignore[misc]
 
 
-def processes_of(session: int) -> list[int]:
-    """The living processes of a session (a worker starts one of its own)."""
+def processes_of(session: int, besides: str = "Z") -> list[int]:
+    """The processes of a session (a worker starts one of its own) that are not in one of these states of /proc."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -138,7 +138,7 @@ def processes_of(session: int) -> list[int]:
             except OSError:
                 continue  # it has just ended
             state, its_session = fields[0], int(fields[3])
-            if its_session == session and state != "Z":
+            if its_session == session and state not in besides:
                 found.append(int(entry.name))
     return found
 
