@@ -31,7 +31,7 @@ from pyarrow import parquet
 from torch import Tensor, nn
 
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.stream import first_documents
+from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.run import RunConfig, Source, parse_run, seed_of
 from dedloc_kit.swarm.compression import Blockwise4Bit, Blockwise8Bit, Codec, Feedback, Float16, codec_of, decode
@@ -286,8 +286,8 @@ def main() -> None:
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
         if not Path("tokenizer").exists():
-            texts = [text for source in sources for text in first_documents(source, sys.maxsize, warn=print)]
-            prepare(texts or collect_documents())
+            found = [text for source in sources for text in in_order(source, texts, warn=print)]
+            prepare(found or collect_documents())
         runs = {seed: run_of(arguments.steps, arguments.rate, seed) for seed in arguments.seeds}
         results = [result for seed, run in runs.items() for result in measure(run, arguments.variants, seed)]
     print(table(results))

@@ -40,6 +40,8 @@ class Source(Section):
     split: str = "train"
     column: str = "text"
     """The column that holds the text (or the picture)."""
+    tokenized: bool = False
+    """The dataset holds token ids instead of text, as `dedloc tokenizer RUN.toml --shards` writes them."""
     weight: PositiveFloat = 1.0
     """The share of this source in the mixture, relative to the other weights."""
 

@@ -60,22 +60,22 @@ def choose_ngrams(
 
 
 def mask_tokens(
-    token_ids: NDArray[np.int64],
+    token_ids: NDArray[np.int32],
     chosen: NDArray[np.bool_],
     mask_id: int,
     ordinary_ids: NDArray[np.int64],
     generator: np.random.Generator,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Masked token ids and labels, both [rows, sequence_length] (BERT, section 3.1).
 
     Of the chosen tokens 80 % become the mask, 10 % one of `ordinary_ids`, 10 % stay as they are. Labels are the
     original ids where chosen and -100 elsewhere.
     """
     action = generator.random(token_ids.shape)
-    masked = np.where(chosen & (action < 0.8), mask_id, token_ids)
+    masked = np.where(chosen & (action < 0.8), np.int32(mask_id), token_ids)
     replaced = chosen & (action >= 0.9)
     masked[replaced] = generator.choice(ordinary_ids, size=int(replaced.sum()))
-    return masked, np.where(chosen, token_ids, IGNORED)
+    return masked, np.where(chosen, token_ids.astype(np.int64), IGNORED)
 
 
 def word_starts(tokenizer: Any) -> NDArray[np.bool_]:

@@ -53,7 +53,7 @@ def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
     Network errors are announced through `warn` and retried from the row that was reached. Raises UserError if there
     is no such column, and whatever the loader raises if the file cannot be read.
     """
-    retries = _Retries(shard.path, warn)
+    retries = Retries(shard.path, warn)
     rows_read = 0
     while True:
         try:
@@ -71,7 +71,7 @@ def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
             retries.wait_or_raise(error)
 
 
-class _Retries:
+class Retries:
     """Counts failures in a row and waits longer after each."""
 
     def __init__(self, what: str, warn: Warn) -> None:
@@ -163,7 +163,7 @@ def _hub_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
     from datasets import load_dataset_builder
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
-    retries = _Retries(source.dataset, warn)
+    retries = Retries(source.dataset, warn)
     while True:
         try:
             builder = load_dataset_builder(source.dataset, name=source.subset, revision=source.revision)

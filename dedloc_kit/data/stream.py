@@ -14,6 +14,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source, seed_of
 
 Item = TypeVar("Item")
+Reader = Callable[[Source, Shard, Warn], Iterator[Any]]
+"""What a shard of a source holds and the task can use; raises UserError for a wrong column."""
 
 _FIRST_BUFFER = 64
 
@@ -25,29 +27,35 @@ def documents(sources: Sequence[Source], *, seed: int, shuffle_buffer: int, warn
     one is drawn from them at random. A shard that cannot be read is left out and named through `warn`.
     Raises UserError, at once or while reading, if a source is missing, has no such column or cannot be read at all.
     """
-    return mixture(sources, holds_text, seed=seed, shuffle_buffer=shuffle_buffer, warn=warn)
+    return mixture(sources, texts, seed=seed, shuffle_buffer=shuffle_buffer, warn=warn)
 
 
-def first_documents(source: Source, limit: int, *, warn: Warn) -> Iterator[str]:
-    """The first `limit` texts of a source in the order of its files: the same on every machine.
+def in_order(source: Source, read: Reader, *, warn: Warn) -> Iterator[Any]:
+    """What a source holds, once, in the order of its files: the same on every machine.
 
-    Raises UserError if a shard cannot be read, for what is measured on the rest would not compare.
+    Raises UserError if a shard cannot be read, for what is measured or made of the rest would not compare.
     """
-    return islice(_in_order(source, find_shards(source, warn), warn), limit)
+    for shard in find_shards(source, warn):
+        try:
+            yield from read(source, shard, warn)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{shard.path} cannot be read ({one_line(error)}); replace the file") from error
 
 
 def mixture(
     sources: Sequence[Source],
-    usable: Callable[[Source, Any], bool],
+    read: Reader,
     *,
     seed: int,
     shuffle_buffer: int,
     warn: Warn,
 ) -> Iterator[Any]:
-    """What `documents` is for any column: the values that `usable` takes; it raises UserError for a wrong column."""
+    """What `documents` is for anything that a shard may hold: `read` yields what is usable."""
     # Shards are looked up here, not at the first item, so that a wrong source is known before training starts.
     streams = [
-        _passes(source, find_shards(source, warn), usable, seed_of(seed, "source", number), warn)
+        _passes(source, find_shards(source, warn), read, seed_of(seed, "source", number), warn)
         for number, source in enumerate(sources)
     ]
     generator = np.random.default_rng(seed_of(seed, "mixture"))
@@ -55,22 +63,24 @@ def mixture(
     return _shuffled(mixed, shuffle_buffer, np.random.default_rng(seed_of(seed, "shuffle")))
 
 
-def holds_text(source: Source, value: Any) -> bool:
-    """Whether a value is a text that is not blank; raises UserError if the column holds something else."""
-    if value is None:
-        return False
-    if not isinstance(value, str):
-        raise UserError(
-            f"the column '{source.column}' of {source.dataset} holds {type(value).__name__}, not text; "
-            "set the source's column to one that holds text"
-        )
-    return bool(value.strip())
+def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str]:
+    """The texts of a shard that are not blank; raises UserError if the source's column holds something else."""
+    if source.tokenized:
+        raise UserError(f"{source.dataset} holds token ids; name the texts that they were made of")
+    for value in read_shard(shard, source.column, warn):
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise UserError(
+                f"the column '{source.column}' of {source.dataset} holds {type(value).__name__}, not text; "
+                "set the source's column to one that holds text"
+            )
+        if value.strip():
+            yield value
 
 
-def _passes(
-    source: Source, shards: tuple[Shard, ...], usable: Callable[[Source, Any], bool], seed: int, warn: Warn
-) -> Iterator[Any]:
-    """The usable values of a source, pass after pass, each in a new order of the shards."""
+def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, warn: Warn) -> Iterator[Any]:
+    """What a source holds, pass after pass, each in a new order of the shards."""
     named: set[str] = set()
     number = 0
     while True:
@@ -78,10 +88,9 @@ def _passes(
         for index in np.random.default_rng(seed_of(seed, "pass", number)).permutation(len(shards)):
             shard = shards[index]
             try:
-                for value in read_shard(shard, source.column, warn):
-                    if usable(source, value):
-                        found += 1
-                        yield value
+                for value in read(source, shard, warn):
+                    found += 1
+                    yield value
             except UserError:
                 raise
             except Exception as error:  # whatever a broken file makes its decoder raise
@@ -99,18 +108,6 @@ def _passes(
                 f"the column '{source.column}' of {source.dataset} is empty; set the source's column to another one"
             )
         number += 1
-
-
-def _in_order(source: Source, shards: tuple[Shard, ...], warn: Warn) -> Iterator[str]:
-    for shard in shards:
-        try:
-            for value in read_shard(shard, source.column, warn):
-                if holds_text(source, value):
-                    yield value
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"{shard.path} cannot be read ({one_line(error)}); replace the file") from error
 
 
 def _mixed(

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.stream import documents, first_documents
-from dedloc_kit.data.text import Arrays, PairBuilder
+from dedloc_kit.data.pairs import Arrays, PairBuilder
+from dedloc_kit.data.shards import Shard, Warn
+from dedloc_kit.data.stream import in_order, mixture, texts
+from dedloc_kit.data.token_shards import read_token_shard
 from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
+from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, Source, seed_of
 from dedloc_kit.tasks import Batch
 from dedloc_kit.validation import describe
 
@@ -53,6 +56,8 @@ class AlbertOptions(Section):
 
     tokenizer: str = Field(min_length=1)
     """A folder or a Hub repository."""
+    language: Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[a-z0-9]+)*$")] = "en"
+    """ISO 639 code, such as `bn`: it decides where sentences end."""
     vocabulary: PositiveInt = 32_000
     """Tokens, for the command that trains the tokenizer."""
     sequence_length: Annotated[int, Field(ge=8)] = 512
@@ -96,6 +101,8 @@ class Albert:
         self.pairs = PairBuilder(
             self.tokenizer, self.options.sequence_length, self.options.mask_probability, longest_ngram
         )
+        self._texts = DocumentTokenizer(self.tokenizer, self.options.language)
+        self._vocabulary_hash = vocabulary_hash(self.tokenizer)
         self._evaluation: list[Batch] = []
 
     def build_model(self) -> nn.Module:
@@ -123,9 +130,14 @@ class Albert:
 
     def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
         data = self.run.data
-        texts = documents(data.train, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        items = mixture(data.train, self._read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
         generator = np.random.default_rng(seed_of(seed, "pairs"))
-        return map(_tensors, self.pairs.batches(texts, microbatch, generator))
+        return map(_tensors, self.pairs.batches(self._texts.documents(items), microbatch, generator))
+
+    def _read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document]:
+        if source.tokenized:
+            return read_token_shard(shard, self._vocabulary_hash, len(self.tokenizer), warn)
+        return texts(source, shard, warn)
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
@@ -171,10 +183,10 @@ class Albert:
                 raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
             wanted = self.options.evaluation_samples
             # A pair takes two sentences, so most documents give one or more; the factor is room for those that do not.
-            texts = first_documents(source, 32 * wanted, warn=_logger.warning)
+            items = islice(in_order(source, self._read, warn=_logger.warning), 32 * wanted)
             generator = np.random.default_rng(seed_of(self.run.seed, "evaluation"))
             sizes = [_EVALUATION_BATCH] * (wanted // _EVALUATION_BATCH) + [wanted % _EVALUATION_BATCH]
-            built = self.pairs.batches(texts, _EVALUATION_BATCH, generator)
+            built = self.pairs.batches(self._texts.documents(items), _EVALUATION_BATCH, generator)
             self._evaluation = [
                 _tensors({name: values[:size] for name, values in arrays.items()})
                 for size, arrays in zip(filter(None, sizes), built, strict=False)

@@ -4,7 +4,7 @@ import pytest
 
 from dedloc_kit.data import docstrings
 from dedloc_kit.data.docstrings import collect_documents, write_corpus
-from dedloc_kit.data.stream import first_documents
+from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
 
@@ -14,7 +14,7 @@ def fail(text: str) -> None:
 
 
 def read(corpus: Path, split: str) -> list[str]:
-    return list(first_documents(Source(dataset=str(corpus), split=split), 100_000, warn=fail))
+    return list(in_order(Source(dataset=str(corpus), split=split), texts, warn=fail))
 
 
 @pytest.fixture(scope="module")

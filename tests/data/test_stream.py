@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from dedloc_kit.data import shards
 from dedloc_kit.data.shards import Shard, find_shards, read_shard
-from dedloc_kit.data.stream import Prefetch, documents, first_documents
+from dedloc_kit.data.stream import Prefetch, documents, in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
 
@@ -139,14 +139,14 @@ def test_a_column_without_any_text_does_not_read_for_ever(tmp_path: Path) -> Non
 
 
 def test_the_first_documents_come_in_the_order_of_the_files(folder: Path) -> None:
-    first = list(first_documents(Source(dataset=str(folder)), 12, warn=no_warning))
+    first = list(islice(in_order(Source(dataset=str(folder)), texts, warn=no_warning), 12))
     assert first == [f"0-{i}" for i in range(10)] + ["1-0", "1-1"]
 
 
 def test_the_first_documents_of_an_unreadable_shard_are_refused(folder: Path) -> None:
     (folder / "data/test-00000-of-00001.parquet").write_bytes(b"broken")
     with pytest.raises(UserError, match=r"test-00000-of-00001\.parquet cannot be read"):
-        list(first_documents(Source(dataset=str(folder), split="test"), 12, warn=no_warning))
+        list(islice(in_order(Source(dataset=str(folder), split="test"), texts, warn=no_warning), 12))
 
 
 class FlakyFileSystem(LocalFileSystem):

@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_transformers(folder: Path) -> None:
     task = create_task(configure(folder))
     model = task.build_model().eval()
     batch = next(task.batches(8, seed=0, warn=fail))
-    assert all(len(values) == 8 and values.dtype == torch.int64 for values in batch.values())
+    assert all(len(values) == 8 for values in batch.values())
     loss = task.loss(model, batch)
     torch.testing.assert_close(loss, model(**batch).loss)
     tokens = len(load_tokenizer(str(folder / "tokenizer")))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dedloc_kit.data.masking import IGNORED, word_starts
-from dedloc_kit.data.text import PairBuilder, pair_spans, segment_bounds, sentence_ends
+from dedloc_kit.data.pairs import Arrays, PairBuilder, pair_spans, segment_bounds
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokens import Document, DocumentTokenizer
 from dedloc_kit.errors import UserError
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
@@ -31,42 +32,31 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(str(folder))
 
 
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("One. Two! Three? Four", ["One.", " Two!", " Three?", " Four"]),
-        ("Pi is 3.14 or so. Right.", ["Pi is 3.14 or so.", " Right."]),
-        ("“Stop.” He stopped…  Then", ["“Stop.”", " He stopped…", "  Then"]),
-        ("আমি ভাত খাই। তুমি কী খাও? ভাত॥", ["আমি ভাত খাই।", " তুমি কী খাও?", " ভাত॥"]),
-        ("これは本です。「本？」はい", ["これは本です。", "「本？」", "はい"]),
-        ("هل هذا كتاب؟ نعم۔ لا", ["هل هذا كتاب؟", " نعم۔", " لا"]),
-        ("A title\n\nA paragraph", ["A title\n\n", "A paragraph"]),
-    ],
-)
-def test_sentences_end_where_their_script_says(text: str, sentences: list[str]) -> None:
-    ends = [0, *sentence_ends(text), len(text)]
-    found = [text[start:end] for start, end in pairwise(ends) if start < end]
-    assert found == sentences
+def documents_of(tokenizer: Any, texts: list[str]) -> list[Document]:
+    return list(DocumentTokenizer(tokenizer, "en").documents(texts))
 
 
-def test_every_token_offset_is_right_and_segments_are_whole_sentences(tokenizer: Any) -> None:
-    for text in [*make_documents(20), "আমি ভাত খাই। তুমি কী খাও?"]:
-        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-        normalize = tokenizer.backend_tokenizer.normalizer.normalize_str
-        for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
-            if token == "▁" and start == 0:
-                continue  # put before the text, it shares the first character
-            assert normalize(text[start:end]).strip() == token.replace("▁", " ").strip()
-        bounds = segment_bounds(text, np.array([start for start, _ in encoding.offsets]), longest=1000)
-        ends = [0, *sentence_ends(text), len(text)]
-        sentences = [text[start:end] for start, end in pairwise(ends) if start < end]
-        decoded = [tokenizer.decode(encoding.ids[a:b]) for a, b in pairwise(bounds)]
-        assert decoded == [normalize(sentence).strip() for sentence in sentences]
+def build(builder: PairBuilder, documents: list[Document]) -> Arrays:
+    """All instances, padded to the full length."""
+    batches = list(builder.batches(documents, 16, np.random.default_rng(0)))
+    fill = {"input_ids": builder._pad, "labels": IGNORED}
+    return {
+        name: np.concatenate(
+            [
+                np.pad(b[name], ((0, 0), (0, builder.sequence_length - b[name].shape[1])), constant_values=fill.get(name, 0))
+                if b[name].ndim == 2
+                else b[name]
+                for b in batches
+            ]
+        )
+        for name in batches[0]
+    }
 
 
 def test_long_text_without_punctuation_still_has_segments() -> None:
-    bounds = segment_bounds("word " * 100, np.arange(100) * 5, longest=30)
-    assert bounds.tolist() == [0, 30, 60, 90, 100]
+    assert segment_bounds(np.array([100], dtype=np.uint32), longest=30) == [0, 30, 60, 90, 100]
+    assert segment_bounds(np.array([5, 70, 100], dtype=np.uint32), longest=30) == [0, 5, 35, 65, 70, 100]
+    assert segment_bounds(np.array([], dtype=np.uint32), longest=30) == [0]
 
 
 def test_pairs_are_consecutive_fill_the_budget_and_are_cut_from_outside() -> None:
@@ -92,7 +82,7 @@ def test_the_longer_span_gives_way_first(bounds: list[int], expected: tuple[int,
 
 
 def test_an_instance_is_a_pair_in_the_form_of_albert(tokenizer: Any) -> None:
-    built = PairBuilder(tokenizer, 48, 0.15).build(make_documents(40), np.random.default_rng(0))
+    built = build(PairBuilder(tokenizer, 48, 0.15), documents_of(tokenizer, make_documents(40)))
     original = np.where(built["labels"] == IGNORED, built["input_ids"], built["labels"])
     for row in range(len(original)):
         length = built["attention_mask"][row].sum()
@@ -108,7 +98,7 @@ def test_an_instance_is_a_pair_in_the_form_of_albert(tokenizer: Any) -> None:
 
 def test_half_of_the_pairs_are_swapped_and_their_label_says_so(tokenizer: Any) -> None:
     documents = make_documents(100)
-    built = PairBuilder(tokenizer, 64, 0.15).build(documents, np.random.default_rng(0))
+    built = build(PairBuilder(tokenizer, 64, 0.15), documents_of(tokenizer, documents))
     labels = built["sentence_order_label"]
     assert 0.4 < labels.mean() < 0.6
     encoded = [tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids for text in documents]
@@ -123,7 +113,7 @@ def test_half_of_the_pairs_are_swapped_and_their_label_says_so(tokenizer: Any) -
 
 def test_masks_are_never_on_special_tokens_even_those_that_a_text_spells_out(tokenizer: Any) -> None:
     documents = [text.replace("River", "[SEP] [MASK] river") for text in make_documents(60)]
-    built = PairBuilder(tokenizer, 64, 0.15).build(documents, np.random.default_rng(0))
+    built = build(PairBuilder(tokenizer, 64, 0.15), documents_of(tokenizer, documents))
     chosen = built["labels"] != IGNORED
     assert chosen.any(axis=1).all()
     assert not np.isin(built["labels"][chosen], tokenizer.all_special_ids).any()
@@ -132,7 +122,7 @@ def test_masks_are_never_on_special_tokens_even_those_that_a_text_spells_out(tok
 
 
 def test_words_are_masked_whole_if_the_run_says_so(tokenizer: Any) -> None:
-    built = PairBuilder(tokenizer, 64, 0.15, longest_ngram=3).build(make_documents(40), np.random.default_rng(0))
+    built = build(PairBuilder(tokenizer, 64, 0.15, longest_ngram=3), documents_of(tokenizer, make_documents(40)))
     chosen = built["labels"] != IGNORED
     original = np.where(chosen, built["labels"], built["input_ids"])
     goes_on = ~word_starts(tokenizer)[original[:, 1:]]
@@ -143,19 +133,37 @@ def test_words_are_masked_whole_if_the_run_says_so(tokenizer: Any) -> None:
 
 
 def test_batches_are_deterministic_whole_and_lose_nothing(tokenizer: Any) -> None:
-    builder, documents = PairBuilder(tokenizer, 64, 0.15), make_documents(100)
-    one = list(builder.batches(iter(documents), 7, np.random.default_rng(3)))
-    two = list(builder.batches(iter(documents), 7, np.random.default_rng(3)))
-    other = list(builder.batches(iter(documents), 7, np.random.default_rng(4)))
+    builder, documents = PairBuilder(tokenizer, 64, 0.15), documents_of(tokenizer, make_documents(100))
+    one = list(builder.batches(documents, 7, np.random.default_rng(3)))
+    two = list(builder.batches(documents, 7, np.random.default_rng(3)))
+    other = list(builder.batches(documents, 7, np.random.default_rng(4)))
     assert all((a[name] == b[name]).all() for a, b in zip(one, two, strict=True) for name in a)
-    assert any((a["input_ids"] != b["input_ids"]).any() for a, b in zip(one, other, strict=False))
+    assert any(not np.array_equal(a["input_ids"], b["input_ids"]) for a, b in zip(one, other, strict=False))
     assert all(len(batch["input_ids"]) == 7 for batch in one[:-1])
     assert 1 <= len(one[-1]["input_ids"]) <= 7
-    assert all(values.dtype == np.int64 for values in one[0].values())
+    assert sorted(lengths_of(one)) == sorted(lengths_of(other))
+
+
+def lengths_of(batches: list[Arrays]) -> list[int]:
+    """Of all instances, swapping and masks aside."""
+    return [int(length) for batch in batches for length in batch["attention_mask"].sum(axis=1)]
+
+
+def test_documents_of_any_length_waste_less_than_one_token_in_twenty_on_padding(tokenizer: Any) -> None:
+    generator = np.random.default_rng(0)
+    texts = [" ".join(make_documents(1, int(n))) for n in generator.geometric(1 / 20, size=1500) + 1]
+    documents = documents_of(tokenizer, texts)
+    for microbatch in (4, 32):
+        batches = list(PairBuilder(tokenizer, 256, 0.15).batches(documents, microbatch, generator))
+        attended = np.concatenate([batch["attention_mask"].ravel() for batch in batches])
+        assert attended.mean() > 0.95
+        assert all(batch["attention_mask"][:, -8:].any() for batch in batches)
+        # Every token of a document's pairs is there, but for those that a full pair has to leave out.
+        assert attended.sum() > 0.9 * sum(len(document.ids) for document in documents)
 
 
 def test_documents_of_one_sentence_only_do_not_read_for_ever(tokenizer: Any) -> None:
-    documents = iter(["River."] * 20_000)
+    documents = iter(documents_of(tokenizer, ["River."]) * 20_000)
     with pytest.raises(UserError, match="no two sentences"):
         next(PairBuilder(tokenizer, 64, 0.15).batches(documents, 4, np.random.default_rng(0)))
     assert len(list(documents)) > 9_000

@@ -1,0 +1,162 @@
+"""From tokenized documents to masked sentence-order pairs, the instances that ALBERT is pretrained on."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dedloc_kit.data.masking import choose_ngrams, choose_tokens, mask_tokens, word_starts
+from dedloc_kit.data.tokens import Document, Ids
+from dedloc_kit.errors import UserError
+
+Arrays = dict[str, NDArray[Any]]
+Pair = tuple[Ids, Ids]
+
+_WINDOW_BATCHES, _WINDOW_INSTANCES = 32, 256
+"""Instances are sorted by length within a window of so many microbatches, but at least so many instances."""
+_LENGTH_UNIT = 8
+"""Tokens: rows of a multiple of this length suit the matrix units of GPUs."""
+_BARREN_DOCUMENTS = 10_000
+"""So many documents in a row without a single pair mean that the data does not suit the task."""
+
+
+def segment_bounds(ends: Ids, longest: int) -> list[int]:
+    """Where a document is cut into segments: token indices from 0 to the number of tokens, ascending.
+
+    Segments are sentences (`ends` as in `Document`); one of more than `longest` tokens is cut further, so that text
+    without punctuation has segments too.
+    """
+    bounds = [0, *ends.tolist()]
+    if len(bounds) > 1 and max(b - a for a, b in pairwise(bounds)) > longest:
+        bounds = [0, *(cut for a, b in pairwise(bounds) for cut in (*range(a + longest, b, longest), b))]
+    return bounds
+
+
+def pair_spans(bounds: list[int], budget: int, generator: np.random.Generator) -> list[tuple[int, int, int]]:
+    """Pairs of consecutive spans as token indices (start of A, start of B, end of B), at most `budget` tokens each.
+
+    Whole sentences are taken until the budget is full, then A ends at a random one of them (ALBERT, section 3.1, and
+    BERT's packing). A pair that is too long loses tokens at its outer ends, from its longer span first, so the two
+    spans still meet. One sentence alone at the end of a document makes no pair.
+    """
+    spans = []
+    first, last_bound = 0, len(bounds) - 1
+    while last_bound - first >= 2:
+        last = min(max(bisect_left(bounds, bounds[first] + budget), first + 2), last_bound)
+        middle = bounds[generator.integers(first + 1, last)]
+        spans.append(_fitted(bounds[first], middle, bounds[last], budget))
+        first = last
+    return spans
+
+
+def _fitted(start: int, middle: int, end: int, budget: int) -> tuple[int, int, int]:
+    first, second = middle - start, end - middle
+    if first + second > budget:
+        first = min(first, max(budget - second, budget // 2))
+        second = min(second, budget - first)
+    return middle - first, middle, middle + second
+
+
+class PairBuilder:
+    """Builds instances `[CLS] A [SEP] B [SEP]` with a fast tokenizer of transformers.
+
+    :param longest_ngram: whole words are masked, up to so many in a row; 0: each token by itself
+    """
+
+    def __init__(self, tokenizer: Any, sequence_length: int, mask_probability: float, longest_ngram: int = 0) -> None:
+        for name in ("pad_token", "cls_token", "sep_token", "mask_token"):
+            if getattr(tokenizer, name) is None:
+                raise UserError(f"the tokenizer has no {name}; make one with: dedloc tokenizer RUN.toml")
+        self.sequence_length = sequence_length
+        self.mask_probability = mask_probability
+        self._longest_ngram = longest_ngram
+        self._starts_word = word_starts(tokenizer) if longest_ngram else None
+        self._pad: int = tokenizer.pad_token_id
+        self._cls: int = tokenizer.cls_token_id
+        self._sep: int = tokenizer.sep_token_id
+        self._mask: int = tokenizer.mask_token_id
+        # By id, not by position: a document may spell out "[SEP]", and the tokenizer takes it for the real one.
+        self._special = np.zeros(len(tokenizer), dtype=np.bool_)
+        self._special[list(tokenizer.all_special_ids)] = True
+        self._ordinary = np.flatnonzero(~self._special)
+
+    def batches(
+        self, documents: Iterable[Document], microbatch: int, generator: np.random.Generator
+    ) -> Iterator[Arrays]:
+        """Batches of exactly `microbatch` instances; when the documents end, one last smaller batch.
+
+        The instances of a batch are of about the same length, and a batch is as long as its longest one: the last
+        pair of a document is seldom full, and padding is computed like text. Arrays: `input_ids`, `token_type_ids`
+        (int32), `attention_mask` (bool) and `labels` (int64) [instances, length], and `sentence_order_label`
+        [instances]: 0 where A comes first in the document, 1 where the two are swapped.
+        Raises UserError if 10,000 documents in a row have not a single pair of sentences.
+        """
+        window = max(_WINDOW_BATCHES * microbatch, _WINDOW_INSTANCES // microbatch * microbatch)
+        pairs: list[Pair] = []
+        barren = 0
+        for document in documents:
+            made = self._pairs(document, generator)
+            barren = 0 if made else barren + 1
+            if barren >= _BARREN_DOCUMENTS:
+                raise UserError(f"{barren} documents in a row have no two sentences; choose data with longer documents")
+            pairs += made
+            while len(pairs) >= window:
+                yield from self._cut(pairs[:window], microbatch, generator)
+                del pairs[:window]
+        yield from self._cut(pairs, microbatch, generator)
+
+    def _pairs(self, document: Document, generator: np.random.Generator) -> list[Pair]:
+        budget = self.sequence_length - 3
+        bounds = segment_bounds(document.ends, longest=budget // 2)
+        return [
+            (document.ids[start:middle], document.ids[middle:end])
+            for start, middle, end in pair_spans(bounds, budget, generator)
+        ]
+
+    def _cut(self, pairs: list[Pair], microbatch: int, generator: np.random.Generator) -> Iterator[Arrays]:
+        """Batches of pairs of similar lengths, in random order, a smaller one last."""
+        by_chance = generator.permutation(len(pairs))
+        lengths = np.array([len(first) + len(second) for first, second in pairs], dtype=np.int64)
+        # The longest first: what is left over for the smaller batch is short.
+        order = by_chance[np.argsort(-lengths[by_chance], kind="stable")]
+        whole, rest = np.split(order, [len(order) // microbatch * microbatch])
+        batches = [*generator.permutation(whole.reshape(-1, microbatch)), *([rest] if len(rest) else [])]
+        for chosen in batches:
+            yield self._batch([pairs[number] for number in chosen], generator)
+
+    def _batch(self, pairs: list[Pair], generator: np.random.Generator) -> Arrays:
+        swapped = generator.integers(2, size=len(pairs))
+        ordered = [pair[::-1] if swap else pair for pair, swap in zip(pairs, swapped, strict=True)]
+        between = np.array([1 + len(first) for first, _ in ordered])[:, None]
+        ends = np.array([3 + len(first) + len(second) for first, second in ordered])[:, None]
+        length = min(-(-int(ends.max()) // _LENGTH_UNIT) * _LENGTH_UNIT, self.sequence_length)
+
+        token_ids = np.full((len(pairs), length), self._pad, dtype=np.int32)
+        token_ids[:, 0] = self._cls
+        for row, (first, second) in zip(token_ids, ordered, strict=True):
+            middle = 1 + len(first)
+            row[1:middle] = first
+            row[middle + 1 : middle + 1 + len(second)] = second
+        np.put_along_axis(token_ids, between, self._sep, axis=1)
+        np.put_along_axis(token_ids, ends - 1, self._sep, axis=1)
+        positions = np.arange(length)
+        attended = positions < ends
+        chosen = self._choose(token_ids, generator)
+        masked, labels = mask_tokens(token_ids, chosen, self._mask, self._ordinary, generator)
+        return {
+            "input_ids": masked,
+            "token_type_ids": (attended & (positions > between)).astype(np.int32),
+            "attention_mask": attended,
+            "labels": labels,
+            "sentence_order_label": swapped,
+        }
+
+    def _choose(self, token_ids: NDArray[np.int32], generator: np.random.Generator) -> NDArray[np.bool_]:
+        maskable = ~self._special[token_ids]
+        if self._starts_word is None:
+            return choose_tokens(maskable, self.mask_probability, generator)
+        starts = self._starts_word[token_ids]
+        return choose_ngrams(maskable, starts, self.mask_probability, self._longest_ngram, generator)

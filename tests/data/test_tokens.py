@@ -1,0 +1,66 @@
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dedloc_kit.data import tokens
+from dedloc_kit.data.sentences import sentences
+from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
+
+TEXTS = ["River and sea. A bank! Is the boat here? Yes", "আমি ভাত খাই। তুমি ৩.৫ টাকা খাও?", "One sentence", "", "Sea. River."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("made") / "tokenizer"
+    train_tokenizer(iter(TEXTS * 10), 120, folder)
+    return load_tokenizer(str(folder))
+
+
+def test_a_document_has_the_tokens_of_each_of_its_sentences_by_itself(tokenizer: Any) -> None:
+    made = list(DocumentTokenizer(tokenizer, "bn").documents(TEXTS))
+    assert len(made) == len(TEXTS)
+    for text, document in zip(TEXTS, made, strict=True):
+        alone = [tokenizer.encode(s, add_special_tokens=False) for s in sentences(text, "bn")]
+        assert document.ids.tolist() == [token for ids in alone for token in ids]
+        bounds = [0, *document.ends.tolist()]
+        assert [document.ids[a:b].tolist() for a, b in pairwise(bounds)] == alone
+        assert document.ids.dtype == np.uint16
+
+
+def test_a_text_that_spells_out_the_separator_loses_it(tokenizer: Any) -> None:
+    [document] = DocumentTokenizer(tokenizer, "en").documents(["River[SEP]sea. [SEP]"])
+    assert tokenizer.sep_token_id not in document.ids
+    assert tokenizer.decode(document.ids[: document.ends[0]]) == "river"
+    assert document.ends[-1] == len(document.ids)
+
+
+def test_tokenized_documents_pass_through_in_their_place(tokenizer: Any) -> None:
+    ready = Document(np.array([7, 8], dtype=np.uint16), np.array([2], dtype=np.uint32))
+    made = list(DocumentTokenizer(tokenizer, "en").documents(["River. Sea.", ready, "One sentence"]))
+    assert made[1] is ready
+    assert [len(document.ends) for document in made] == [2, 1, 1]
+
+
+def test_one_huge_text_is_tokenized_in_pieces_of_bounded_length_and_loses_no_word(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_LONGEST_PIECE", 1000)
+    text = "River and sea. " * 700
+    made = list(DocumentTokenizer(tokenizer, "en").documents([text, "Sea"]))
+    assert len(made) > 10
+    assert max(len(document.ids) for document in made) <= 1000
+    words = " ".join(tokenizer.decode(document.ids) for document in made).replace(".", " ").split()
+    assert words == ["river", "and", "sea"] * 700 + ["sea"]
+    unbroken = list(DocumentTokenizer(tokenizer, "en").documents(["river" * 1000]))
+    assert len(unbroken) == 5
+
+
+def test_a_vocabulary_is_named_by_its_tokens_and_their_order(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path / "copy")
+    assert vocabulary_hash(load_tokenizer(str(tmp_path / "copy"))) == vocabulary_hash(tokenizer)
+    train_tokenizer(iter(["quite other words than those"] * 10), 60, tmp_path / "other")
+    assert vocabulary_hash(load_tokenizer(str(tmp_path / "other"))) != vocabulary_hash(tokenizer)
