@@ -25,6 +25,6 @@ def sentences(text: str, language: str) -> list[str]:
 def _goes_on(before: str, after: str) -> bool:
     if before[-1] == ".":
         return after[:1].isalnum()
-    words = before.rstrip(" .").split()
-    letters = [character for character in words[-1] if not unicodedata.category(character).startswith("M")]
+    last_word = "".join(before.rstrip(" .").split()[-1:])
+    letters = [character for character in last_word if not unicodedata.category(character).startswith("M")]
     return len(letters) == 1 and letters[0].isalpha()

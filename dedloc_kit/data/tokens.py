@@ -3,11 +3,12 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from dedloc_kit.data.sentences import sentences
 
@@ -15,7 +16,11 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 _TEXTS_AT_ONCE = 32
 _LONGEST_PIECE = 50_000
-"""Characters. A longer text is taken as several documents: its tokens need two hundred times its size for a moment."""
+"""Characters. A longer text is taken as several documents, so that one huge text needs no huge memory."""
+_REMEMBERED_WORDS, _LONGEST_WORD = 200_000, 32
+"""Words, about 50 MB of them, and characters. What is longer is no word, or one that does not come again."""
+
+_PROBES = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,14 +34,20 @@ class Document:
 
 
 class DocumentTokenizer:
-    """Tokenizes many texts at a time, each in one go, with a fast tokenizer of transformers."""
+    """Tokenizes texts with a fast tokenizer of transformers, each of them once.
+
+    Most words of a text have been seen before. If the tokenizer takes a text word by word, as all do that mark where
+    words begin, it is asked for each word once, and its answer is remembered.
+    """
 
     def __init__(self, tokenizer: Any, language: str) -> None:
-        self._backend = tokenizer.backend_tokenizer
+        self._backend = _whole(tokenizer)
         self._separator: str = tokenizer.sep_token
         self._separator_id: int = tokenizer.sep_token_id
         self._dtype = ids_dtype(len(tokenizer))
         self._language = language
+        self._by_words = _takes_words_by_themselves(tokenizer, self._backend)
+        self._known = {self._separator: [self._separator_id]}
 
     def documents(self, items: Iterable[str | Document]) -> Iterator[Document]:
         """The documents of a stream of texts; those that are tokenized already pass through in their place."""
@@ -53,13 +64,53 @@ class DocumentTokenizer:
         # The separator is one token, and what stands around it is tokenized by itself: so the ids alone tell where the
         # sentences end, and the tokenizer need not trace each token back to its characters. A text that spells it out
         # has one sentence more.
-        joined = [self._separator.join(sentences(text, self._language)) for text in texts]
-        for encoding in self._backend.encode_batch_fast(joined, add_special_tokens=False):
-            ids = np.array(encoding.ids, dtype=self._dtype)
+        between = f" {self._separator} " if self._by_words else self._separator
+        joined = [between.join(sentences(text, self._language)) for text in texts]
+        for token_ids in self._ids_by_words(joined) if self._by_words else self._ids(joined):
+            ids = np.array(token_ids, dtype=self._dtype)
             is_separator = ids == self._separator_id
-            between = np.flatnonzero(is_separator)
-            ends = np.append(between - np.arange(len(between)), len(ids) - len(between))
+            at = np.flatnonzero(is_separator)
+            ends = np.append(at - np.arange(len(at)), len(ids) - len(at))
             yield Document(ids[~is_separator], np.unique(ends[ends > 0]).astype(np.uint32))
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _ids_by_words(self, texts: list[str]) -> list[list[int]]:
+        if len(self._known) > _REMEMBERED_WORDS:
+            self._known = {self._separator: [self._separator_id]}
+        known = self._known
+        # At ASCII's space alone: which other characters are spaces is for the tokenizer to say.
+        words_of = [text.split(" ") for text in texts]
+        new = list(set().union(*words_of) - known.keys())
+        known.update(zip(new, self._ids([self._stripped(word) for word in new]), strict=True))
+        found = [list(chain.from_iterable(map(known.__getitem__, words))) for words in words_of]
+        for word in new:
+            if len(word) > _LONGEST_WORD:
+                del known[word]
+        return found
+
+    def _stripped(self, word: str) -> str:
+        """Without what the tokenizer takes for a space at its end: it would be taken together with the next one."""
+        normalizer = self._backend.normalizer
+        return (normalizer.normalize_str(word) if normalizer else word).strip()
+
+
+def _whole(tokenizer: Any) -> Tokenizer:
+    """A copy that cuts off nothing: a tokenizer keeps such settings from its file, or from whoever called it last."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _takes_words_by_themselves(tokenizer: Any, backend: Tokenizer) -> bool:
+    """Whether a text has the tokens of its words, tried on what the vocabulary spells."""
+    probes = set(range(0, len(tokenizer), max(1, len(tokenizer) // _PROBES))) - set(tokenizer.all_special_ids)
+    words = [word for probe in sorted(probes) for word in tokenizer.decode([probe]).split()]
+    alone = backend.encode_batch_fast(words, add_special_tokens=False)
+    together = backend.encode(" ".join(words), add_special_tokens=False)
+    return [token for encoding in alone for token in encoding.ids] == together.ids
 
 
 def ids_dtype(vocabulary: int) -> type[np.unsignedinteger[Any]]:

@@ -1,9 +1,11 @@
+import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from dedloc_kit.data import tokens
 from dedloc_kit.data.sentences import sentences
@@ -31,11 +33,51 @@ def test_a_document_has_the_tokens_of_each_of_its_sentences_by_itself(tokenizer:
         assert document.ids.dtype == np.uint16
 
 
-def test_a_text_that_spells_out_the_separator_loses_it(tokenizer: Any) -> None:
-    [document] = DocumentTokenizer(tokenizer, "en").documents(["River[SEP]sea. [SEP]"])
-    assert tokenizer.sep_token_id not in document.ids
-    assert tokenizer.decode(document.ids[: document.ends[0]]) == "river"
-    assert document.ends[-1] == len(document.ids)
+def test_words_that_are_remembered_have_the_tokens_that_they_have_in_their_text(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_LONGEST_WORD", 8)
+    odd = ["A  bank.\nRiver\t and\u00a0sea", "ফিস্\u200c হইবে। কোন্\u200c কর্মকর্তা", "longerthanaword sea", "[CLS] x", "\x1cA"]
+    by_words, whole = DocumentTokenizer(tokenizer, "bn"), DocumentTokenizer(tokenizer, "bn")
+    assert by_words._by_words
+    whole._by_words = False
+    for _ in range(2):  # the second time from memory
+        for text, one, other in zip(
+            TEXTS + odd, by_words.documents(TEXTS + odd), whole.documents(TEXTS + odd), strict=True
+        ):
+            if "[CLS]" not in text:  # spelled out in a text, it is a text
+                assert (one.ids.tolist(), one.ends.tolist()) == (other.ids.tolist(), other.ends.tolist())
+    assert "longerthanaword" not in by_words._known
+    monkeypatch.setattr(tokens, "_REMEMBERED_WORDS", 1)
+    assert len(list(by_words.documents(TEXTS))) == len(TEXTS)
+
+
+def test_a_tokenizer_whose_words_depend_on_what_stands_before_them_is_given_whole_texts(tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    documents = DocumentTokenizer(tokenizer, "en")
+    assert not documents._by_words
+    [document] = documents.documents(["River sea. A bank"])
+    assert document.ids.tolist() == tokenizer.encode("River sea.", add_special_tokens=False) + tokenizer.encode(
+        "A bank", add_special_tokens=False
+    )
+
+
+def test_a_tokenizer_that_is_set_to_truncate_truncates_nothing(tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer("River", truncation=True, max_length=4, padding="max_length")
+    [document] = DocumentTokenizer(tokenizer, "en").documents(["River and sea and bank. " * 10])
+    assert len(document.ids) > 40
+    assert tokenizer.pad_token_id not in document.ids
+
+
+def test_a_separator_that_a_text_spells_out_ends_a_sentence_or_is_a_text(tokenizer: Any) -> None:
+    apart, glued = DocumentTokenizer(tokenizer, "en").documents(["River [SEP] sea. [SEP]", "River[SEP]sea"])
+    for document in (apart, glued):
+        assert tokenizer.sep_token_id not in document.ids
+        assert document.ends[-1] == len(document.ids)
+    assert tokenizer.decode(apart.ids[: apart.ends[0]]) == "river"
+    assert len(glued.ends) == 1
 
 
 def test_tokenized_documents_pass_through_in_their_place(tokenizer: Any) -> None:
