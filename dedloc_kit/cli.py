@@ -85,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
 
     tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")
     tokenizer.add_argument("run", type=Path, metavar="RUN.toml")
+    tokenizer.add_argument("--characters", type=_positive, metavar="N", help="of text to train on; default: 50 million")
+    tokenizer.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload it to the Hub; one that is there is not trained"
+    )
+    tokenizer.add_argument("--private", action="store_true", help="with --push: make a private repository")
     tokenizer.set_defaults(command=_tokenizer)
 
     corpus = commands.add_parser("corpus", help="write this machine's documentation strings as a dataset")
@@ -206,10 +211,17 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _tokenizer(options: argparse.Namespace) -> None:
-    from dedloc_kit.prepare import prepare_tokenizer
+    from dedloc_kit.prepare import check_login, prepare_tokenizer, push_tokenizer, tokenizer_folder
 
-    folder = prepare_tokenizer(load_run(options.run))
-    Console(highlight=False).print(f"the tokenizer is in {folder}")
+    run, console = load_run(options.run), Console(highlight=False, markup=False)
+    if options.push:
+        check_login(options.push)  # before the minutes that training takes
+    if not (options.push and tokenizer_folder(run).exists()):
+        prepare_tokenizer(run, options.characters)
+    console.print(f"the tokenizer is in {tokenizer_folder(run)}", soft_wrap=True)
+    if options.push:
+        pushed = push_tokenizer(tokenizer_folder(run), options.push, options.private)
+        console.print(f'it is on the Hub; in {options.run}, for every peer:  tokenizer = "{pushed}"', soft_wrap=True)
 
 
 def _corpus(options: argparse.Namespace) -> None:

@@ -22,8 +22,10 @@ def documents(sources: Sequence[Source], *, seed: int, shuffle_buffer: int, warn
     """Texts of a weighted mixture of sources, endless, in an order that depends on `seed` alone.
 
     Every pass over a source takes its shards in a new order; `shuffle_buffer` texts are held in memory and the next
-    one is drawn from them at random. A shard that cannot be read is left out and named through `warn`.
-    Raises UserError, at once or while reading, if a source is missing, has no such column or cannot be read at all.
+    one is drawn from them at random. Blank texts are left out, and so is what follows the place where a shard cannot
+    be read (bytes that are not UTF-8, a truncated file); `warn` gets the names of the shard and the column.
+    Raises UserError, at once or while reading, if a source is missing or cannot be read at all, or if a shard has no
+    such column or holds something else than text in it.
     """
     return mixture(sources, holds_text, seed=seed, shuffle_buffer=shuffle_buffer, warn=warn)
 
@@ -38,13 +40,16 @@ def first_documents(source: Source, limit: int, *, warn: Warn) -> Iterator[str]:
 
 def mixture(
     sources: Sequence[Source],
-    usable: Callable[[Source, Any], bool],
+    usable: Callable[[Shard, str, Any], bool],
     *,
     seed: int,
     shuffle_buffer: int,
     warn: Warn,
 ) -> Iterator[Any]:
-    """What `documents` is for any column: the values that `usable` takes; it raises UserError for a wrong column."""
+    """What `documents` is for any column: the values that `usable(shard, column, value)` takes.
+
+    `usable` raises UserError for a wrong column.
+    """
     # Shards are looked up here, not at the first item, so that a wrong source is known before training starts.
     streams = [
         _passes(source, find_shards(source, warn), usable, seed_of(seed, "source", number), warn)
@@ -55,20 +60,20 @@ def mixture(
     return _shuffled(mixed, shuffle_buffer, np.random.default_rng(seed_of(seed, "shuffle")))
 
 
-def holds_text(source: Source, value: Any) -> bool:
+def holds_text(shard: Shard, column: str, value: Any) -> bool:
     """Whether a value is a text that is not blank; raises UserError if the column holds something else."""
     if value is None:
         return False
     if not isinstance(value, str):
         raise UserError(
-            f"the column '{source.column}' of {source.dataset} holds {type(value).__name__}, not text; "
+            f"the column '{column}' of {shard.path} holds {type(value).__name__}, not text; "
             "set the source's column to one that holds text"
         )
     return bool(value.strip())
 
 
 def _passes(
-    source: Source, shards: tuple[Shard, ...], usable: Callable[[Source, Any], bool], seed: int, warn: Warn
+    source: Source, shards: tuple[Shard, ...], usable: Callable[[Shard, str, Any], bool], seed: int, warn: Warn
 ) -> Iterator[Any]:
     """The usable values of a source, pass after pass, each in a new order of the shards."""
     named: set[str] = set()
@@ -76,10 +81,11 @@ def _passes(
     while True:
         unreadable = found = 0
         for index in np.random.default_rng(seed_of(seed, "pass", number)).permutation(len(shards)):
-            shard = shards[index]
+            shard, rows = shards[index], 0
             try:
                 for value in read_shard(shard, source.column, warn):
-                    if usable(source, value):
+                    rows += 1
+                    if usable(shard, source.column, value):
                         found += 1
                         yield value
             except UserError:
@@ -88,7 +94,10 @@ def _passes(
                 unreadable += 1
                 if shard.path not in named:
                     named.add(shard.path)
-                    warn(f"{shard.path} cannot be read and is left out ({one_line(error)})")
+                    warn(
+                        f"{shard.path} cannot be read and is left out from row {rows + 1} on "
+                        f"(column '{source.column}', {one_line(error)})"
+                    )
         if unreadable == len(shards):
             raise UserError(
                 f"no file of the dataset {source.dataset} can be read to its end; "
@@ -105,12 +114,14 @@ def _in_order(source: Source, shards: tuple[Shard, ...], warn: Warn) -> Iterator
     for shard in shards:
         try:
             for value in read_shard(shard, source.column, warn):
-                if holds_text(source, value):
+                if holds_text(shard, source.column, value):
                     yield value
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{shard.path} cannot be read ({one_line(error)}); replace the file") from error
+            raise UserError(
+                f"{shard.path} cannot be read (column '{source.column}', {one_line(error)}); replace the file"
+            ) from error
 
 
 def _mixed(
