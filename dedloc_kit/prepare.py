@@ -81,7 +81,11 @@ def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:
     api = HfApi()
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
+        if private and not api.model_info(repository).private:
+            raise UserError(f"{repository} exists already and is public; make it private there or choose another name")
         commit = api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns="tokenizer*.json")
+    except UserError:
+        raise
     except Exception as error:  # among them those of the HTTP library, which differs from version to version
         raise UserError(
             f"the tokenizer is in {folder}, but not on the Hub ({one_line(error)}); check the Internet connection and "

@@ -29,11 +29,15 @@ class Hub:
 
     calls: tuple[dict[str, Any], ...] = ()
     refuses = False
+    is_private = True
 
     def create_repo(self, repository: str, **options: Any) -> None:
         if Hub.refuses:
             raise Exception(REFUSAL)
         Hub.calls += ({"repository": repository, **options},)
+
+    def model_info(self, repository: str) -> SimpleNamespace:
+        return SimpleNamespace(private=Hub.is_private)
 
     def upload_folder(self, **options: Any) -> SimpleNamespace:
         Hub.calls += (options,)
@@ -119,6 +123,15 @@ def test_a_tokenizer_that_could_not_be_pushed_is_kept_and_pushed_by_the_same_com
     assert cli.main(command) == 0
     assert (path.parent / "tokenizer" / "tokenizer.json").stat() == trained
     assert len(hub.calls) == 2
+
+
+def test_what_is_to_be_private_does_not_go_to_a_public_repository(
+    path: Path, hub: type[Hub], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "is_private", False)
+    assert cli.main(["tokenizer", str(path), "--push", "owner/name", "--private"]) == 2
+    assert "owner/name exists already and is public" in capfd.readouterr().err
+    assert not [call for call in hub.calls if "folder_path" in call]
 
 
 def test_without_a_token_or_a_name_nothing_is_trained(
