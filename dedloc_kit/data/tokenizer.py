@@ -19,7 +19,7 @@ CHARACTERS = 50_000_000
 _DIFFERENT_SHARE = 25
 """One in so many characters may belong to a word that was not there before. The trainer's time and memory go by these:
 19 million characters of Bengali have 0.8 million of them and take 0.6 GB, and 2 million (the default's bound) of
-random letters 0.8 GB, of Bengali without spaces more than 2 GB."""
+random letters 1 GB, of Bengali without spaces more than 2 GB."""
 _LONGEST_WORD = 1_000
 _WORDS_AT_ONCE = 1_000
 _DECIMALS = 4
