@@ -73,7 +73,9 @@ def main() -> int:
             bare.append(_characters_per_second(text_task, documents, options.seconds))
         rows = _rows_per_second(sources, options.seconds, options.repeats)
 
-    print(f"microbatches of {options.microbatch}, {options.sequence_length} tokens, {options.vocabulary} in the vocabulary")
+    print(
+        f"microbatches of {options.microbatch}, {options.sequence_length} tokens, {options.vocabulary} in the vocabulary"
+    )
     print(_ROW.format("", "instances/s", "(each)", "ratio", "tokens/instance", "padding"))
     speed = {name: statistics.median(found[0] for found in each) for name, each in results.items()}
     for name, each in results.items():
@@ -226,7 +228,11 @@ def _run(folder: Path, sources: list[Source], options: argparse.Namespace) -> Ru
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--text", nargs="*", default=[], metavar="DATASET", help="Parquet folders or files; default: Python's docstrings"
+        "--text",
+        nargs="*",
+        default=[],
+        metavar="DATASET",
+        help="Parquet folders or files; default: Python's docstrings",
     )
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)

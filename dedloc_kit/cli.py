@@ -85,6 +85,17 @@ def _parser() -> argparse.ArgumentParser:
 
     tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")
     tokenizer.add_argument("run", type=Path, metavar="RUN.toml")
+    tokenizer.add_argument("--characters", type=_positive, metavar="N", help="of text to train on; default: 50 million")
+    tokenizer.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload it to the Hub; one that is there is not trained"
+    )
+    tokenizer.add_argument(
+        "--shards",
+        action="store_true",
+        help="also write the training data as token ids, to the folder 'tokens' beside RUN.toml: volunteers then need "
+        "not tokenize; with --push they become a dataset of the same name",
+    )
+    tokenizer.add_argument("--private", action="store_true", help="with --push: make private repositories")
     tokenizer.set_defaults(command=_tokenizer)
 
     corpus = commands.add_parser("corpus", help="write this machine's documentation strings as a dataset")
@@ -206,10 +217,27 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _tokenizer(options: argparse.Namespace) -> None:
-    from dedloc_kit.prepare import prepare_tokenizer
+    from dedloc_kit.prepare import check_login, prepare_tokenizer, push_tokenizer, tokenizer_folder
 
-    folder = prepare_tokenizer(load_run(options.run))
-    Console(highlight=False).print(f"the tokenizer is in {folder}")
+    run, console = load_run(options.run), Console(highlight=False, markup=False)
+    if options.push:
+        check_login(options.push)  # before the minutes that training takes
+    if not ((options.push or options.shards) and tokenizer_folder(run).exists()):
+        prepare_tokenizer(run, options.characters)
+    console.print(f"the tokenizer is in {tokenizer_folder(run)}", soft_wrap=True)
+    if options.push:
+        pushed = push_tokenizer(tokenizer_folder(run), options.push, options.private)
+        console.print(f'it is on the Hub; in {options.run}, for every peer:  tokenizer = "{pushed}"', soft_wrap=True)
+    if options.shards:
+        from dedloc_kit.pretokenize import prepare_shards, push_shards, sources_toml
+
+        folder = options.run.resolve().parent / "tokens"
+        if not (options.push and folder.exists()):
+            prepare_shards(run, folder)
+        console.print(f"the token ids are in {folder}", soft_wrap=True)
+        revision = push_shards(folder, options.push, options.private) if options.push else None
+        dataset = options.push or "tokens"
+        console.print(f"in {options.run}, in place of data.train:\n\n{sources_toml(run, dataset, revision)}")
 
 
 def _corpus(options: argparse.Namespace) -> None:

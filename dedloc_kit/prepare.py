@@ -1,18 +1,19 @@
 """What a run needs on the organizer's machine before it can start: a corpus for the demo, a tokenizer."""
 
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.resources import recipe
 from dedloc_kit.run import RunConfig, load_run, seed_of
-
-TOKENIZER_CHARACTERS = 8_000_000
-"""Characters from which a tokenizer is trained: it takes half a minute, and more hardly changes the vocabulary."""
-TOKENIZER_SHUFFLE = 1_000
 
 
 def prepare_demo(name: str, folder: Path) -> RunConfig:
@@ -34,30 +35,124 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
     return run
 
 
-def prepare_tokenizer(run: RunConfig) -> Path:
-    """Train the tokenizer that the run names, on its training data; returns the folder."""
-    from dedloc_kit.data.stream import documents
-    from dedloc_kit.data.tokenizer import train_tokenizer
+def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
+    """Train the tokenizer that the run names, on its training data; returns the folder.
 
-    tokenizer, vocabulary = run.task.options.get("tokenizer"), run.task.options.get("vocabulary")
-    if not isinstance(tokenizer, str) or not Path(tokenizer).is_absolute():
-        raise UserError("task.tokenizer must be a local folder to train one; a tokenizer on the Hub is used as it is")
+    :param characters: how many to read; default: `dedloc_kit.data.tokenizer.CHARACTERS`
+    """
+    from dedloc_kit.data.stream import documents
+    from dedloc_kit.data.tokenizer import CHARACTERS, train_tokenizer, training_text
+
+    characters = characters or CHARACTERS
+    folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise UserError("task.vocabulary must say how many tokens the tokenizer is to have")
-    warnings = Console(stderr=True, highlight=False, markup=False)
-    texts = documents(
-        run.data.train, seed=seed_of(run.name, "tokenizer"), shuffle_buffer=TOKENIZER_SHUFFLE, warn=warnings.print
-    )
-    train_tokenizer(_first_characters(texts, TOKENIZER_CHARACTERS), vocabulary, Path(tokenizer))
+    seed = seed_of(run.name, "tokenizer")
+    with TrainingDisplay(characters) as display:
+        # The order of the documents within a shard means nothing to the trainer, so none are held to shuffle them.
+        texts = documents(run.data.train, seed=seed, shuffle_buffer=1, warn=display.line)
+        tokens = train_tokenizer(display.watch(training_text(texts, characters, seed)), vocabulary, folder)
+        if tokens < vocabulary:
+            display.line(f"the text gives only {tokens} tokens of the {vocabulary} that task.vocabulary asks for")
+    return folder
+
+
+def tokenizer_folder(run: RunConfig) -> Path:
+    """Where the run's own tokenizer is or is to be; raises UserError if the run names none of its own."""
+    tokenizer = run.task.options.get("tokenizer")
+    if not isinstance(tokenizer, str) or not Path(tokenizer).is_absolute():
+        raise UserError("task.tokenizer must be a local folder to train one; a tokenizer on the Hub is used as it is")
     return Path(tokenizer)
 
 
-def _first_characters(texts: Iterator[str], limit: int) -> Iterator[str]:
-    for text in texts:
-        yield text
-        limit -= len(text)
-        if limit <= 0:
-            return
+def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:
+    """Upload a tokenizer to a model repository on the Hub, made if there is none; returns `OWNER/NAME@COMMIT`.
+
+    The token is the one that `hf auth login` keeps, or `HF_TOKEN`. Raises UserError if there is none, or the Hub
+    refuses or cannot be reached; the folder stays as it is.
+    """
+    from huggingface_hub import HfApi
+
+    from dedloc_kit.data.shards import one_line
+    from dedloc_kit.data.tokenizer import load_tokenizer
+
+    check_login(repository)
+    load_tokenizer(str(folder))  # nothing but a tokenizer is made public
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private or None, exist_ok=True)
+        if private and not api.model_info(repository).private:
+            raise UserError(f"{repository} exists already and is public; make it private there or choose another name")
+        commit = api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns="tokenizer*.json")
+    except UserError:
+        raise
+    except Exception as error:  # among them those of the HTTP library, which differs from version to version
+        raise UserError(
+            f"the tokenizer is in {folder}, but not on the Hub ({one_line(error)}); check the Internet connection and "
+            f"that your token may write to {repository}, then give the same command again: it only uploads"
+        ) from None
+    return f"{repository}@{commit.oid}"
+
+
+def check_login(repository: str) -> None:
+    """Raise UserError unless `OWNER/NAME` can be a repository and this machine has a token of the Hub."""
+    from huggingface_hub import get_token
+
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository, re.ASCII):
+        raise UserError(f"{repository} is no name of a repository on the Hub; use OWNER/NAME")
+    if not get_token():
+        raise UserError("this machine has no token of the Hugging Face Hub; log in with: hf auth login")
+
+
+class TrainingDisplay:
+    """How far the training of a tokenizer is: a bar on a terminal, a few lines elsewhere."""
+
+    def __init__(self, characters: int) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._characters = characters
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("reading", total=characters, note="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def line(self, text: str) -> None:
+        """One line above the bar; `text` is shown as it is."""
+        self._console.print(text, soft_wrap=True)
+
+    def watch(self, pieces: Iterator[str]) -> Iterator[str]:
+        """The pieces as they are; once they have all been read, the trainer computes."""
+        start, read, shown = time.monotonic(), 0, 0
+        step = self._characters // (500 if self._console.is_terminal else 4)
+        for piece in pieces:
+            yield piece
+            read += len(piece)
+            if read < shown + step:
+                continue
+            shown = read
+            rate = read / (time.monotonic() - start)
+            note = f"{read / 1e6:.1f} of {self._characters / 1e6:.1f} million characters, {rate / 1e6:.2f} a second"
+            self._bar.update(self._task, completed=read, note=note)
+            if not self._console.is_terminal:
+                self.line(f"read {note}")
+        self.line(f"read {read / 1e6:.1f} million characters; training the vocabulary")
+        self._bar.remove_task(self._task)
+        self._bar.add_task("training", total=None, note="")
 
 
 def _exists(tokenizer: str) -> bool:

@@ -24,8 +24,10 @@ def documents(sources: Sequence[Source], *, seed: int, shuffle_buffer: int, warn
     """Texts of a weighted mixture of sources, endless, in an order that depends on `seed` alone.
 
     Every pass over a source takes its shards in a new order; `shuffle_buffer` texts are held in memory and the next
-    one is drawn from them at random. A shard that cannot be read is left out and named through `warn`.
-    Raises UserError, at once or while reading, if a source is missing, has no such column or cannot be read at all.
+    one is drawn from them at random. Blank texts are left out, and so is what follows the place where a shard cannot
+    be read (bytes that are not UTF-8, a truncated file); `warn` gets the names of the shard and the column.
+    Raises UserError, at once or while reading, if a source is missing or cannot be read at all, or if a shard has no
+    such column or holds something else than text in it.
     """
     return mixture(sources, texts, seed=seed, shuffle_buffer=shuffle_buffer, warn=warn)
 
@@ -41,7 +43,9 @@ def in_order(source: Source, read: Reader, *, warn: Warn) -> Iterator[Any]:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{shard.path} cannot be read ({one_line(error)}); replace the file") from error
+            raise UserError(
+                f"{shard.path} cannot be read (column '{source.column}', {one_line(error)}); replace the file"
+            ) from error
 
 
 def mixture(
@@ -72,7 +76,7 @@ def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str]:
             continue
         if not isinstance(value, str):
             raise UserError(
-                f"the column '{source.column}' of {source.dataset} holds {type(value).__name__}, not text; "
+                f"the column '{source.column}' of {shard.path} holds {type(value).__name__}, not text; "
                 "set the source's column to one that holds text"
             )
         if value.strip():
@@ -86,9 +90,10 @@ def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, 
     while True:
         unreadable = found = 0
         for index in np.random.default_rng(seed_of(seed, "pass", number)).permutation(len(shards)):
-            shard = shards[index]
+            shard, rows = shards[index], 0
             try:
                 for value in read(source, shard, warn):
+                    rows += 1
                     found += 1
                     yield value
             except UserError:
@@ -97,7 +102,10 @@ def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, 
                 unreadable += 1
                 if shard.path not in named:
                     named.add(shard.path)
-                    warn(f"{shard.path} cannot be read and is left out ({one_line(error)})")
+                    warn(
+                        f"{shard.path} cannot be read and is left out after {rows} usable rows "
+                        f"(column '{source.column}', {one_line(error)})"
+                    )
         if unreadable == len(shards):
             raise UserError(
                 f"no file of the dataset {source.dataset} can be read to its end; "

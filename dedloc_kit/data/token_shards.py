@@ -101,9 +101,7 @@ def _documents(table: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:
     if ids.max(initial=0) >= vocabulary or (steps <= 0).any() or (last != lengths).any():
         raise UserError(f"{shard.path} holds token ids or sentence ends that cannot be; write it again")
     for row in range(table.num_rows):
-        yield Document(
-            ids[starts[row] : starts[row + 1]].copy(), ends[end_starts[row] : end_starts[row + 1]].copy()
-        )
+        yield Document(ids[starts[row] : starts[row + 1]].copy(), ends[end_starts[row] : end_starts[row + 1]].copy())
 
 
 def _flat(column: Any, shard: Shard) -> tuple[Ids, Any]:

@@ -43,7 +43,11 @@ def build(builder: PairBuilder, documents: list[Document]) -> Arrays:
     return {
         name: np.concatenate(
             [
-                np.pad(b[name], ((0, 0), (0, builder.sequence_length - b[name].shape[1])), constant_values=fill.get(name, 0))
+                np.pad(
+                    b[name],
+                    ((0, 0), (0, builder.sequence_length - b[name].shape[1])),
+                    constant_values=fill.get(name, 0),
+                )
                 if b[name].ndim == 2
                 else b[name]
                 for b in batches

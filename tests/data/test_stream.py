@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -100,6 +101,43 @@ def test_an_unreadable_shard_is_left_out_and_named_once(folder: Path) -> None:
     assert str(broken) in warnings[0]
 
 
+def test_blank_documents_are_left_out_and_long_ones_are_whole(tmp_path: Path) -> None:
+    long = "এক দীর্ঘ কাহিনি " * 100_000
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ["", " \n\t", "\u2003", long, None, "short"]))
+    assert take(4, Source(dataset=str(path)), shuffle_buffer=1) == [long, "short", long, "short"]
+
+
+NOT_UTF8 = b"\xff\xfe"
+
+
+def write_invalid(path: Path) -> Path:
+    """A file of its kind with the texts `first`, one that is not UTF-8, and `last`."""
+    if path.suffix == ".parquet":
+        offsets, values = pyarrow.array([b"first", NOT_UTF8, b"last"]).buffers()[1:]
+        column = pyarrow.Array.from_buffers(pyarrow.string(), 3, [None, offsets, values])
+        parquet.write_table(pyarrow.table({"text": column}), path)
+    elif path.suffix == ".txt":
+        path.write_bytes(b"first\n" + NOT_UTF8 + b"\nlast\n")
+    else:
+        rows = [b'{"text": "' + text + b'"}' for text in (b"first", NOT_UTF8, b"last")]
+        path.write_bytes(b"\n".join(rows) if path.suffix == ".jsonl" else b"[" + b",".join(rows) + b"]")
+    return path
+
+
+@pytest.mark.parametrize("name", ["bad.txt", "bad.jsonl", "bad.json", "bad.parquet"])
+def test_bytes_that_are_not_utf8_cost_their_shard_which_is_named_with_its_column(tmp_path: Path, name: str) -> None:
+    bad = write_invalid(tmp_path / name)
+    write_parquet(tmp_path / "good.parquet", ["good"])
+    warnings: list[str] = []
+    stream = documents([Source(dataset=str(tmp_path))], seed=0, shuffle_buffer=1, warn=warnings.append)
+    assert set(islice(stream, 20)) - {"first"} == {"good"}  # Parquet gives the rows before it
+    assert len(warnings) == 1
+    assert re.match(rf"{bad} cannot be read and is left out after [01] usable rows \(column 'text', ", warnings[0])
+    with pytest.raises(UserError, match=rf"{bad} cannot be read \(column 'text', .*; replace the file"):
+        list(in_order(Source(dataset=str(bad)), texts, warn=no_warning))
+
+
 def test_a_source_without_a_readable_shard_is_the_users_to_mend(folder: Path) -> None:
     for path in folder.glob("data/train-*"):
         path.write_bytes(b"broken")
@@ -127,15 +165,26 @@ def test_a_missing_column_names_the_columns_there_are(folder: Path) -> None:
         take(1, Source(dataset=str(folder), column="body"))
 
 
-def test_a_column_that_is_not_text_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="holds int, not text"):
-        take(1, Source(dataset=str(folder), column="id"))
+@pytest.mark.parametrize(
+    ("value", "kind"), [(3, "int"), ({"en": "nested"}, "dict"), (["a list"], "list"), (b"bytes", "bytes")]
+)
+def test_a_column_that_is_not_text_is_refused_with_the_names_of_shard_and_column(
+    tmp_path: Path, value: object, kind: str
+) -> None:
+    write_parquet(tmp_path / "good.parquet", ["good"], column="body")
+    wrong = write_parquet(tmp_path / "wrong.parquet", [value], column="body")
+    source = Source(dataset=str(tmp_path), column="body")
+    with pytest.raises(UserError, match=f"the column 'body' of {wrong} holds {kind}, not text"):
+        take(9, source)
+    with pytest.raises(UserError, match=f"the column 'body' of {wrong} holds {kind}, not text"):
+        list(in_order(source, texts, warn=no_warning))
 
 
 def test_a_column_without_any_text_does_not_read_for_ever(tmp_path: Path) -> None:
-    blank = write_parquet(tmp_path / "blank.parquet", ["", " ", None])
-    with pytest.raises(UserError, match="is empty"):
-        take(1, Source(dataset=str(blank)))
+    for values in (["", " ", None], [None, None]):
+        blank = write_parquet(tmp_path / "blank.parquet", list(values))
+        with pytest.raises(UserError, match=f"the column 'text' of {blank} is empty"):
+            take(1, Source(dataset=str(blank)))
 
 
 def test_the_first_documents_come_in_the_order_of_the_files(folder: Path) -> None:

@@ -37,7 +37,13 @@ def test_words_that_are_remembered_have_the_tokens_that_they_have_in_their_text(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "_LONGEST_WORD", 8)
-    odd = ["A  bank.\nRiver\t and\u00a0sea", "ফিস্\u200c হইবে। কোন্\u200c কর্মকর্তা", "longerthanaword sea", "[CLS] x", "\x1cA"]
+    odd = [
+        "A  bank.\nRiver\t and\u00a0sea",
+        "ফিস্\u200c হইবে। কোন্\u200c কর্মকর্তা",
+        "longerthanaword sea",
+        "[CLS] x",
+        "\x1cA",
+    ]
     by_words, whole = DocumentTokenizer(tokenizer, "bn"), DocumentTokenizer(tokenizer, "bn")
     assert by_words._by_words
     whole._by_words = False

@@ -1,0 +1,119 @@
+"""The training data of a run as token ids: the organizer tokenizes once what every volunteer would tokenize again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.prepare import check_login
+from dedloc_kit.run import RunConfig, Source
+
+
+def prepare_shards(run: RunConfig, folder: Path) -> int:
+    """Write every source of a run's training data as token ids to a subfolder of its own; returns the tokens.
+
+    Each source is read once, in the order of its files. Raises UserError, and leaves nothing behind, if the folder
+    exists or a shard cannot be read: what is left out here would be missing for all.
+    """
+    from dedloc_kit.data.folder import new_folder
+    from dedloc_kit.data.stream import in_order, texts
+    from dedloc_kit.data.token_shards import write_token_shards
+    from dedloc_kit.data.tokenizer import load_tokenizer
+    from dedloc_kit.data.tokens import DocumentTokenizer, vocabulary_hash
+
+    tokenizer = load_tokenizer(str(run.task.options.get("tokenizer")))
+    tokens = DocumentTokenizer(tokenizer, str(run.task.options.get("language", "en")))
+    names = _subsets(run)
+    total = 0
+    with new_folder(folder) as temporary, _Counting() as counting:
+        for source, name in zip(run.data.train, names, strict=True):
+            (temporary / name).mkdir()
+            read = counting.each(name, in_order(source, texts, warn=counting.line))
+            written = write_token_shards(
+                tokens.documents(read), temporary / name, vocabulary_hash(tokenizer), len(tokenizer)
+            )
+            counting.line(f"{name}: {written} tokens of {source.dataset}")
+            total += written
+        configs = [{"config_name": name, "data_files": f"{name}/*.parquet"} for name in names]
+        card = f"---\nconfigs: {json.dumps(configs)}\n---\n\nToken ids and sentence ends for the run `{run.name}`.\n"
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+    return total
+
+
+def push_shards(folder: Path, repository: str, private: bool = False) -> str:
+    """Upload what `prepare_shards` wrote to a dataset repository on the Hub; returns the commit.
+
+    Raises UserError if there is no token of the Hub, or it refuses or cannot be reached; the folder stays as it is.
+    """
+    from huggingface_hub import HfApi
+
+    from dedloc_kit.data.shards import one_line
+
+    check_login(repository)
+    api = HfApi()
+    try:
+        api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
+        if private and not api.dataset_info(repository).private:
+            raise UserError(f"{repository} exists already and is public; make it private there or choose another name")
+        commit = api.upload_folder(
+            repo_id=repository, repo_type="dataset", folder_path=folder, allow_patterns=["*/*.parquet", "README.md"]
+        )
+    except UserError:
+        raise
+    except Exception as error:  # among them those of the HTTP library, which differs from version to version
+        raise UserError(
+            f"the token ids are in {folder}, but not on the Hub ({one_line(error)}); check the Internet connection and "
+            f"that your token may write to {repository}, then give the same command again: it only uploads"
+        ) from None
+    return str(commit.oid)
+
+
+def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:
+    """The sections of the run's file that take its training data from there."""
+    sections = []
+    for source, name in zip(run.data.train, _subsets(run), strict=True):
+        lines = ["[[data.train]]", f'dataset = "{dataset}"', f'subset = "{name}"', "tokenized = true"]
+        lines += [f'revision = "{revision}"'] if revision else []
+        lines += [f"weight = {source.weight}"] if source.weight != Source(dataset="any").weight else []
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
+
+
+def _subsets(run: RunConfig) -> list[str]:
+    return [f"source-{number}" for number in range(len(run.data.train))]
+
+
+class _Counting:
+    """Counts documents on a terminal; elsewhere only the lines are printed."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            MofNCompleteColumn(),
+            TextColumn("documents"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+
+    def __enter__(self) -> "_Counting":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def line(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def each(self, name: str, documents: Iterator[str]) -> Iterator[str]:
+        task = self._progress.add_task(name, total=None)
+        for document in documents:
+            yield document
+            self._progress.advance(task)
