@@ -104,8 +104,10 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
         "Fine-tune a trained model on a labelled dataset with several seeds; tell the scores on the test split, their "
         "mean and their spread (the standard deviation)."
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a model's folder, a model on the Hub, or a run's")
-    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run, if CHECKPOINT is a *.safetensors file")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a model's folder, OWNER/NAME on the Hub, or *.safetensors"
+    )
+    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run that a *.safetensors file is of")
     parser.add_argument(
         "--task",
         choices=list(DATASETS),

@@ -1,6 +1,7 @@
 """The classification of texts, such as news by topic, scored by accuracy."""
 
 from operator import eq
+from statistics import fmean
 from typing import Any
 
 from dedloc_kit.evaluation.dataset import Example
@@ -34,4 +35,4 @@ class Classification(Problem):
     @staticmethod
     def score(truth: list[Any], predicted: list[Any]) -> float:
         """The share of texts whose class is right."""
-        return sum(map(eq, truth, predicted), 0) / len(truth)
+        return fmean(map(eq, truth, predicted))
