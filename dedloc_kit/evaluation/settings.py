@@ -21,7 +21,7 @@ class Settings(Section):
     label_column: str | None = None
     seeds: PositiveInt = 3
     """Fine-tunings that differ in the new layer's weights, the order of the samples and dropout."""
-    epochs: PositiveInt = 5
+    epochs: PositiveInt = 3
     learning_rate: PositiveFloat = 3e-4
     """The largest one of AdamW; it rises over the first tenth of the steps and then falls to zero."""
     batch: PositiveInt = 32
