@@ -73,9 +73,7 @@ def main() -> int:
             bare.append(_characters_per_second(text_task, documents, options.seconds))
         rows = _rows_per_second(sources, options.seconds, options.repeats)
 
-    print(
-        f"microbatches of {options.microbatch}, {options.sequence_length} tokens, {options.vocabulary} in the vocabulary"
-    )
+    print(f"microbatches of {options.microbatch}, {options.sequence_length} tokens, vocabulary of {options.vocabulary}")
     print(_ROW.format("", "instances/s", "(each)", "ratio", "tokens/instance", "padding"))
     speed = {name: statistics.median(found[0] for found in each) for name, each in results.items()}
     for name, each in results.items():

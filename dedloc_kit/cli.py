@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, join, status, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, join, status, evaluate, tokenizer, corpus."""
 
 import argparse
 import signal
@@ -8,13 +8,16 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
+from dedloc_kit.evaluation.settings import DATASETS, Settings
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, load_run
+from dedloc_kit.validation import describe
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
     status.set_defaults(command=_status)
 
+    _evaluate_options(commands.add_parser("evaluate", help="fine-tune a trained model and score it"))
+
     tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")
     tokenizer.add_argument("run", type=Path, metavar="RUN.toml")
     tokenizer.add_argument("--characters", type=_positive, metavar="N", help="of text to train on; default: 50 million")
@@ -104,10 +109,51 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _machine_options(parser: argparse.ArgumentParser, folder_help: str) -> None:
-    parser.add_argument("--folder", type=Path, metavar="DIR", help=folder_help)
+def _evaluate_options(parser: argparse.ArgumentParser) -> None:
+    defaults = Settings()
+    parser.description = (
+        "Fine-tune a trained model on a labelled dataset with several seeds; tell the scores on the test split, their "
+        "mean and their spread (the standard deviation)."
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a model's folder, OWNER/NAME on the Hub, or *.safetensors"
+    )
+    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run that a *.safetensors file is of")
+    parser.add_argument(
+        "--task",
+        choices=list(DATASETS),
+        default=defaults.task,
+        help="named entities, scored by F1 (the default), or the class of a text, scored by accuracy",
+    )
+    parser.add_argument(
+        "--dataset",
+        metavar="WHERE",
+        help="on the Hub or a folder with train and test; default: "
+        + ", ".join(f"{where.dataset} for {task}" for task, where in DATASETS.items()),
+    )
+    parser.add_argument("--subset", metavar="NAME", help="of the dataset: bn in WikiANN, sna.bn in IndicGLUE")
+    parser.add_argument("--column", metavar="NAME", help="of the words or texts; default: tokens, or text")
+    parser.add_argument("--label-column", metavar="NAME", help="default: ner_tags, or label")
+    parser.add_argument("--seeds", type=_positive, metavar="N", help=f"fine-tunings; default: {defaults.seeds}")
+    parser.add_argument("--epochs", type=_positive, metavar="N", help=f"default: {defaults.epochs}")
+    parser.add_argument("--learning-rate", type=float, metavar="RATE", help=f"default: {defaults.learning_rate:g}")
+    parser.add_argument("--batch", type=_positive, metavar="N", help=f"default: {defaults.batch}")
+    parser.add_argument("--max-length", type=_positive, metavar="TOKENS", help=f"default: {defaults.max_length}")
+    parser.add_argument("--train-samples", type=_positive, metavar="N", help="train on so many; default: on all")
+    parser.add_argument("--baseline", action="store_true", help="also start from random weights, and tell the margin")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write the result to this file")
+    _device_options(parser)
+    parser.set_defaults(command=_evaluate)
+
+
+def _device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=_positive, default=0, metavar="N", help="CPU threads; default: all cores")
+
+
+def _machine_options(parser: argparse.ArgumentParser, folder_help: str) -> None:
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=folder_help)
+    _device_options(parser)
     parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
     parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
     parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
@@ -214,6 +260,26 @@ def _status(options: argparse.Namespace) -> None:
     for contributor in state["contributors"]:
         table.add_row(str(contributor["name"]), str(contributor["samples"]), str(contributor["steps"]))
     console.print(table)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    given = {key: value for key, value in vars(options).items() if key in Settings.model_fields and value is not None}
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        raise UserError(describe(error, Settings)) from None
+
+    from dedloc_kit.evaluation.evaluate import evaluate
+
+    evaluate(
+        options.checkpoint,
+        settings,
+        run_file=options.run,
+        baseline=options.baseline,
+        device=options.device,
+        threads=options.threads,
+        report=options.json,
+    )
 
 
 def _tokenizer(options: argparse.Namespace) -> None:

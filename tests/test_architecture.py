@@ -24,6 +24,7 @@ ORDER = (
     {"client"},
     {"data", "training"},
     {"tasks"},
+    {"evaluation"},
     {"swarm"},
     {"ledger"},
     {"volunteer", "coordinator"},

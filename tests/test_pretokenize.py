@@ -35,7 +35,10 @@ def run(tmp_path: Path) -> RunConfig:
     for name, part in (("one", texts[:40]), ("two", texts[40:])):
         parquet.write_table(pyarrow.table({"text": part}), tmp_path / f"{name}.parquet")
     train_tokenizer(iter(texts), 100, tmp_path / "tokenizer")
-    sources = [{"dataset": str(tmp_path / "one.parquet")}, {"dataset": str(tmp_path / "two.parquet"), "weight": 0.5}]
+    sources: list[dict[str, Any]] = [
+        {"dataset": str(tmp_path / "one.parquet")},
+        {"dataset": str(tmp_path / "two.parquet"), "weight": 0.5},
+    ]
     return configure(tmp_path, sources)
 
 
@@ -96,6 +99,6 @@ def test_token_ids_become_a_dataset_that_the_run_names_by_its_commit(
         "weight": 0.5,
     }
     FakeHub.fails = True
-    with pytest.raises(UserError, match="not on the Hub.*line is cut.*only uploads"):
+    with pytest.raises(UserError, match=r"not on the Hub.*line is cut.*only uploads"):
         push_shards(tmp_path / "tokens", "me/words")
     assert (tmp_path / "tokens").exists()

@@ -3,7 +3,7 @@
 import glob
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ Warn = Callable[[str], None]
 
 RETRY_PAUSES = (1.0, 4.0, 15.0, 30.0)
 """Seconds before each new attempt after a network error; reading on in between starts the count again."""
+
+LABELS_FILE = "labels.json"
+"""In a local dataset: the names of the classes of each column of numbers, as `{"ner_tags": ["O", "B-PER"]}`."""
 
 _LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
@@ -35,20 +38,38 @@ def find_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
     """The source's files in a fixed order; raises UserError if the dataset, its split or its files do not exist.
 
     A local folder holds its files itself or in a subfolder `data`; `SPLIT-*` belongs to a split, and a file that
-    names no split is training data.
+    names no split is training data (but for `labels.json`, which names classes). A single file is whatever split the
+    source names.
     """
+    splits = find_splits(source, warn)
+    if source.split not in splits:
+        names = ", ".join(sorted(splits)) or "none at all"
+        raise UserError(
+            f"the dataset {source.dataset} has no split '{source.split}'; set the source's split to one of: {names}"
+        )
+    return splits[source.split]
+
+
+def find_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
+    """The files of all splits of the source's dataset, by split; otherwise as `find_shards`."""
     path = Path(source.dataset).expanduser()
     if path.is_file():
-        return (_local_shard(path),)
+        return {source.split: (_local_shard(path),)}
     if path.is_dir():
-        return _folder_shards(source, path)
+        return _folder_splits(source)
     if path.is_absolute() or source.dataset.startswith((".", "~")) or source.dataset.count("/") != 1:
-        raise UserError(f"the dataset {source.dataset} does not exist; correct the path in data")
-    return _hub_shards(source, warn)
+        raise UserError(f"the dataset {source.dataset} does not exist; correct the path")
+    return _hub_splits(source, warn)
 
 
 def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
-    """The values of a column, in the file's order.
+    """The values of a column, in the file's order; otherwise as `read_rows`."""
+    for row in read_rows(shard, (column,), warn):
+        yield row[column]
+
+
+def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[dict[str, Any]]:
+    """The rows, in the file's order; each holds the columns, among others.
 
     Network errors are announced through `warn` and retried from the row that was reached. Raises UserError if there
     is no such column, and whatever the loader raises if the file cannot be read.
@@ -58,17 +79,31 @@ def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
     while True:
         try:
             for row in _open(shard).skip(rows_read):
-                if column not in row:
-                    names = ", ".join(sorted(row))
-                    raise UserError(
-                        f"{shard.path} has no column '{column}'; set the source's column to one of: {names}"
-                    )
+                for column in columns:
+                    if column not in row:
+                        names = ", ".join(sorted(row))
+                        raise UserError(f"{shard.path} has no column '{column}'; set the column to one of: {names}")
                 rows_read += 1
                 retries.failures = 0
-                yield row[column]
+                yield row
             return
         except Exception as error:
             retries.wait_or_raise(error)
+
+
+def class_names(shard: Shard, column: str, warn: Warn) -> list[str] | None:
+    """The names that the numbers in a column of class labels stand for, if the file itself tells."""
+    from datasets import ClassLabel
+
+    retries = Retries(shard.path, warn)
+    while True:
+        try:
+            feature = (_open(shard).features or {}).get(column)
+            break
+        except Exception as error:
+            retries.wait_or_raise(error)
+    feature = getattr(feature, "feature", feature)  # of a list: what each entry is
+    return list(feature.names) if isinstance(feature, ClassLabel) else None
 
 
 class Retries:
@@ -134,24 +169,29 @@ def _local_shard(path: Path) -> Shard:
     return Shard(str(path), loader)
 
 
-def _folder_shards(source: Source, folder: Path) -> tuple[Shard, ...]:
-    folder = folder / source.subset if source.subset else folder
+def local_folder(source: Source) -> Path:
+    """The folder of a local dataset, or of its subset."""
+    folder = Path(source.dataset).expanduser()
+    return folder / source.subset if source.subset else folder
+
+
+def _folder_splits(source: Source) -> dict[str, tuple[Shard, ...]]:
+    folder = local_folder(source)
     if not folder.is_dir():
-        raise UserError(f"{folder.parent} has no subset '{folder.name}'; correct data's subset or leave it out")
+        raise UserError(f"{folder.parent} has no subset '{folder.name}'; correct the subset or leave it out")
     files = sorted(
         path
         for place in (folder, folder / "data")
         if place.is_dir()
         for path in place.iterdir()
-        if path.is_file() and not path.name.startswith(".") and _loader_of(path)
+        if path.is_file() and path.name != LABELS_FILE and not path.name.startswith(".") and _loader_of(path)
     )
     if not files:
         raise UserError(f"{folder} holds no data; put {', '.join(_LOADERS)} files into it")
-    chosen = [path for path in files if _split_of(path) == source.split]
-    if not chosen:
-        splits = ", ".join(sorted({_split_of(path) for path in files}))
-        raise UserError(f"{folder} has no split '{source.split}'; set the source's split to one of: {splits}")
-    return tuple(_local_shard(path) for path in chosen)
+    splits: dict[str, tuple[Shard, ...]] = {}
+    for path in files:
+        splits[_split_of(path)] = (*splits.get(_split_of(path), ()), _local_shard(path))
+    return splits
 
 
 def _split_of(path: Path) -> str:
@@ -159,7 +199,7 @@ def _split_of(path: Path) -> str:
     return (named[1] or named[2]) if named else "train"
 
 
-def _hub_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
+def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
     from datasets import load_dataset_builder
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
@@ -175,7 +215,7 @@ def _hub_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
             ) from None
         except ValueError as error:  # an unknown subset: the message lists those there are
             raise UserError(
-                f"the dataset {source.dataset} cannot be used ({one_line(error)}); correct data's subset"
+                f"the dataset {source.dataset} cannot be used ({one_line(error)}); correct the subset"
             ) from None
         except Exception as error:
             try:
@@ -185,10 +225,7 @@ def _hub_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
                     f"the dataset {source.dataset} cannot be looked up ({one_line(error)}); "
                     "check the Internet connection and the dataset's name"
                 ) from None
-    files = builder.config.data_files or {}
-    if source.split not in files:
-        splits = ", ".join(str(split) for split in files) or "none at all"
-        raise UserError(
-            f"the dataset {source.dataset} has no split '{source.split}'; set the source's split to one of: {splits}"
-        )
-    return tuple(Shard(str(path), _loader_of(Path(path)) or builder.name) for path in sorted(files[source.split]))
+    return {
+        str(split): tuple(Shard(str(path), _loader_of(Path(path)) or builder.name) for path in sorted(paths))
+        for split, paths in (builder.config.data_files or {}).items()
+    }

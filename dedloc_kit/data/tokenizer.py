@@ -166,4 +166,6 @@ def load_tokenizer(name: str) -> Any:
         raise UserError(f"the tokenizer {name} cannot be loaded ({said[0][:200]}); {hint}") from None
     if not tokenizer.is_fast:
         raise UserError(f"the tokenizer {name} has no fast form (tokenizer.json); {hint}")
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one up for a model that has none
+        raise UserError(f"the tokenizer {name} has no tokens; {hint}")
     return tokenizer

@@ -1,0 +1,133 @@
+"""The labelled samples that a model is fine-tuned and scored on."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dedloc_kit.data.shards import LABELS_FILE, Shard, Warn, class_names, find_splits, local_folder, one_line, read_rows
+from dedloc_kit.errors import UserError
+from dedloc_kit.evaluation.settings import DATASETS, Settings
+from dedloc_kit.run import Source, seed_of
+
+_VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One labelled sample: words with a tag each, or a text with one class."""
+
+    text: Any
+    label: Any
+
+
+Check = Callable[[Any, Any], Example | None]
+"""Makes an example of what the two columns hold, or none if it is empty; raises ValueError with what is wrong."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    train: list[Example]
+    """None of its texts occurs in the two others, so that nobody is scored on what they were trained on."""
+    validation: list[Example]
+    """Empty if the dataset has no such split."""
+    test: list[Example]
+    repeated: int
+    """Samples that were left out of the training split because their text occurs in the two others."""
+
+
+def load_dataset(settings: Settings, check: Check, warn: Warn) -> Dataset:
+    """Read the splits `train`, `validation` (if there is one) and `test`.
+
+    Raises UserError if there is no such dataset, split or column, and if a row is not what the task needs.
+    """
+    defaults = DATASETS[settings.task]
+    if settings.dataset is None and settings.subset is None:
+        raise UserError(f"name the part of {defaults.dataset} with --subset, such as bn, or give another --dataset")
+    source = Source(
+        dataset=settings.dataset or defaults.dataset,
+        subset=settings.subset,
+        column=settings.column or defaults.column,
+    )
+    label_column = settings.label_column or defaults.label_column
+    splits = find_splits(source, warn)
+    for split in ("train", "test"):
+        if split not in splits:
+            raise UserError(
+                f"the dataset {source.dataset} has no split '{split}', only {', '.join(sorted(splits))}; "
+                "choose a dataset with a train and a test split"
+            )
+    validation = next((name for name in _VALIDATION_NAMES if name in splits), None)
+
+    def read(split: str) -> list[Example]:
+        examples = list(_examples(source, label_column, split, splits[split], check, warn))
+        if not examples:
+            raise UserError(f"the split '{split}' of {source.dataset} is empty; choose another dataset")
+        return examples
+
+    train, test = read("train"), read("test")
+    held_out = test + (read(validation) if validation else [])
+    seen = {_key(example.text) for example in held_out}
+    kept = [example for example in train if _key(example.text) not in seen]
+    if not kept:
+        raise UserError(f"every training sample of {source.dataset} is in its test split; choose another dataset")
+    return Dataset(_some(kept, settings.train_samples), held_out[len(test) :], test, repeated=len(train) - len(kept))
+
+
+def _key(text: Any) -> Any:
+    return text if isinstance(text, str) else tuple(text)
+
+
+def _some(examples: list[Example], count: int | None) -> list[Example]:
+    if count is None or count >= len(examples):
+        return examples
+    generator = np.random.default_rng(seed_of("evaluation", "train samples"))
+    return [examples[index] for index in generator.choice(len(examples), size=count, replace=False)]
+
+
+def _examples(
+    source: Source, label_column: str, split: str, shards: Sequence[Shard], check: Check, warn: Warn
+) -> Iterator[Example]:
+    from_file = _names_in_file(source, label_column)
+    for shard in shards:
+        try:
+            names = from_file or class_names(shard, label_column, warn)
+            for number, row in enumerate(read_rows(shard, (source.column, label_column), warn), start=1):
+                try:
+                    example = check(row[source.column], _named(row[label_column], names))
+                except ValueError as error:
+                    raise UserError(
+                        f"{shard.path}, row {number} (columns {source.column}, {label_column}): {error}"
+                    ) from None
+                if example is not None:
+                    yield example
+        except UserError:
+            raise
+        except Exception as error:  # whatever a broken file makes its decoder raise
+            raise UserError(f"the split '{split}': {shard.path} cannot be read ({one_line(error)})") from None
+
+
+def _names_in_file(source: Source, column: str) -> list[str] | None:
+    path = local_folder(source) / LABELS_FILE
+    if not path.is_file():
+        return None
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))[column]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f'{path} does not name the classes of {column}; write {{"{column}": ["O", "B-PER"]}}') from None
+    return names
+
+
+def _named(label: Any, names: list[str] | None) -> Any:
+    """Class numbers as their names; what is something else stays as it is."""
+    if isinstance(label, list):
+        return [_named(entry, names) for entry in label]
+    if names is None or isinstance(label, bool) or not isinstance(label, int):
+        return label
+    if not 0 <= label < len(names):
+        raise ValueError(f"the class {label} has no name; {len(names)} classes have one")
+    return names[label]

@@ -1,0 +1,157 @@
+"""The trained model: its tokenizer, its architecture, and as many copies as there are seeds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from dedloc_kit.data.shards import one_line
+from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.errors import UserError
+from dedloc_kit.evaluation.problem import Problem
+from dedloc_kit.run import load_run
+
+_ADDED = "pooler"
+"""A part that an encoder may have on top and that not every kind of training trains."""
+
+
+class Pretrained:
+    """A folder in the form that `save_pretrained` of transformers writes."""
+
+    def __init__(self, where: str, max_length: int) -> None:
+        """Raises UserError if the model or its tokenizer cannot be loaded, or one does not fit the other."""
+        from transformers import AutoConfig
+        from transformers.utils import logging
+
+        # A new output layer is meant to be new; the bar of each loading would break up our own.
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        self.where = where
+        try:
+            self.config: Any = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{where} holds no model that transformers loads ({one_line(error)}); name a folder that does, or a "
+                "checkpoint of a run (*.safetensors) together with --run RUN.toml"
+            ) from None
+        try:
+            self.tokenizer = load_tokenizer(where)
+        except UserError as error:
+            raise UserError(
+                f"{where} has no tokenizer of its own; save the run's tokenizer into it ({error})"
+            ) from None
+        if len(self.tokenizer) > self.config.vocab_size:
+            raise UserError(
+                f"the tokenizer in {where} has {len(self.tokenizer)} tokens, the model {self.config.vocab_size}; "
+                "put the tokenizer there that the model was trained with"
+            )
+        if self.tokenizer.pad_token_id is None:
+            raise UserError(f"the tokenizer in {where} has no padding token; give it one (pad_token) and save it again")
+        longest = min(self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", max_length))
+        self.max_length = min(max_length, longest)
+
+    def model(self, problem: Problem, random_weights: bool) -> torch.nn.Module:
+        """The encoder with a new output layer for the problem's classes, on the CPU; torch's random state decides it.
+
+        With `random_weights` the encoder is as new as the layer. Raises UserError if the checkpoint lacks weights of
+        the encoder, or if they are not stored as safetensors.
+        """
+        import transformers
+
+        config = type(self.config).from_dict(
+            {
+                **self.config.to_dict(),
+                "id2label": dict(enumerate(problem.classes)),
+                "label2id": {name: number for number, name in enumerate(problem.classes)},
+                "problem_type": "single_label_classification",
+            }
+        )
+        head = getattr(transformers, problem.head)
+        try:
+            if random_weights:
+                model: torch.nn.Module = head.from_config(config, trust_remote_code=False)
+                return model.float()
+            model, report = head.from_pretrained(
+                self.where,
+                config=config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"the model in {self.where} cannot be loaded ({one_line(error)}); save it again") from None
+        prefix = f"{model.base_model_prefix}."
+        missing = sorted(name for name in report["missing_keys"] if name.startswith(prefix) and _ADDED not in name)
+        if missing:
+            raise UserError(
+                f"{self.where} lacks {len(missing)} weights of the encoder, such as {missing[0]}; "
+                "it is not a model of this architecture, save it again"
+            )
+        return model
+
+
+@contextmanager
+def as_folder(checkpoint: str, run_file: Path | None) -> Iterator[str]:
+    """The checkpoint as a local folder that transformers loads.
+
+    It may be such a folder, a repository on the Hub, which is downloaded, or the weights alone (safetensors) together
+    with their run. Raises UserError if it is none of these.
+    """
+    path = Path(checkpoint).expanduser()
+    if run_file is not None:
+        with TemporaryDirectory(prefix="dedloc-evaluate-") as folder:
+            _save_as_folder(path, run_file, folder)
+            yield folder
+    elif path.is_dir():
+        yield str(path)
+    elif path.suffix == ".safetensors":
+        raise UserError(f"{checkpoint} holds weights alone; name the run that they are of with --run RUN.toml")
+    elif checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") != 1:
+        raise UserError(f"{checkpoint} does not exist; name a folder with a model, or one on the Hub as OWNER/NAME")
+    else:
+        yield _downloaded(checkpoint)
+
+
+def _downloaded(repository: str) -> str:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(repository, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"])
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{repository} is neither a folder nor a model that is open to you on the Hub ({one_line(error)}); "
+            "correct the name, check the connection, or log in with: hf auth login"
+        ) from None
+
+
+def _save_as_folder(path: Path, run_file: Path, folder: str) -> None:
+    from transformers import PreTrainedModel
+
+    from dedloc_kit.tasks import create_task
+    from dedloc_kit.training.checkpoint import load
+
+    run = load_run(run_file)
+    task: Any = create_task(run)
+    model = task.build_model()
+    if not isinstance(model, PreTrainedModel) or not hasattr(task, "tokenizer"):
+        raise UserError(f"the task '{run.task.name}' trains no language model of transformers; evaluate one that does")
+    try:
+        tensors, _ = load(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); name a checkpoint of the run") from None
+    except ValueError as error:
+        raise UserError(f"{error}; name another checkpoint of the run") from None
+    # A checkpoint of the coordinator holds the optimizer's state as well; what a peer leaves, the weights alone.
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    weights = weights or tensors
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in weights or weights[name].shape != parameter.shape:
+                raise UserError(f"{path} has no {name} like the model of {run_file}; name a checkpoint of this run")
+            parameter.copy_(weights[name])
+    model.save_pretrained(folder)
+    task.tokenizer.save_pretrained(folder)

@@ -1,0 +1,1 @@
+"""Tests of the evaluation; `language` makes what they share."""
