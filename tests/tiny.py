@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig, parse_run, seed_of
 
 WIDTH = 8
@@ -49,10 +50,10 @@ class TinyTask:
         loss: Tensor = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()
         return loss * math.nan if self._batches == self._nan_at else loss
 
-    def evaluate(self, model: torch.nn.Module) -> float:
+    def evaluate(self, model: torch.nn.Module) -> Evaluation:
         batch = next(self.batches(64, self._seed, lambda _: None))
         with torch.no_grad():
-            return float(((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean())
+            return Evaluation(loss=float(((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()))
 
 
 def wait_for_start() -> None:
