@@ -13,7 +13,7 @@ const STATUS = {
   finished: "Finished",
   "coordinator lost": "Coordinator lost",
 };
-// What a share of the held-out samples means: now, and before the first step where there was an evaluation.
+// What shares of the held-out samples mean in words: now, and at the run's first evaluation.
 const SKILLS = {
   "masked accuracy": (now, first) => `Of 100 hidden words it guesses ${now}${first === undefined ? "" : `, at first ${first}`}.`,
   "sentence order accuracy": (now) => `Of 100 pairs of passages it tells for ${now} which came first; chance alone would give 50.`,
