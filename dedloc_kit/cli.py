@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
     join.add_argument("--name", default="anonymous", help="shown on the dashboard")
-    join.add_argument("--microbatch", type=_positive, default=0, metavar="N", help="samples at once")
+    join.add_argument(
+        "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
     reach = join.add_mutually_exclusive_group()
     reach.add_argument(
         "--client-mode",

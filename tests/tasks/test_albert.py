@@ -7,6 +7,7 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from transformers.activations import NewGELUActivation
 
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
@@ -98,6 +99,17 @@ def test_the_loss_is_that_of_transformers(folder: Path) -> None:
     assert abs(loss.item() - math.log(tokens) - math.log(2)) < 0.5
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_activation_is_that_of_albert_in_a_faster_form(folder: Path) -> None:
+    task = create_task(configure(folder))
+    model: Any = task.build_model().eval()
+    batch = next(task.batches(4, seed=0, warn=fail))
+    model.config.hidden_act = "gelu_new"
+    original = type(model)(model.config).eval()
+    original.load_state_dict(model.state_dict())
+    assert type(original.albert.encoder.albert_layer_groups[0].albert_layers[0].activation) is NewGELUActivation
+    torch.testing.assert_close(task.loss(model, batch), task.loss(original, batch))
 
 
 def test_batches_depend_on_the_seed_alone(folder: Path) -> None:
