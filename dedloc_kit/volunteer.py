@@ -86,7 +86,7 @@ def _try_microbatch(
     """The microbatch that suits this machine; the samples it is tried with are not those of the training."""
     emit(State(text="trying how many samples this machine takes at once"))
     found = find_microbatch(compute, next(me.task.batches(largest_microbatch(run), seed_of(me.session, "trial"), warn)))
-    emit(State(text=f"{found} samples at once suit it"))
+    emit(State(text=f"this machine takes {found} sample{'' if found == 1 else 's'} at once"))
     return found
 
 

@@ -23,7 +23,9 @@ def test_a_volunteer_whose_memory_runs_out_takes_fewer_samples_at_once_and_loses
         "the memory does not hold 8 samples at once; going on with 4",
         "the memory does not hold 4 samples at once; going on with 2",
     ]
-    assert any(isinstance(event, State) and event.text == "2 samples at once suit it" for event in tried.events)
+    assert any(
+        isinstance(event, State) and event.text == "this machine takes 2 samples at once" for event in tried.events
+    )
     assert not any(isinstance(event, Warned) and "memory" in event.text for event in tried.events)
     assert sum(end.session_samples for end in ends) == sum(step.step.samples for step in steps)
     # The first losses are those of the first two samples of the first batch, then of its next two.

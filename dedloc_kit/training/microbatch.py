@@ -108,9 +108,9 @@ def _memory_margin(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device)
+    torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE)
     try:
         yield
     finally:
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -93,8 +93,10 @@ def test_gradients_that_overflow_at_every_scale_are_a_fault_and_the_scale_recove
     for _ in range(40):
         half.gradients(batch(factor=math.inf))
     assert not half.rescaled
-    assert half.gradients(batch()) == pytest.approx(Compute(model(), loss, CPU, None).gradients(batch()), rel=1e-2)
-    assert all(gradient.isfinite().all() for gradient in gradients_of(half))
+    exact = Compute(model(), loss, CPU, None)
+    assert half.gradients(batch()) == pytest.approx(exact.gradients(batch()), rel=1e-2)
+    for ours, theirs in zip(gradients_of(half), gradients_of(exact), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-4)
 
 
 def test_a_batch_that_does_not_fit_leaves_no_gradients() -> None:
