@@ -18,6 +18,8 @@ _MEMORY_SHARE = 0.85
 _NEARLY_BEST = 0.95
 _TRIAL_RUNS = 2
 _TRIAL_SECONDS = 0.1
+_SLOW_SECONDS = 5.0
+"""What takes so long is tried once: it is not only the first run of a GPU, which loads its code."""
 
 
 def largest_microbatch(run: RunConfig) -> int:
@@ -84,7 +86,7 @@ def pieces(batch: Batch, size: int) -> Iterator[Batch]:
 def _seconds(compute: Compute, batch: Batch) -> float | None:
     """The shortest time that a forward and backward pass takes; none if the memory does not hold it."""
     taken: list[float] = []
-    while len(taken) < _TRIAL_RUNS or sum(taken) < _TRIAL_SECONDS:
+    while (len(taken) < _TRIAL_RUNS or sum(taken) < _TRIAL_SECONDS) and sum(taken) < _SLOW_SECONDS:
         begin = time.perf_counter()
         if compute.gradients(batch) is None:
             return None

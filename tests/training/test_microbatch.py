@@ -54,7 +54,7 @@ def test_the_smallest_microbatch_is_taken_that_is_about_as_fast_as_any(
 ) -> None:
     device = Device(seconds)
     assert device.find(monkeypatch) == found
-    assert device.now < 16, "it takes some seconds only"
+    assert device.now < 8, "it takes some seconds only"
 
 
 @pytest.mark.parametrize(("memory", "found"), [(1, 1), (11, 8), (64, 64)])
