@@ -222,7 +222,7 @@ def measure(run: RunConfig, names: Sequence[str], seed: int) -> list[Result]:
     for name in names:
         learner = Learner(run, task)
         sent_bytes = train(learner, VARIANTS[name], steps) / PEERS / len(steps)
-        results.append(Result(name, seed, task.evaluate(learner.model), sent_bytes))
+        results.append(Result(name, seed, task.evaluate(learner.model).loss, sent_bytes))
         print(f"seed {seed}  {name:32} {results[-1].loss:.4f}", flush=True)
     return results
 

@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
     join.add_argument("--name", default="anonymous", help="shown on the dashboard")
-    join.add_argument("--microbatch", type=_positive, default=0, metavar="N", help="samples at once")
+    join.add_argument(
+        "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
     reach = join.add_mutually_exclusive_group()
     reach.add_argument(
         "--client-mode",
@@ -90,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
     tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")
     tokenizer.add_argument("run", type=Path, metavar="RUN.toml")
+    tokenizer.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
     tokenizer.add_argument("--characters", type=_positive, metavar="N", help="of text to train on; default: 50 million")
     tokenizer.add_argument(
         "--push", metavar="OWNER/NAME", help="upload it to the Hub; one that is there is not trained"
@@ -285,7 +288,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _tokenizer(options: argparse.Namespace) -> None:
     from dedloc_kit.prepare import check_login, prepare_tokenizer, push_tokenizer, tokenizer_folder
 
-    run, console = load_run(options.run), Console(highlight=False, markup=False)
+    run, console = load_run(options.run, options.overrides), Console(highlight=False, markup=False)
     if options.push:
         check_login(options.push)  # before the minutes that training takes
     if not ((options.push or options.shards) and tokenizer_folder(run).exists()):

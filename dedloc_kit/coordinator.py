@@ -16,7 +16,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
-from dedloc_kit.records import Contribution, GlobalStep
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -91,7 +91,7 @@ class _Coordinator:
         self._ledger = Ledger(peer.folder / "ledger.sqlite")
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
-        self._evaluation: Future[float] | None = None
+        self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
         self._memory = Memory(peer.folder, run.run_id, me.port)
 
@@ -162,7 +162,7 @@ class _Coordinator:
             self._warn(f"no checkpoint of step {info.step}: {error}")
 
     def _start_evaluation(self) -> None:
-        """Measure the held-out loss at the current step, unless the last measurement is still running."""
+        """Evaluate the model of the current step, unless the last measurement is still running."""
         if self._run.data.evaluation is None or self._evaluation is not None:
             return
         with self._me.optimizer.state.lock:
@@ -175,15 +175,15 @@ class _Coordinator:
             return
         evaluation, self._evaluation = self._evaluation, None
         try:
-            loss = evaluation.result()
+            measured = evaluation.result()
         except UserError as error:
             self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
             return
-        if not math.isfinite(loss):
+        if not math.isfinite(measured.loss):
             self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
             return
-        self._ledger.record_evaluation(self._evaluation_step, loss, time.time())
-        self._emit(Evaluated(step=self._evaluation_step, loss=loss))
+        self._ledger.record_evaluation(self._evaluation_step, measured, time.time())
+        self._emit(Evaluated(step=self._evaluation_step, **dict(measured)))
 
     def _collect(self) -> None:
         """Take contributions to steps whose round this peer missed from the DHT."""

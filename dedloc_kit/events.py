@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records import FillMask, GlobalStep
 
 
 class Event(BaseModel):
@@ -84,11 +84,13 @@ class Peers(Event):
 
 
 class Evaluated(Event):
-    """The coordinator measured the held-out loss at a global step."""
+    """The coordinator measured at a global step what the model can do with held-out data; see records.Evaluation."""
 
     event: Literal["evaluated"] = "evaluated"
     step: int
     loss: float
+    metrics: dict[str, float] = {}
+    samples: tuple[FillMask, ...] = ()
 
 
 class Warned(Event):

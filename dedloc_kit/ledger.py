@@ -10,6 +10,7 @@ nobody collected still count. A rewind cuts a session in two **parts**: what the
 rewind is forgotten, the second part counts from there (`base`).
 """
 
+import json
 import math
 import sqlite3
 import threading
@@ -21,10 +22,10 @@ from typing import Any
 from urllib.parse import quote
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep
+from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep
 
 _APPLICATION = 0x44454C43  # "DELC": tells our files from other people's SQLite files
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE steps (
     step INTEGER PRIMARY KEY, round TEXT NOT NULL, time REAL NOT NULL, samples INTEGER NOT NULL,
@@ -42,21 +43,29 @@ CREATE TABLE contributions (
     samples INTEGER NOT NULL, session_samples INTEGER NOT NULL, loss REAL, time REAL NOT NULL,
     PRIMARY KEY (step, part)
 ) WITHOUT ROWID;
-CREATE TABLE evaluations (step INTEGER PRIMARY KEY, loss REAL NOT NULL, time REAL NOT NULL);
+CREATE TABLE evaluations (
+    step INTEGER PRIMARY KEY, loss REAL NOT NULL, time REAL NOT NULL,
+    metrics TEXT NOT NULL DEFAULT '{}', samples TEXT NOT NULL DEFAULT '[]'  -- JSON
+);
+"""
+_FROM_VERSION_1 = """
+ALTER TABLE evaluations ADD COLUMN metrics TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE evaluations ADD COLUMN samples TEXT NOT NULL DEFAULT '[]';
 """
 
 
-class EmptyLedger(UserError):
-    """The file is there, its tables are not: the coordinator is just creating them."""
+class UnreadyLedger(UserError):
+    """The file is there, its tables are not, or are those of before: the coordinator is about to make them."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The loss on held-out data with the parameters of one global step."""
+class EvaluationPoint:
+    """What the parameters of one global step can do with held-out data; `metrics` as in records.Evaluation."""
 
     step: int
     loss: float
     time: float
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -108,12 +117,14 @@ class Ledger:
         with self._transaction():
             self._add(peer, contribution)
 
-    def record_evaluation(self, step: int, loss: float, time: float) -> None:
-        """Record the held-out loss at a step. One that is not finite is no point on a curve and is left out."""
-        if not math.isfinite(loss):
+    def record_evaluation(self, step: int, evaluation: Evaluation, time: float) -> None:
+        """Record an evaluation at a step. A loss that is not finite is no point on a curve: it is left out."""
+        if not math.isfinite(evaluation.loss):
             return
+        values = evaluation.model_dump()
+        row = (step, evaluation.loss, time, json.dumps(values["metrics"]), json.dumps(values["samples"]))
         with self._transaction():
-            self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", (step, loss, time))
+            self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", row)
 
     def last_step(self) -> int:
         """The newest global step, 0 if there is none."""
@@ -133,18 +144,19 @@ class Ledger:
         fields = ("step", "round", "time", "samples", "loss", "peers", "seconds")
         return [GlobalStep(**dict(zip(fields, row, strict=True))) for row in rows]
 
-    def evaluations(self, after: int = -1) -> list[Evaluation]:
+    def evaluations(self, after: int = -1) -> list[EvaluationPoint]:
         """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model."""
-        rows = self._rows("SELECT step, loss, time FROM evaluations WHERE step > ? ORDER BY step", (after,))
-        return [Evaluation(*row) for row in rows]
+        return self._evaluations("step > ?", (after,))
 
-    def first_and_last_evaluation(self) -> tuple[Evaluation, Evaluation] | None:
+    def first_and_last_evaluation(self) -> tuple[EvaluationPoint, EvaluationPoint] | None:
         """The two ends of the evaluation curve; None while there is no evaluation."""
-        rows = self._rows(
-            "SELECT step, loss, time FROM evaluations WHERE step IN"
-            " ((SELECT min(step) FROM evaluations), (SELECT max(step) FROM evaluations)) ORDER BY step"
-        )
-        return (Evaluation(*rows[0]), Evaluation(*rows[-1])) if rows else None
+        points = self._evaluations("step IN ((SELECT min(step) FROM evaluations), (SELECT max(step) FROM evaluations))")
+        return (points[0], points[-1]) if points else None
+
+    def newest_samples(self) -> list[FillMask]:
+        """The samples of the newest evaluation."""
+        rows = self._rows("SELECT samples FROM evaluations ORDER BY step DESC LIMIT 1")
+        return [FillMask(**sample) for row in rows for sample in json.loads(row[0])]
 
     def contributors(self) -> list[Contributor]:
         """Everyone who gave samples, with the newest name, most samples first."""
@@ -197,25 +209,30 @@ class Ledger:
         return connection
 
     def _create(self, connection: sqlite3.Connection) -> None:
-        """Create the tables in an empty database, all or none of them."""
+        """Create the tables in an empty database, or bring those of an earlier version up to date: all or none."""
         connection.execute("BEGIN IMMEDIATE")
+        missing = ""
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
-            for statement in _SCHEMA.strip().removesuffix(";").split(";\n"):
+            missing = _SCHEMA
+        elif _marks(connection) == (_APPLICATION, 1):
+            missing = _FROM_VERSION_1
+        if missing:
+            for statement in missing.strip().removesuffix(";").split(";\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
         connection.execute("COMMIT")
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        ((application,), (version,)) = (
-            connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
-        )
+        application, version = _marks(connection)
         if application == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
-            raise EmptyLedger(f"{self._path} is still empty; wait until the coordinator has started")
+            raise UnreadyLedger(f"{self._path} is still empty; wait until the coordinator has started")
         if application != _APPLICATION:
             raise UserError(f"{self._path} is a database of something else; move it away or choose another folder")
         if version > _VERSION:
             raise UserError(f"{self._path} was made by a newer version of dedloc_kit; upgrade this installation")
+        if version < _VERSION:
+            raise UnreadyLedger(f"{self._path} was made by an earlier version; wait until the coordinator has started")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -238,6 +255,10 @@ class Ledger:
     def _rows(self, query: str, values: tuple[int, ...] = ()) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._connection.execute(query, values).fetchall()
+
+    def _evaluations(self, where: str, values: tuple[int, ...] = ()) -> list[EvaluationPoint]:
+        rows = self._rows(f"SELECT step, loss, time, metrics FROM evaluations WHERE {where} ORDER BY step", values)
+        return [EvaluationPoint(step, loss, time, json.loads(metrics)) for step, loss, time, metrics in rows]
 
     def _add(self, peer: str, contribution: Contribution) -> None:
         execute = self._connection.execute
@@ -296,3 +317,11 @@ class Ledger:
             " FROM contributions WHERE part = id) WHERE id = ?",
             (part,),
         )
+
+
+def _marks(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Whose database this is, and of which version."""
+    application, version = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    return application, version

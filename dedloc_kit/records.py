@@ -52,6 +52,25 @@ class Contribution(Record):
     time: Time
 
 
+class FillMask(Record):
+    """A held-out sentence with one word hidden, and what the model puts there, for viewers."""
+
+    before: Annotated[str, Field(max_length=256)]
+    guess: Annotated[str, Field(max_length=64)]
+    truth: Annotated[str, Field(max_length=64)]
+    after: Annotated[str, Field(max_length=256)]
+
+
+class Evaluation(Record):
+    """What a model can do with held-out samples."""
+
+    loss: Annotated[float, Field(allow_inf_nan=True)]
+    """The mean over the samples; a model that has diverged has none that is finite."""
+    metrics: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default={}, max_length=8)
+    """Shares of the whole by name, such as `masked accuracy`."""
+    samples: tuple[FillMask, ...] = Field(default=(), max_length=8)
+
+
 class Progress(Record):
     """What a peer says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
 

@@ -158,7 +158,7 @@ class PeerConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes what the machine has."""
     microbatch: Annotated[int, Field(ge=0)] = 0
-    """Samples that go through the model at once; 0 picks what suits the device."""
+    """Samples that go through the model at once; 0 tries what suits the device."""
     task_module: str | None = None
     """A Python module on this machine with a `TASKS` dictionary of further tasks; never taken from the network."""
     client_mode: bool | None = None

@@ -64,7 +64,8 @@ class RunDisplay:
                 self.line(f"{prefix}step {step.step}{loss}  {step.samples} samples from {givers} volunteers")
                 self._fill(0, "")
             case Evaluated():
-                self.line(f"{prefix}held-out loss {event.loss:.4f} at step {event.step}", "green")
+                metrics = "".join(f", {name} {share:.1%}" for name, share in event.metrics.items())
+                self.line(f"{prefix}held-out loss {event.loss:.4f}{metrics} at step {event.step}", "green")
             case LocalProgress():
                 note = f"mine {event.samples}, {event.samples_per_second:.1f}/s, given {event.session_samples}"
                 self._fill(event.swarm_samples, note)

@@ -4,8 +4,6 @@ import math
 import threading
 from collections.abc import Callable
 
-import torch
-
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.memory import Memory, initial_peers, recall
@@ -13,8 +11,11 @@ from dedloc_kit.records import Contribution, GlobalStep, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.tasks import Batch
 from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.device import computes_in_bfloat16, default_microbatch
+from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.device import half_precision
+from dedloc_kit.training.microbatch import Microbatches, find_microbatch, largest_microbatch, samples_in
 
 
 def volunteer(
@@ -51,15 +52,18 @@ def volunteer(
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
         memory = Memory(peer.folder, run.run_id, me.port)
-        microbatch = peer.microbatch or default_microbatch(me.device)
+        assert me.replica is not None
+        compute = Compute(me.replica.model, me.task.loss, me.device, half_precision(me.device))
+        microbatch = peer.microbatch or _try_microbatch(compute, me, run, emit, warn)
         seed = seed_of(run.run_id, me.signer.peer, me.session)
         with Prefetch(me.task.batches(microbatch, seed, warn), size=4) as batches:
             emit(State(text="loading the training state"))
             me.optimizer.join()
             emit(me.joined())
             emit(State(text="training"))
+            microbatches = Microbatches(batches)
             while not stop.is_set() and me.optimizer.step < peer.last_step(run):
-                _train_on(next(batches), me, run, emit)
+                _train_on(microbatches, compute, me, run, emit)
                 _remember(memory, me, warn)
         emit(State(text="leaving"))
         me.optimizer.leave()
@@ -76,17 +80,28 @@ def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> Non
         warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 
 
-def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
+def _try_microbatch(
+    compute: Compute, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None], warn: Callable[[str], None]
+) -> int:
+    """The microbatch that suits this machine; the samples it is tried with are not those of the training."""
+    emit(State(text="trying how many samples this machine takes at once"))
+    found = find_microbatch(compute, next(me.task.batches(largest_microbatch(run), seed_of(me.session, "trial"), warn)))
+    emit(State(text=f"this machine takes {found} sample{'' if found == 1 else 's'} at once"))
+    return found
+
+
+def _train_on(
+    microbatches: Microbatches, compute: Compute, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]
+) -> None:
     """One microbatch: forward, backward, accumulate, and whatever the swarm has due."""
-    assert me.replica is not None
-    batch = {key: tensor.to(me.device) for key, tensor in batch.items()}
-    samples = len(next(iter(batch.values())))
-    with torch.autocast(me.device.type, dtype=torch.bfloat16, enabled=computes_in_bfloat16(me.device)):
-        loss = me.task.loss(me.replica.model, batch)
-    loss.backward()
-    loss_value = loss.item()  # waits for the device; the accumulation below must know whether it is finite anyway
-    if not me.optimizer.accumulate(loss_value, samples):
-        emit(Warned(text=f"a microbatch was skipped: its loss ({loss_value}) or gradient is not a finite number"))
+    batch = next(microbatches)
+    samples = samples_in(batch)
+    loss = compute.gradients(batch)
+    if loss is None:
+        emit(Warned(text=_make_room(batch, microbatches, compute)))
+        return
+    if not me.optimizer.accumulate(loss, samples) and not compute.rescaled:
+        emit(Warned(text=f"a microbatch was skipped: its loss ({loss}) or gradient is not a finite number"))
     me.optimizer.boundary()
     emit(
         LocalProgress(
@@ -95,7 +110,18 @@ def _train_on(batch: dict[str, torch.Tensor], me: SwarmPeer, run: RunConfig, emi
             swarm_samples=me.optimizer.swarm_samples(),
             global_batch=run.global_batch,
             session_samples=me.optimizer.gradients.counted_samples,
-            loss=loss_value if math.isfinite(loss_value) else None,
+            loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
         )
     )
+
+
+def _make_room(batch: Batch, microbatches: Microbatches, compute: Compute) -> str:
+    """A microbatch did not fit into the memory: it comes again, in a way that needs less. Returns what to tell."""
+    samples = samples_in(batch)
+    if samples > 1:
+        microbatches.put_back(batch, samples // 2)
+        return f"the memory does not hold {samples} samples at once; going on with {samples // 2}"
+    compute.save_memory()
+    microbatches.put_back(batch, 1)
+    return "the memory hardly holds one sample; going on in a way that needs less memory and more time"

@@ -30,14 +30,14 @@ ORDER = (
     {"volunteer", "coordinator"},
     {"worker"},
     {"dashboard", "notebook", "terminal", "prepare"},
-    {"launch"},
+    {"launch", "pretokenize"},
     {"demo"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {"errors", "validation", "resources", "home", "run", "records", "events", "memory", "client"}
 ROLES = {"swarm", "ledger", "volunteer", "coordinator"}
-SURFACES = {"dashboard", "notebook", "terminal", "prepare", "launch", "demo", "cli"}
+SURFACES = {"dashboard", "notebook", "terminal", "prepare", "pretokenize", "launch", "demo", "cli"}
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
 ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("demo", "ledger")}

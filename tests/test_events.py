@@ -3,7 +3,7 @@
 import pytest
 
 from dedloc_kit import events
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records import FillMask, GlobalStep
 
 EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
@@ -44,7 +44,12 @@ EVERY_EVENT: list[events.AnyEvent] = [
             ),
         )
     ),
-    events.Evaluated(step=4, loss=3.25),
+    events.Evaluated(
+        step=4,
+        loss=3.25,
+        metrics={"masked accuracy": 0.25},
+        samples=(FillMask(before="a ", guess="boat", truth="নৌকা", after="."),),
+    ),
     events.Warned(text="two lines\nstay one line of JSON"),
     events.Failed(text="no address answered"),
     events.Left(step=4, session_samples=100),

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Evaluation, Ledger
-from dedloc_kit.records import Contribution, GlobalStep
+from dedloc_kit.ledger import EvaluationPoint, Ledger
+from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep
+
+GAP = FillMask(before="a boat on the ", guess="road", truth="river", after=", slowly")
 
 
 def a_step(step: int, samples: int = 64, loss: float | None = 2.0, way: str = "a") -> GlobalStep:
@@ -52,6 +54,7 @@ def test_a_new_ledger_is_empty(path: Path) -> None:
     assert ledger.steps() == []
     assert ledger.evaluations() == []
     assert ledger.first_and_last_evaluation() is None
+    assert ledger.newest_samples() == []
     assert ledger.contributors() == []
     assert ledger.contributions_of(1) == {}
 
@@ -60,12 +63,14 @@ def test_what_was_recorded_is_there_after_opening_again(path: Path) -> None:
     ledger = Ledger(path)
     ledger.record_step(a_step(1), {"p": given(1, 40, 40), "q": given(1, 24, 24, name="Bo")})
     ledger.record_step(a_step(2, loss=None), {"p": given(2, 64, 104)})
-    ledger.record_evaluation(2, 1.5, 7.0)
+    ledger.record_evaluation(1, Evaluation(loss=1.75), 6.0)
+    ledger.record_evaluation(2, Evaluation(loss=1.5, metrics={"masked accuracy": 0.25}, samples=(GAP,)), 7.0)
     ledger.close()
     ledger = Ledger(path)
     assert ledger.last_step() == 2
     assert ledger.steps() == [a_step(1), a_step(2, loss=None)]
-    assert ledger.evaluations() == [Evaluation(2, 1.5, 7.0)]
+    assert ledger.evaluations(after=1) == [EvaluationPoint(2, 1.5, 7.0, {"masked accuracy": 0.25})]
+    assert ledger.newest_samples() == [GAP]
     assert ledger.contributions_of(1) == {"p": 40, "q": 24}
     first, second = ledger.contributors()
     assert (first.peer, first.name, first.samples, first.steps) == ("p", "Asha", 104, 2)
@@ -140,7 +145,7 @@ def test_a_step_that_another_all_reduce_led_to_replaces_what_came_after(path: Pa
     ledger = Ledger(path)
     for step in range(1, 11):
         ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
-        ledger.record_evaluation(step, 3.0 - step / 10, 0.0)
+        ledger.record_evaluation(step, Evaluation(loss=3.0 - step / 10), 0.0)
     ledger.record_step(a_step(11), {"late": given(11, 64, 64)})
     ledger.record_step(a_step(10), {"p": given(10, 64, 64 * 10)})
     assert ledger.last_step() == 11, "the same step again changes nothing"
@@ -192,13 +197,13 @@ def test_steps_are_read_from_where_the_reader_was(path: Path) -> None:
 
 def test_an_evaluation_that_is_not_finite_is_left_out(path: Path) -> None:
     ledger = Ledger(path)
-    ledger.record_evaluation(1, float("nan"), 0.0)
-    ledger.record_evaluation(2, float("inf"), 0.0)
-    ledger.record_evaluation(3, 2.5, 0.0)
-    ledger.record_evaluation(3, 2.25, 1.0)
-    ledger.record_evaluation(9, 2.0, 2.0)
+    ledger.record_evaluation(1, Evaluation(loss=float("nan")), 0.0)
+    ledger.record_evaluation(2, Evaluation(loss=float("inf")), 0.0)
+    ledger.record_evaluation(3, Evaluation(loss=2.5), 0.0)
+    ledger.record_evaluation(3, Evaluation(loss=2.25), 1.0)
+    ledger.record_evaluation(9, Evaluation(loss=2.0), 2.0)
     assert [evaluation.step for evaluation in ledger.evaluations()] == [3, 9]
-    assert ledger.first_and_last_evaluation() == (Evaluation(3, 2.25, 1.0), Evaluation(9, 2.0, 2.0))
+    assert ledger.first_and_last_evaluation() == (EvaluationPoint(3, 2.25, 1.0, {}), EvaluationPoint(9, 2.0, 2.0, {}))
 
 
 WRITER = """
@@ -275,7 +280,7 @@ def test_a_reader_opens_a_ledger_whose_writer_has_left(path: Path) -> None:
 def test_a_reader_cannot_write(path: Path) -> None:
     Ledger(path).close()
     with pytest.raises(UserError, match="cannot be written"):
-        Ledger(path, read_only=True).record_evaluation(1, 2.0, 0.0)
+        Ledger(path, read_only=True).record_evaluation(1, Evaluation(loss=2.0), 0.0)
 
 
 def test_threads_share_one_ledger(path: Path) -> None:
@@ -330,6 +335,27 @@ def test_a_ledger_of_a_newer_version_is_explained(path: Path) -> None:
     newer.close()
     with pytest.raises(UserError, match="newer version of dedloc_kit; upgrade"):
         Ledger(path)
+
+
+def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+    ledger.record_evaluation(1, Evaluation(loss=1.5), 7.0)
+    for column in ("metrics", "samples"):
+        ledger._connection.execute(f"ALTER TABLE evaluations DROP COLUMN {column}")
+    ledger._connection.execute("PRAGMA user_version = 1")
+    ledger.close()
+    with pytest.raises(UserError, match="wait until the coordinator has started"):
+        Ledger(path, read_only=True)
+    ledger = Ledger(path)
+    ledger.record_evaluation(2, Evaluation(loss=1.25, metrics={"masked accuracy": 0.5}, samples=(GAP,)), 8.0)
+    reader = Ledger(path, read_only=True)
+    assert reader.evaluations() == [
+        EvaluationPoint(1, 1.5, 7.0, {}),
+        EvaluationPoint(2, 1.25, 8.0, {"masked accuracy": 0.5}),
+    ]
+    assert reader.newest_samples() == [GAP]
+    assert totals(reader) == {"p": 64}
 
 
 def test_a_full_disk_is_explained_and_the_ledger_stays_whole(path: Path) -> None:

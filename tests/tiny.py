@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig, parse_run, seed_of
 
 WIDTH = 8
@@ -19,6 +20,7 @@ class TinyTask:
 
     Faults are injected by name through the environment of one worker:
     `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down,
+    `TINY_MEMORY=2` lets memory run out with more than two samples at once,
     `TINY_FAULT` is described in tests/faults.py,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
     """
@@ -26,6 +28,7 @@ class TinyTask:
     def __init__(self, run: RunConfig) -> None:
         self._seed = seed_of(run.run_id, "weights")
         self._nan_at = int(os.environ.get("TINY_NAN_AT", "0"))
+        self._memory = int(os.environ.get("TINY_MEMORY", "1000000"))
         self._pause = float(os.environ.get("TINY_PAUSE", "0"))
         self._batches = 0
 
@@ -45,14 +48,16 @@ class TinyTask:
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
         time.sleep(self._pause)
+        if len(batch["x"]) > self._memory:
+            raise torch.OutOfMemoryError
         self._batches += 1
         loss: Tensor = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()
         return loss * math.nan if self._batches == self._nan_at else loss
 
-    def evaluate(self, model: torch.nn.Module) -> float:
+    def evaluate(self, model: torch.nn.Module) -> Evaluation:
         batch = next(self.batches(64, self._seed, lambda _: None))
         with torch.no_grad():
-            return float(((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean())
+            return Evaluation(loss=float(((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()))
 
 
 def wait_for_start() -> None:

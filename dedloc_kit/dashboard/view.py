@@ -14,7 +14,7 @@ from typing import Any
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, State, Warned
-from dedloc_kit.ledger import EmptyLedger, Ledger
+from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.records import GlobalStep
 from dedloc_kit.run import RunConfig
 
@@ -110,7 +110,7 @@ class RunView:
                 try:
                     self._ledger = Ledger(self._path, read_only=True)
                     self._problem = None
-                except EmptyLedger:
+                except UnreadyLedger:
                     pass
                 except UserError as error:
                     self._report(str(error))
@@ -175,6 +175,7 @@ _NOTHING_RECORDED: dict[str, Any] = {
     "samples_total": 0,
     "loss": None,
     "evaluation": None,
+    "samples": [],
     "seconds_per_step": None,
     "last_step_time": None,
     "contributor_count": 0,
@@ -193,6 +194,7 @@ def _recorded(ledger: Ledger) -> dict[str, Any]:
         "samples_total": sum(contributor.samples for contributor in contributors),
         "loss": next((step.loss for step in reversed(recent) if step.loss is not None), None),
         "evaluation": {"first": asdict(ends[0]), "last": asdict(ends[1])} if ends else None,
+        "samples": [sample.model_dump() for sample in ledger.newest_samples()],
         "seconds_per_step": _pace(recent),
         "last_step_time": recent[-1].time if recent else None,
         "contributor_count": len(contributors),

@@ -18,7 +18,7 @@ from dedloc_kit.evaluation.dataset import Dataset
 from dedloc_kit.evaluation.problem import Problem, Sample
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.run import OptimizerConfig, seed_of
-from dedloc_kit.training.device import computes_in_bfloat16
+from dedloc_kit.training.device import half_precision
 from dedloc_kit.training.schedule import learning_rate
 
 _POOL = 32
@@ -136,7 +136,7 @@ def _forward(model: nn.Module, batch: Sequence[Sample], pad: int, device: torch.
     input_ids = _padded([sample.input_ids for sample in batch], pad)
     mask = _padded([[1] * len(sample.input_ids) for sample in batch], 0)
     labels = _padded([sample.labels for sample in batch], IGNORED)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=computes_in_bfloat16(device)):
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half_precision(device) is torch.bfloat16):
         return model(input_ids=input_ids.to(device), attention_mask=mask.to(device), labels=labels.to(device))
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Task(Protocol):
         """The mean loss over a batch that is on the model's device: a scalar with a gradient."""
         ...
 
-    def evaluate(self, model: torch.nn.Module) -> float:
-        """The mean loss on held-out samples that never change; raises UserError if the run has none."""
+    def evaluate(self, model: torch.nn.Module) -> Evaluation:
+        """What the model can do with held-out samples that never change; raises UserError if the run has none."""
         ...
 
 

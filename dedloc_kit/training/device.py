@@ -1,4 +1,4 @@
-"""What this machine computes with, and how much of a batch it takes at once."""
+"""What this machine computes with."""
 
 import os
 from typing import Literal
@@ -6,10 +6,6 @@ from typing import Literal
 import torch
 
 from dedloc_kit.errors import UserError
-
-_CPU_MICROBATCH = 4
-_GIB_PER_SAMPLE = 1.5
-_LARGEST_MICROBATCH = 64
 
 
 def pick_device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -31,23 +27,17 @@ def describe_device(device: torch.device) -> str:
     return f"CPU, {cores} core{'' if cores == 1 else 's'}"
 
 
-def computes_in_bfloat16(device: torch.device) -> bool:
-    """Whether this device has bfloat16 arithmetic of its own; a Tesla T4 only imitates it, slower than float32."""
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+def half_precision(device: torch.device) -> torch.dtype | None:
+    """The 16-bit type that makes this device faster; none where float32 does as well.
 
-
-def default_microbatch(device: torch.device) -> int:
-    """Samples that go through the model at once if the volunteer has not chosen.
-
-    A GPU takes a power of two, at most 64, with 1.5 GiB of its memory or more for each sample: 8 on a Tesla T4,
-    32 with 80 GB. ALBERT-large at 512 tokens fits: its backward pass keeps 1.4 GiB for each sample in float32, less
-    in half precision. A CPU takes 4: a peer joins an average only between two microbatches, so they should be short.
+    bfloat16 where the device has arithmetic for it (a Tesla T4 only imitates it, slower than float32), else float16
+    where there are tensor cores, from compute capability 7.0.
     """
     if device.type != "cuda":
-        return _CPU_MICROBATCH
-    gibibytes = torch.cuda.get_device_properties(device).total_memory / 2**30
-    fitting = max(1, int(gibibytes / _GIB_PER_SAMPLE))
-    return min(_LARGEST_MICROBATCH, 1 << (fitting.bit_length() - 1))
+        return None
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float16 if torch.cuda.get_device_capability(device) >= (7, 0) else None
 
 
 def set_threads(count: int) -> None:

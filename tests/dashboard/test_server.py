@@ -14,7 +14,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Contribution, GlobalStep, Invitation
+from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Invitation
 from dedloc_kit.run import RunConfig, parse_run
 
 DEADLINE = 20.0
@@ -220,8 +220,8 @@ def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> 
     ledger = Ledger(path)
     for step in (1, 2, 3):
         record(ledger, step)
-    ledger.record_evaluation(1, 5.0, 1.0)
-    ledger.record_evaluation(3, 4.5, 2.0)
+    ledger.record_evaluation(1, Evaluation(loss=5.0), 1.0)
+    ledger.record_evaluation(3, Evaluation(loss=4.5), 2.0)
     state = state_of(dashboard)
     assert (state["step"], state["samples_total"], state["loss"]) == (3, 192, 3.97)
     assert (state["evaluation"]["first"]["loss"], state["evaluation"]["last"]["loss"]) == (5.0, 4.5)
@@ -229,6 +229,22 @@ def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> 
     assert state["contributors"] == [
         {"peer": "p", "name": "Asha", "samples": 192, "steps": 3, "first_seen": 1005.0, "last_seen": 1015.0}
     ]
+
+
+def test_what_the_model_can_do_is_told_and_pushed(dashboard: Dashboard, path: Path) -> None:
+    ledger = Ledger(path)
+    assert state_of(dashboard)["samples"] == []
+    viewing = Viewing(dashboard)
+    for step, share in ((1, 0.125), (3, 0.5)):
+        record(ledger, step)
+        sample = FillMask(before="the ", guess=HOSTILE, truth=f"boat {step}", after=" sails")
+        evaluation = Evaluation(loss=4.0, metrics={"masked accuracy": share}, samples=(sample,))
+        ledger.record_evaluation(step, evaluation, 1.0)
+        dashboard.publish(Evaluated(step=step, **dict(evaluation)))
+    change = viewing.wait_for(lambda _, values: any(s["truth"] == "boat 3" for s in values.get("samples", [])))
+    assert change["samples"] == [{"before": "the ", "guess": HOSTILE, "truth": "boat 3", "after": " sails"}]
+    first, last = (state_of(dashboard)["evaluation"][end] for end in ("first", "last"))
+    assert (first["metrics"], last["metrics"]) == ({"masked accuracy": 0.125}, {"masked accuracy": 0.5})
 
 
 def test_the_batch_counts_only_peers_at_the_current_step(dashboard: Dashboard) -> None:
@@ -254,7 +270,7 @@ def test_a_long_run_is_thinned_to_what_a_chart_can_show(dashboard: Dashboard, pa
         "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5)", ((step,) for step in range(1, 20_001))
     )
     ledger._connection.executemany(
-        "INSERT INTO evaluations VALUES (?, 2.0, 0.0)", ((step,) for step in range(10, 20_001, 10))
+        "INSERT INTO evaluations (step, loss, time) VALUES (?, 2.0, 0.0)", ((step,) for step in range(10, 20_001, 10))
     )
     ledger._connection.execute("COMMIT")
     history = get(dashboard, "/api/history").json()

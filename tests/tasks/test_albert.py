@@ -7,6 +7,7 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from transformers.activations import NewGELUActivation
 
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
@@ -100,6 +101,17 @@ def test_the_loss_is_that_of_transformers(folder: Path) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_the_activation_is_that_of_albert_in_a_faster_form(folder: Path) -> None:
+    task = create_task(configure(folder))
+    model: Any = task.build_model().eval()
+    batch = next(task.batches(4, seed=0, warn=fail))
+    model.config.hidden_act = "gelu_new"
+    original = type(model)(model.config).eval()
+    original.load_state_dict(model.state_dict())
+    assert type(original.albert.encoder.albert_layer_groups[0].albert_layers[0].activation) is NewGELUActivation
+    torch.testing.assert_close(task.loss(model, batch), task.loss(original, batch))
+
+
 def test_batches_depend_on_the_seed_alone(folder: Path) -> None:
     run = configure(folder)
     first, again, other = (next(create_task(run).batches(8, seed, fail))["input_ids"] for seed in (5, 5, 6))
@@ -112,8 +124,8 @@ def test_evaluation_is_deterministic_and_leaves_the_model_as_it_was(folder: Path
     task = create_task(run)
     model = task.build_model()
     state = torch.get_rng_state()
-    loss = task.evaluate(model)
-    assert task.evaluate(model) == loss == create_task(run).evaluate(model)
+    evaluation = task.evaluate(model)
+    assert task.evaluate(model) == evaluation == create_task(run).evaluate(model)
     assert model.training
     assert torch.equal(torch.get_rng_state(), state)
     assert isinstance(task, Albert)
@@ -123,11 +135,33 @@ def test_evaluation_is_deterministic_and_leaves_the_model_as_it_was(folder: Path
     assert not model.training
 
 
+def test_what_is_evaluated_is_the_loss_and_how_often_the_model_is_right(folder: Path) -> None:
+    task = create_task(configure(folder, evaluation_samples=40))
+    model = task.build_model()
+    evaluation = task.evaluate(model)
+    assert isinstance(task, Albert)
+    model.eval()
+    losses, words, orders = [], [], []
+    for batch in task._evaluation:
+        with torch.no_grad():
+            output = model(**batch)
+        losses += [output.loss.item()] * len(batch["labels"])
+        masked = batch["labels"] != -100
+        words += (output.prediction_logits.argmax(-1) == batch["labels"])[masked].tolist()
+        orders += (output.sop_logits.argmax(-1) == batch["sentence_order_label"]).tolist()
+    assert evaluation.loss == pytest.approx(np.mean(losses), abs=1e-5)
+    assert evaluation.metrics == {
+        "masked accuracy": pytest.approx(np.mean(words)),
+        "sentence order accuracy": pytest.approx(np.mean(orders)),
+    }
+    assert all(sample.truth.strip() for sample in evaluation.samples)
+
+
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> None:
     task = create_task(configure(folder))
     model = task.build_model()
     optimizer = Lamb(task.parameter_groups(model, 0.01), lr=0.05)
-    before = task.evaluate(model)
+    before = task.evaluate(model).loss
     losses = []
     with Prefetch(task.batches(16, seed=0, warn=fail), size=4) as batches:
         for _ in range(12):
@@ -137,7 +171,7 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> N
             optimizer.zero_grad()
             losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.3
-    assert task.evaluate(model) < before - 0.3
+    assert task.evaluate(model).loss < before - 0.3
 
 
 def test_a_run_without_held_out_data_says_so(folder: Path) -> None:

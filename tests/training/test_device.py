@@ -1,14 +1,10 @@
 """What this machine is; GPUs are simulated so that the tests run everywhere."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.training import device
-
-GIB = 2**30
 
 
 @pytest.fixture
@@ -54,18 +50,19 @@ def test_a_gpu_is_described_by_its_name_in_at_most_64_characters(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("memory", "microbatch"), [(1, 1), (4, 2), (14.7, 8), (23.6, 8), (24, 16), (80, 32), (139, 64)]
+    ("native", "capability", "half"),
+    [(True, (8, 0), torch.bfloat16), (False, (7, 5), torch.float16), (False, (6, 0), None)],
 )
-def test_a_gpu_takes_a_power_of_two_that_its_memory_holds(
-    monkeypatch: pytest.MonkeyPatch, memory: float, microbatch: int
+def test_a_gpu_computes_in_the_half_precision_that_it_is_fast_at(
+    monkeypatch: pytest.MonkeyPatch, native: bool, capability: tuple[int, int], half: torch.dtype | None
 ) -> None:
-    properties = SimpleNamespace(total_memory=int(memory * GIB))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    assert device.default_microbatch(torch.device("cuda")) == microbatch
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert device.half_precision(torch.device("cuda")) == half
 
 
-def test_a_cpu_takes_a_small_microbatch() -> None:
-    assert device.default_microbatch(torch.device("cpu")) == 4
+def test_a_cpu_computes_in_float32() -> None:
+    assert device.half_precision(torch.device("cpu")) is None
 
 
 def test_threads_are_set_and_zero_takes_every_core(monkeypatch: pytest.MonkeyPatch) -> None:

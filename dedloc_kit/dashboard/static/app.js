@@ -13,6 +13,11 @@ const STATUS = {
   finished: "Finished",
   "coordinator lost": "Coordinator lost",
 };
+// What shares of the held-out samples mean in words: now, and at the run's first evaluation.
+const SKILLS = {
+  "masked accuracy": (now, first) => `Of 100 hidden words it guesses ${now}${first === undefined ? "" : `, at first ${first}`}.`,
+  "sentence order accuracy": (now) => `Of 100 pairs of passages it tells for ${now} which came first; chance alone would give 50.`,
+};
 const HUES = 14;
 const PEERS_SHOWN = 48;
 const CONTRIBUTORS_SHOWN = 8;
@@ -89,6 +94,7 @@ function showState() {
   showBatch();
   showPeers();
   showContributors();
+  showSkills();
   showNotices();
   showJoin();
   announce();
@@ -288,6 +294,46 @@ function showContributors() {
   more.hidden = contributors.length <= CONTRIBUTORS_SHOWN;
   more.setAttribute("aria-expanded", String(everyContributor));
   setText(more, everyContributor ? "Show fewer" : `Show ${all > contributors.length ? "the first " : "all "}${count(contributors.length)}`);
+}
+
+function showSkills() {
+  const { evaluation, samples } = state;
+  const metrics = Object.entries(evaluation?.last.metrics ?? {});
+  byId("skills-section").hidden = !metrics.length && !samples.length;
+  if (evaluation) setText(byId("skills-note"), `on text it has not seen, at step ${count(evaluation.last.step)}`);
+  const inHundred = (share) => (share === undefined ? undefined : Math.round(100 * share));
+  keyed(
+    byId("skills"),
+    metrics,
+    ([name]) => name,
+    () => build("li", ""),
+    (item, [name, share]) => {
+      const first = evaluation.first.step < evaluation.last.step ? evaluation.first.metrics[name] : undefined;
+      const told = SKILLS[name] ?? ((now) => `${name}: ${now} of 100.`);
+      setText(item, told(inHundred(share), inHundred(first)));
+    },
+  );
+  byId("samples-title").hidden = !samples.length;
+  keyed(
+    byId("fill-mask"),
+    samples.map((sample, index) => ({ ...sample, index })),
+    (sample) => sample.index,
+    () => {
+      const item = build("li", "");
+      const sentence = build("p", "");
+      sentence.dir = "auto";
+      sentence.append(build("span", ""), build("mark", "guess"), build("span", ""));
+      item.append(sentence, build("p", "detail"));
+      return item;
+    },
+    (item, { before, guess, truth, after }) => {
+      const [sentence, verdict] = item.children;
+      const right = guess === truth;
+      [before, guess || "nothing", after].forEach((text, index) => setText(sentence.children[index], text));
+      item.classList.toggle("right", right);
+      setText(verdict, right ? "right" : `it was: ${truth}`);
+    },
+  );
 }
 
 function showNotices() {

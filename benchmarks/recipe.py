@@ -1,0 +1,130 @@
+"""Does a recipe, trained by several volunteers, learn what one plain loop learns from as many samples?
+
+First a coordinator and volunteers, each a process on this machine, train for all of the run's steps. Then one process
+without any code of the swarm takes as many steps with as many samples each, from the same first weights and with the
+same optimizer and schedule. Both are measured on the same held-out samples. The folder keeps `swarm.safetensors` and
+`plain.safetensors`, which `dedloc evaluate FILE --run RUN.toml` takes.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers import end_on_signal, start_coordinator, start_volunteer, step_of
+from dedloc_kit.prepare import prepare_tokenizer
+from dedloc_kit.records import Invitation, StateInfo
+from dedloc_kit.run import RunConfig, load_run, seed_of
+from dedloc_kit.tasks import create_task
+from dedloc_kit.training.checkpoint import save
+from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.schedule import learning_rate
+
+_MICROBATCH = 4
+_ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"
+
+
+@dataclass
+class Curve:
+    """What one of the two ways came to."""
+
+    samples: list[int]
+    """Of each global step."""
+    held_out: dict[int, float]
+    """Loss by global step."""
+    seconds: float
+
+
+def main() -> int:
+    options = _parse()
+    end_on_signal()
+    run = load_run(options.run, options.overrides)
+    if not Path(str(run.task.options["tokenizer"])).exists():
+        prepare_tokenizer(run)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    swarm = _swarm(run, options)
+    plain = _plain(run, swarm.samples, options)
+    print(f"{run.run_id}, {options.volunteers} volunteers: {sum(swarm.samples)} samples, {len(swarm.samples)} steps")
+    print(_ROW.format("step", "samples", "swarm", "plain", "ratio"))
+    for step in sorted(swarm.held_out.keys() & plain.held_out.keys()):
+        one, other = swarm.held_out[step], plain.held_out[step]
+        print(_ROW.format(step, sum(swarm.samples[:step]), f"{one:.4f}", f"{other:.4f}", f"{one / other:.4f}"))
+    print(f"swarm {swarm.seconds:.0f} s, plain loop {plain.seconds:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps({"swarm": vars(swarm), "plain": vars(plain)}, indent=1) + "\n")
+    return 0
+
+
+def _swarm(run: RunConfig, options: argparse.Namespace) -> Curve:
+    last = run.optimizer.total_steps
+    with start_coordinator(
+        run, options.folder, evaluate_every=options.every, export=options.folder / "swarm.safetensors"
+    ) as coordinator:
+        addresses = tuple(coordinator.wait_for("joined")["addresses"])
+        invitation = Invitation.of(run, addresses)
+        began = time.monotonic()
+        names = [f"volunteer-{number}" for number in range(options.volunteers)]
+        volunteers = [start_volunteer(invitation, options.folder, name, microbatch=_MICROBATCH) for name in names]
+        try:
+            done = coordinator.wait_for_step(last, deadline=options.hours * 3600)
+            seconds = done["at"] - began
+            coordinator.wait_for("evaluated", lambda event: event["step"] >= last)
+        finally:
+            for volunteer in volunteers:
+                volunteer.leave()
+            for volunteer in volunteers:
+                volunteer.kill()
+        coordinator.leave()
+        coordinator.wait()
+        samples = {step_of(event): int(event["step"]["samples"]) for event in coordinator.steps()}
+        held_out = {int(e["step"]): float(e["loss"]) for e in coordinator.events if e["event"] == "evaluated"}
+    return Curve([samples[step] for step in range(1, last + 1)], held_out, seconds)
+
+
+def _plain(run: RunConfig, samples: list[int], options: argparse.Namespace) -> Curve:
+    task, settings = create_task(run), run.optimizer
+    model = task.build_model()
+    groups = task.parameter_groups(model, settings.weight_decay)
+    optimizer = Lamb(
+        groups, lr=0.0, betas=settings.betas, eps=settings.epsilon, max_weight_norm=settings.max_weight_norm
+    )
+    batches = task.batches(_MICROBATCH, seed_of(run.run_id, "plain"), print)
+    held_out = {0: task.evaluate(model).loss}
+    evaluating, began = 0.0, time.monotonic()
+    for step, wanted in enumerate(samples):
+        for _ in range(wanted // _MICROBATCH):
+            (task.loss(model, next(batches)) * (_MICROBATCH / wanted)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % options.every == 0:
+            paused = time.monotonic()
+            held_out[step + 1] = task.evaluate(model).loss
+            evaluating += time.monotonic() - paused
+            print(f"plain loop: step {step + 1}, held-out loss {held_out[step + 1]:.4f}", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - began - evaluating
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    save(options.folder / "plain.safetensors", named, StateInfo(run_id=run.run_id, step=len(samples), rounds=()))
+    return Curve(samples, held_out, seconds)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN.toml")
+    parser.add_argument("--overrides", type=Path, metavar="FILE.toml")
+    parser.add_argument("--volunteers", type=int, default=3)
+    parser.add_argument("--every", type=int, default=40, help="global steps between two evaluations")
+    parser.add_argument("--folder", type=Path, required=True, help="for logs and what was learned; must be new")
+    parser.add_argument("--hours", type=float, default=1.0, help="give up after so long")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

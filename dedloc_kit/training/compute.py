@@ -1,0 +1,102 @@
+"""Forward and backward of one peer: in half precision where the device is fast at it, within the memory there is."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dedloc_kit.errors import UserError
+
+Batch = dict[str, Tensor]
+
+
+class Compute:
+    """Computes the gradients of a model whose parameters, like the gradients, are float32 on `device`.
+
+    :param loss: the mean loss of a model over a batch on its device
+    :param half: what autocast computes with, or none for float32. With float16 the loss is scaled, so that small
+        gradients do not vanish (Micikevicius et al. 2017, section 3.2). The scale is this peer's own: gradients are
+        divided by it before they are added to others.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module, Batch], Tensor],
+        device: torch.device,
+        half: torch.dtype | None,
+    ) -> None:
+        self.model, self.device = model, device
+        self._loss, self._half = loss, half
+        self._scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # only tells the scaler which parameters
+        self._checkpointing = False
+        self.rescaled = False
+        """Whether the last gradients overflowed because of the scale, which is smaller now: that happens now and then
+        and is no fault."""
+
+    def gradients(self, batch: Batch) -> float | None:
+        """Leave the gradients of the batch's mean loss in `.grad` and return that loss; either may be not finite.
+
+        Returns None, and leaves no gradients, if the device's memory does not hold so many samples at once.
+        """
+        try:
+            return self._gradients(batch)
+        except torch.OutOfMemoryError:
+            pass
+        # Only out here does nothing hold the tensors of the attempt any more.
+        self.clear()
+        torch.cuda.empty_cache()
+        return None
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def save_memory(self) -> None:
+        """Trade time for memory; raises UserError if there is nothing left to trade."""
+        if self._checkpointing or not checkpoint_blocks(self.model):
+            raise UserError(
+                "this model does not fit into the memory of this device, not even with one sample at once; "
+                "close other programs that use it, or choose the device 'cpu'"
+            )
+        self._checkpointing = True
+
+    def _gradients(self, batch: Batch) -> float:
+        self.clear()
+        batch = {name: values.to(self.device) for name, values in batch.items()}
+        with torch.autocast(self.device.type, dtype=self._half or torch.bfloat16, enabled=self._half is not None):
+            loss = self._loss(self.model, batch)
+        self._scaler.scale(loss).backward()
+        value = loss.item()  # waits for the device; the accumulation must know whether all is finite anyway
+        self._unscale(value)
+        return value
+
+    def _unscale(self, loss: float) -> None:
+        before = self._scaler.get_scale()
+        self._scaler.unscale_(self._optimizer)
+        self._scaler.update()
+        scale = self._scaler.get_scale()
+        self.rescaled = 1.0 <= scale < before and math.isfinite(loss)
+        if scale < 1.0:  # the gradients themselves overflow, and a scale that vanishes would not help
+            self._scaler.update(1.0)
+
+
+def checkpoint_blocks(model: nn.Module) -> bool:
+    """Let the repeated blocks of a model keep their inputs only and compute the rest again in the backward pass.
+
+    (Chen et al. 2016, arXiv 1604.06174.) Blocks are the members of the model's module lists, as in the models of
+    transformers. False if it has none.
+    """
+    blocks = list(_blocks(model))
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return bool(blocks)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        yield from child if isinstance(child, nn.ModuleList) else _blocks(child)
