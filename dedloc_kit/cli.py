@@ -1,6 +1,7 @@
 """The `dedloc` command: demo, launch, join, status, tokenizer, corpus."""
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -14,7 +15,7 @@ from rich.table import Table
 from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, load_run
+from dedloc_kit.run import HUB_REPOSITORY, PeerConfig, load_run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,6 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--port", type=int, default=8000, help="of the dashboard; 0 takes a free one")
     launch.add_argument("--evaluate-every", type=_positive, default=10, metavar="STEPS")
     launch.add_argument("--checkpoint-every", type=_positive, default=1, metavar="STEPS")
+    launch.add_argument(
+        "--keep-checkpoints", type=_positive, default=3, metavar="N", help="the newest ones; the best one always stays"
+    )
+    launch.add_argument(
+        "--resume", metavar="WHERE", help="start from this folder, file or OWNER/NAME[@REVISION] of the Hub"
+    )
+    launch.add_argument("--hub", type=_repository, metavar="OWNER/NAME", help="push model and training state there")
+    launch.add_argument("--private", action="store_true", help="make that repository a private one")
+    launch.add_argument("--push-every", type=_positive, default=50, metavar="STEPS")
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command=_launch)
 
@@ -142,8 +152,12 @@ def _launch(options: argparse.Namespace) -> int:
         name="coordinator",
         evaluate_every=options.evaluate_every,
         checkpoint_every=options.checkpoint_every,
+        keep_checkpoints=options.keep_checkpoints,
+        hub=options.hub,
+        private=options.private,
+        push_every=options.push_every,
     )
-    return launch(run, peer, host=options.dashboard_host, port=options.port)
+    return launch(run, peer, host=options.dashboard_host, port=options.port, resume=options.resume)
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -220,6 +234,12 @@ def _corpus(options: argparse.Namespace) -> None:
 
 def _number(value: float | None) -> str:
     return "not known yet" if value is None else f"{value:.4f}"
+
+
+def _repository(text: str) -> str:
+    if re.fullmatch(HUB_REPOSITORY, text) is None:
+        raise argparse.ArgumentTypeError("must be OWNER/NAME")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -77,6 +77,10 @@ class Progress(Record):
     time: Time
 
 
+STATE_FILE = "training_state.safetensors"
+"""The training state in a run's Hub repository, beside the model for its users."""
+
+
 class StateInfo(Record):
     """What accompanies the tensors that a newcomer downloads or a checkpoint holds."""
 

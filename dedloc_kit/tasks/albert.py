@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,12 +20,18 @@ from dedloc_kit.data.text import Arrays, PairBuilder
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
-from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.validation import describe
 
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 _EVALUATION_BATCH = 32
+_USAGE = """\
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model="{repository}")
+print(fill(f"Put a sentence here and {{fill.tokenizer.mask_token}} in the place of a word."))
+"""
 _logger = logging.getLogger(__name__)
 
 
@@ -162,6 +169,13 @@ class Albert:
         finally:
             model.train(was_training)
         return total / samples
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
+        pretrained: Any = model
+        pretrained.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return Usage("transformers", "fill-mask", _USAGE.format(repository=repository))
 
     def _evaluation_batches(self) -> list[Batch]:
         """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""
