@@ -20,7 +20,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing import Publisher
 from dedloc_kit.records import Contribution, GlobalStep
-from dedloc_kit.resuming import resume
+from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -112,6 +112,7 @@ class _Coordinator:
         resume(state, self._checkpoints, self._peer.resume, self._warn)
         if state.step and self._peer.resume is not None:
             self._save()  # from here on the folder alone suffices
+            credit(self._ledger, self._peer.resume, self._warn)
         self._saved = state.info
 
     def publish(self) -> None:

@@ -7,12 +7,12 @@ ours.
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import STATE_FILE
+from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE
 from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -94,6 +94,8 @@ class Repository:
 def training_state(where: str) -> Path:
     """The training state that a person names, on this machine; from the Hub it is downloaded first, whole.
 
+    Who contributed to it lies beside it.
+
     :param where: a file or a folder, or a repository `OWNER/NAME`, `OWNER/NAME@REVISION`
     Raises UserError if there is no such thing or it cannot be downloaded.
     """
@@ -130,7 +132,7 @@ def _download(repository: str, revision: str | None) -> Path:
 
     with _asking(f"read {repository}"):
         try:
-            return Path(hf_hub_download(repository, STATE_FILE, revision=revision))
+            state = Path(hf_hub_download(repository, STATE_FILE, revision=revision))
         except RepositoryNotFoundError:
             raise UserError(
                 f"there is no {repository} on the Hub that you may read; check the name, or {_LOG_IN}"
@@ -139,12 +141,15 @@ def _download(repository: str, revision: str | None) -> Path:
             raise UserError(f"{repository} has no revision {revision}; its page lists the commits") from None
         except RemoteEntryNotFoundError:
             raise UserError(f"{repository} holds no {STATE_FILE}, so no run can be resumed from it") from None
+        with suppress(RemoteEntryNotFoundError):  # nobody has to have given anything
+            hf_hub_download(repository, CONTRIBUTORS_FILE, revision=state.parent.name)  # of the very same commit
+    return state
 
 
 @contextmanager
 def _asking(what: str) -> Iterator[None]:
     """Turn whatever goes wrong in huggingface_hub into a UserError or HubUnavailable."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.utils import disable_progress_bars, get_session  # type: ignore[attr-defined]
 
     disable_progress_bars()
@@ -161,6 +166,8 @@ def _asking(what: str) -> Iterator[None]:
             f"the Hub does not let you {what} ({_one_line(error)}); check the name and {_LOG_IN}, with a token that "
             "may do it (huggingface.co/settings/tokens)"
         ) from None
+    except LocalEntryNotFoundError:
+        raise HubUnavailable("the Hub does not answer") from None
     except HFValidationError as error:
         raise UserError(f"that is no name of a repository on the Hub ({_one_line(error)})") from None
     except Exception as error:  # connections fail with exceptions of several libraries and versions

@@ -13,7 +13,7 @@ rewind is forgotten, the second part counts from there (`base`).
 import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +114,15 @@ class Ledger:
             return
         with self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", (step, loss, time))
+
+    def adopt(self, contributors: Iterable[Contributor]) -> None:
+        """Count what was given before this ledger began, as another one of the run has it. An empty ledger only."""
+        with self._transaction():
+            self._connection.executemany(
+                # No peer can name this session: those of peers are hexadecimal.
+                "INSERT INTO parts VALUES (NULL, ?, 'earlier', ?, 0, 0, ?, ?, ?, ?)",
+                [(c.peer, c.name, c.samples, c.steps, c.first_seen, c.last_seen) for c in contributors],
+            )
 
     def last_step(self) -> int:
         """The newest global step, 0 if there is none."""

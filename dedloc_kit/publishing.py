@@ -1,11 +1,13 @@
 """The coordinator's pushes to the Hub: in a thread of its own, so that training never waits for them."""
 
 import copy
+import json
 import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from dedloc_kit.events import AnyEvent, Pushed, Warned
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.model_card import model_card
-from dedloc_kit.records import STATE_FILE, StateInfo
+from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Exportable, Task
@@ -119,6 +121,7 @@ class Publisher:
             usage = self._task.export(self._model(tensors), folder, self._repository.name)
         every = max(1, self._ledger.last_step() // MOST_POINTS)
         steps, evaluations = self._ledger.steps(every=every), self._ledger.evaluations()
+        contributors = self._ledger.contributors()
         card = model_card(
             self._run,
             info.step,
@@ -126,11 +129,12 @@ class Publisher:
             usage=usage,
             steps=steps,
             evaluations=evaluations,
-            contributors=self._ledger.contributors(),
+            contributors=contributors,
             metadata=self._repository.metadata(),
         )
         for name, text in (
             ("README.md", card),
+            (CONTRIBUTORS_FILE, json.dumps([asdict(c) for c in contributors], ensure_ascii=False, indent=1)),
             (CURVE_FILE, curve(steps, evaluations)),
             (RUN_FILE, described(self._run)),
         ):

@@ -1,10 +1,12 @@
-"""Which training state a coordinator starts from."""
+"""Which training state a coordinator starts from, and who has contributed to it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import StateInfo
+from dedloc_kit.ledger import Contributor, Ledger
+from dedloc_kit.records import CONTRIBUTORS_FILE, Given, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
@@ -34,6 +36,38 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, w
         )
         return
     _load(state, (tensors, _adopted(info, state.run, warn)), f"the training state of {named}", "check --resume")
+
+
+def credit(ledger: Ledger, named: Path, warn: Callable[[str], None]) -> None:
+    """Take over from the same place who has given what; nothing if this ledger has begun already.
+
+    What cannot be read is worth a warning. Raises UserError if the ledger cannot be written.
+    """
+    if ledger.last_step() or ledger.contributors():
+        return
+    folder = named if named.is_dir() else named.parent
+    try:
+        contributors = _contributors(folder)
+    except (OSError, ValueError, TypeError, UserError) as error:
+        warn(f"who contributed before is not known: what {folder} says of it cannot be read ({error})")
+        return
+    ledger.adopt(contributors)
+
+
+def _contributors(folder: Path) -> list[Contributor]:
+    """Of a copy of a Hub repository, of a run's folder or of the checkpoints in one."""
+    listed = folder / CONTRIBUTORS_FILE
+    if listed.exists():
+        every = [Given.parse(values) for values in json.loads(listed.read_text(encoding="utf-8"))]
+        return [Contributor(**given.model_dump()) for given in {given.peer: given for given in every}.values()]
+    for path in (folder / "ledger.sqlite", folder.parent / "ledger.sqlite"):
+        if path.exists():
+            ledger = Ledger(path, read_only=True)
+            try:
+                return ledger.contributors()
+            finally:
+                ledger.close()
+    return []
 
 
 def _adopted(info: StateInfo, run: RunConfig, warn: Callable[[str], None]) -> StateInfo:

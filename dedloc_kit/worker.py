@@ -208,7 +208,8 @@ def _play() -> int:
         emit(Failed(text=str(error)))
         return 2
     except Exception as error:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the disk may be full
+            traceback.print_exc()
         emit(Failed(text=f"an unexpected error ended this worker: {type(error).__name__}: {error}"[:500]))
         return 1
 

@@ -45,6 +45,7 @@ EVERY_EVENT: list[events.AnyEvent] = [
         )
     ),
     events.Evaluated(step=4, loss=3.25),
+    events.Pushed(step=4, url="https://huggingface.co/us/model/commit/0123"),
     events.Warned(text="two lines\nstay one line of JSON"),
     events.Failed(text="no address answered"),
     events.Left(step=4, session_samples=100),
