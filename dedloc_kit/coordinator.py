@@ -109,11 +109,11 @@ class _Coordinator:
     def resume(self) -> None:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
         state = self._me.optimizer.state
-        resume(state, self._checkpoints, self._peer.resume, self._warn)
-        if state.step and self._peer.resume is not None:
+        if resume(state, self._checkpoints, self._peer.resume, self._warn) and self._peer.resume is not None:
             self._save()  # from here on the folder alone suffices
             credit(self._ledger, self._peer.resume, self._warn)
-        self._saved = state.info
+        else:
+            self._saved = state.info
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""

@@ -12,8 +12,10 @@ from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
 
 
-def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, warn: Callable[[str], None]) -> None:
+def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, warn: Callable[[str], None]) -> bool:
     """Take over the folder's newest checkpoint or the one that the organizer names, whichever is newer.
+
+    Returns whether it is the one that the organizer names.
 
     A state of the same run goes on as if nothing had happened. So does one of a run of the same name whose
     configuration was changed: with its step, on which the learning rate depends, and the optimizer's moments; in this
@@ -27,15 +29,16 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, w
     if own is not None:
         _load(state, own, f"the checkpoint in {checkpoints.folder}", "choose another --folder")
     if named is None:
-        return
+        return False
     tensors, info = find(named, warn)
     if own is not None and info.step <= state.step:
         warn(
             f"{checkpoints.folder} is at step {state.step}, so the run goes on from there, not from step {info.step} "
             "of --resume; for that choose another --folder"
         )
-        return
+        return False
     _load(state, (tensors, _adopted(info, state.run, warn)), f"the training state of {named}", "check --resume")
+    return True
 
 
 def credit(ledger: Ledger, named: Path, warn: Callable[[str], None]) -> None:

@@ -190,10 +190,10 @@ def _play() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     job = json.loads(commands.readline())
-    peer = PeerConfig.model_validate_json(json.dumps(job["peer"]))
-    patience = LEAVE_SECONDS + peer.last_push_seconds
-    threading.Thread(target=_leave_with_parent, args=(commands, stop, patience), daemon=True).start()
     try:
+        peer = PeerConfig.model_validate_json(json.dumps(job["peer"]))
+        patience = LEAVE_SECONDS + peer.last_push_seconds
+        threading.Thread(target=_leave_with_parent, args=(commands, stop, patience), daemon=True).start()
         emit(State(text="checking the machine"))
         if job["role"] == "coordinator":
             from dedloc_kit.coordinator import coordinator

@@ -39,7 +39,8 @@ def saved(path: Path, step: int, state: TrainingState | None = None) -> Path:
 
 def resumed(own: Path, named: Path | None, run: RunConfig = RUN, **values: Any) -> tuple[TrainingState, list[str]]:
     state, warnings = new_state(run, **values), list[str]()
-    resume(state, Checkpoints(own), named, warnings.append)
+    taken = resume(state, Checkpoints(own), named, warnings.append)
+    assert taken == (named is not None and not any("goes on from there" in warning for warning in warnings))
     if state.step:
         assert all(bool((parameter == state.step).all()) for parameter in state.parameters)
         assert all(bool((tensor == state.step).all()) for tensor in state.optimizer.state_tensors())
