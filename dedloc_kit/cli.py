@@ -1,6 +1,7 @@
 """The `dedloc` command: demo, launch, join, status, evaluate, tokenizer, corpus."""
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import DATASETS, Settings
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, load_run
+from dedloc_kit.run import HUB_REPOSITORY, PeerConfig, load_run
 from dedloc_kit.validation import describe
 
 
@@ -58,6 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--port", type=int, default=8000, help="of the dashboard; 0 takes a free one")
     launch.add_argument("--evaluate-every", type=_positive, default=10, metavar="STEPS")
     launch.add_argument("--checkpoint-every", type=_positive, default=1, metavar="STEPS")
+    launch.add_argument(
+        "--keep-checkpoints", type=_positive, default=3, metavar="N", help="the newest ones; the best one always stays"
+    )
+    launch.add_argument(
+        "--resume", metavar="WHERE", help="start from this folder, file or OWNER/NAME[@REVISION] of the Hub"
+    )
+    launch.add_argument("--hub", type=_repository, metavar="OWNER/NAME", help="push model and training state there")
+    launch.add_argument("--private", action="store_true", help="make that repository a private one")
+    launch.add_argument("--push-every", type=_positive, default=50, metavar="STEPS")
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command=_launch)
 
@@ -122,6 +132,7 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
         "checkpoint", metavar="CHECKPOINT", help="a model's folder, OWNER/NAME on the Hub, or *.safetensors"
     )
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run that a *.safetensors file is of")
+    parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run: as it was launched")
     parser.add_argument(
         "--task",
         choices=list(DATASETS),
@@ -202,8 +213,12 @@ def _launch(options: argparse.Namespace) -> int:
         name="coordinator",
         evaluate_every=options.evaluate_every,
         checkpoint_every=options.checkpoint_every,
+        keep_checkpoints=options.keep_checkpoints,
+        hub=options.hub,
+        private=options.private,
+        push_every=options.push_every,
     )
-    return launch(run, peer, host=options.dashboard_host, port=options.port)
+    return launch(run, peer, host=options.dashboard_host, port=options.port, resume=options.resume)
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -277,7 +292,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     evaluate(
         options.checkpoint,
         settings,
-        run_file=options.run,
+        run=load_run(options.run, options.overrides) if options.run else None,
         baseline=options.baseline,
         device=options.device,
         threads=options.threads,
@@ -286,7 +301,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _tokenizer(options: argparse.Namespace) -> None:
-    from dedloc_kit.prepare import check_login, prepare_tokenizer, push_tokenizer, tokenizer_folder
+    from dedloc_kit.hub import check_login
+    from dedloc_kit.prepare import prepare_tokenizer, push_tokenizer, tokenizer_folder
 
     run, console = load_run(options.run, options.overrides), Console(highlight=False, markup=False)
     if options.push:
@@ -317,6 +333,12 @@ def _corpus(options: argparse.Namespace) -> None:
 
 def _number(value: float | None) -> str:
     return "not known yet" if value is None else f"{value:.4f}"
+
+
+def _repository(text: str) -> str:
+    if re.fullmatch(HUB_REPOSITORY, text) is None:
+        raise argparse.ArgumentTypeError("must be OWNER/NAME")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -9,14 +9,18 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
+from dedloc_kit.publishing import Publisher
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
+from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -27,6 +31,8 @@ DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 POLL_SECONDS = 0.1
 PEERS_SECONDS = 1.0
 COLLECT_SECONDS = 15.0
+DISK_SECONDS = 5.0
+"""How long to wait after the ledger could not be written."""
 
 
 def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
@@ -65,10 +71,11 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
             role.resume()
             me.optimizer.lead()
             emit(me.joined())
+            role.publish()
             role.follow(stop)
             emit(State(text="leaving"))
             me.optimizer.leave()
-            role.record_done()
+            role.finish()
             if peer.export is not None:
                 save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
             emit(Left(step=me.optimizer.step, session_samples=0))
@@ -87,27 +94,32 @@ class _Coordinator:
         warn: Callable[[str], None],
     ) -> None:
         self._run, self._peer, self._me, self._done, self._emit, self._warn = run, peer, me, done, emit, warn
-        self._checkpoints = Checkpoints(peer.folder / "checkpoints")
+        self._checkpoints = Checkpoints(peer.folder / "checkpoints", peer.keep_checkpoints)
         self._ledger = Ledger(peer.folder / "ledger.sqlite")
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
         self._memory = Memory(peer.folder, run.run_id, me.port)
+        self._saved = me.optimizer.state.info  # nobody needs the untrained state
+        self._unrecorded: deque[DoneStep] = deque()
+        self._disk_due = 0.0
+        self._publisher: Publisher | None = None
 
     def resume(self) -> None:
-        """Take over the newest checkpoint, if there is one. The swarm may be ahead of it, and so may the ledger."""
+        """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
         state = self._me.optimizer.state
-        found = self._checkpoints.newest(self._warn)
-        if found is not None:
-            tensors, info = found
-            try:
-                state.load_named(tensors, info)
-            except ValueError as error:
-                raise UserError(
-                    f"the checkpoint in {self._checkpoints.folder} does not belong to this run ({error}); "
-                    "choose another --folder"
-                ) from None
+        if resume(state, self._checkpoints, self._peer.resume, self._warn) and self._peer.resume is not None:
+            self._save()  # from here on the folder alone suffices
+            credit(self._ledger, self._peer.resume, self._warn)
+        else:
+            self._saved = state.info
+
+    def publish(self) -> None:
+        """Begin to push to the Hub, if the organizer wants it."""
+        if self._peer.hub is not None:
+            state, task = self._me.optimizer.state, self._me.task
+            self._publisher = Publisher(self._run, self._peer, state, task, self._ledger, self._emit)
 
     def follow(self, stop: threading.Event) -> None:
         """Take every step of the swarm until told to stop or the last one is done."""
@@ -136,9 +148,15 @@ class _Coordinator:
             self._finish_evaluation(wait=True)
 
     def record_done(self) -> None:
-        """Record the steps that have been taken since the last look."""
+        """Record the steps that have been taken since the last look; after a failure, when it is time to try again."""
         while not self._done.empty():
-            self._record(*self._done.get())
+            self._unrecorded.append(self._done.get())
+        while self._unrecorded and time.monotonic() >= self._disk_due:
+            self._disk_due = time.monotonic() + DISK_SECONDS
+            with self._despite_a_full_disk():
+                self._record(*self._unrecorded[0])
+                self._unrecorded.popleft()
+                self._disk_due = 0.0
 
     def _record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
@@ -147,19 +165,42 @@ class _Coordinator:
         if current and step.step % self._peer.checkpoint_every == 0:
             self._save()
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
+        if current and self._publisher is not None:
+            self._publisher.step_done(step.step)
         if current and step.step % self._peer.evaluate_every == 0:
             self._start_evaluation()
+
+    def finish(self) -> None:
+        """Record and keep what the last round has led to."""
+        self._disk_due = 0.0
+        self.record_done()
+        self._save()
+        if self._publisher is not None:
+            self._emit(State(text="pushing the last state to the Hub"))
+            self._publisher.close()
 
     def close(self) -> None:
         self._evaluator.shutdown(wait=False, cancel_futures=True)
         self._ledger.close()
 
     def _save(self) -> None:
+        """Keep the current state, and that of the step which is still being evaluated."""
+        if self._me.optimizer.state.info == self._saved:
+            return
         tensors, info = self._me.optimizer.state.copy()
         try:
-            self._checkpoints.save(tensors, info)
+            self._checkpoints.save(tensors, info, spare=None if self._evaluation is None else self._evaluation_step)
+            self._saved = info
         except (UserError, ValueError) as error:  # a full disk must not end the run
             self._warn(f"no checkpoint of step {info.step}: {error}")
+
+    @contextmanager
+    def _despite_a_full_disk(self) -> Iterator[None]:
+        """What cannot be written is worth a warning: the swarm needs its coordinator all the more."""
+        try:
+            yield
+        except UserError as error:
+            self._warn(str(error))
 
     def _start_evaluation(self) -> None:
         """Evaluate the model of the current step, unless the last measurement is still running."""
@@ -167,7 +208,7 @@ class _Coordinator:
             return
         with self._me.optimizer.state.lock:
             model = copy.deepcopy(self._me.optimizer.state.model)
-        self._evaluation_step = self._me.optimizer.step
+            self._evaluation_step = self._me.optimizer.step
         self._evaluation = self._evaluator.submit(self._me.task.evaluate, model)
 
     def _finish_evaluation(self, wait: bool = False) -> None:
@@ -182,7 +223,9 @@ class _Coordinator:
         if not math.isfinite(measured.loss):
             self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
             return
-        self._ledger.record_evaluation(self._evaluation_step, measured, time.time())
+        with self._despite_a_full_disk():
+            self._ledger.record_evaluation(self._evaluation_step, measured, time.time())
+            self._checkpoints.rate(self._evaluation_step, measured.loss)
         self._emit(Evaluated(step=self._evaluation_step, **dict(measured)))
 
     def _collect(self) -> None:
@@ -190,7 +233,8 @@ class _Coordinator:
         try:
             for peer_id, contribution in collect(self._me.dht, self._run.run_id, self._warn).items():
                 if contribution.samples and contribution.step <= self._me.optimizer.step:
-                    self._ledger.record_contribution(peer_id, contribution)
+                    with self._despite_a_full_disk():
+                        self._ledger.record_contribution(peer_id, contribution)
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
 

@@ -93,6 +93,15 @@ class Evaluated(Event):
     samples: tuple[FillMask, ...] = ()
 
 
+class Pushed(Event):
+    """The model and the training state of a global step are on the Hub."""
+
+    event: Literal["pushed"] = "pushed"
+    step: int
+    url: str
+    """Of the commit."""
+
+
 class Warned(Event):
     """Something a person may want to know; the worker goes on."""
 
@@ -116,7 +125,7 @@ class Left(Event):
 
 
 AnyEvent = Annotated[
-    State | Loading | Joined | LocalProgress | StepDone | Peers | Evaluated | Warned | Failed | Left,
+    State | Loading | Joined | LocalProgress | StepDone | Peers | Evaluated | Pushed | Warned | Failed | Left,
     Field(discriminator="event"),
 ]
 _adapter: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)

@@ -11,6 +11,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
 from dedloc_kit.home import peer_folder
+from dedloc_kit.hub import HubUnavailable, Repository, training_state
 from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
@@ -77,7 +78,7 @@ class Coordinator:
 
     def stop(self) -> int:
         """Let the coordinator save and leave; returns its exit code. The dashboard stays up."""
-        return self._worker.stop(timeout=60.0) if self._worker is not None else 0
+        return self._worker.stop(timeout=60.0 + self._peer.last_push_seconds) if self._worker is not None else 0
 
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
@@ -102,33 +103,50 @@ class Coordinator:
         self.dashboard.invitation = Invitation.of(self.run, peers, self.dashboard.url)
 
 
-def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int) -> int:
-    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code."""
-    with (
-        peer_folder(peer.folder),
-        RunDisplay(run.global_batch) as display,
-        Coordinator(run, peer, host=host, port=port, on_event=display.show) as coordinator,
-    ):
-        try:
-            display.line(f"starting {run.run_id} in {peer.folder}")
-            invitation = coordinator.invitation()
-            path = _write_invitation(invitation, peer.folder)
-            url = coordinator.dashboard.url
-            display.line(f"dashboard:   {url}", "bold")
-            display.line(f"to join:     dedloc join {url}", "bold")
-            display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
-            while not coordinator.ended.wait(RENEWAL_SECONDS):
-                if coordinator.invitation() != invitation:
-                    invitation = coordinator.invitation()
-                    try:
-                        _write_invitation(invitation, peer.folder)
-                    except UserError as error:  # a full disk must not end the run
-                        display.line(str(error))
-            if coordinator.failure:
-                raise UserError(coordinator.failure)
-        except KeyboardInterrupt:
-            display.line("saving and leaving; start it again to go on")
-        return coordinator.stop()
+def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int, resume: str | None = None) -> int:
+    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
+
+    :param resume: a training state to start from, see `hub.training_state`
+    """
+    with peer_folder(peer.folder), RunDisplay(run.global_batch) as display:
+        if resume is not None:
+            display.line(f"getting the training state from {resume}", "dim")
+            peer = peer.model_copy(update={"resume": training_state(resume)})
+        if peer.hub is not None:
+            _claim(peer.hub, run, peer, display)
+        with Coordinator(run, peer, host=host, port=port, on_event=display.show) as coordinator:
+            return _serve(run, peer, coordinator, display)
+
+
+def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: RunDisplay) -> int:
+    try:
+        display.line(f"starting {run.run_id} in {peer.folder}")
+        invitation = coordinator.invitation()
+        path = _write_invitation(invitation, peer.folder)
+        url = coordinator.dashboard.url
+        display.line(f"dashboard:   {url}", "bold")
+        display.line(f"to join:     dedloc join {url}", "bold")
+        display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
+        while not coordinator.ended.wait(RENEWAL_SECONDS):
+            if coordinator.invitation() != invitation:
+                invitation = coordinator.invitation()
+                try:
+                    _write_invitation(invitation, peer.folder)
+                except UserError as error:  # a full disk must not end the run
+                    display.line(str(error))
+        if coordinator.failure:
+            raise UserError(coordinator.failure)
+    except KeyboardInterrupt:
+        display.line("saving and leaving; start it again to go on")
+    return coordinator.stop()
+
+
+def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> None:
+    """Find out now what the organizer has to put right; a Hub that is down is none of it."""
+    try:
+        Repository(hub, private=peer.private).claim(run)
+    except HubUnavailable as error:
+        display.line(f"{hub} cannot be reached now ({error}); pushes begin when it can", "yellow")
 
 
 def _write_invitation(invitation: Invitation, folder: Path) -> Path:

@@ -14,7 +14,7 @@ import json
 import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,15 @@ class Ledger:
         row = (step, evaluation.loss, time, json.dumps(values["metrics"]), json.dumps(values["samples"]))
         with self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", row)
+
+    def adopt(self, contributors: Iterable[Contributor]) -> None:
+        """Count what was given before this ledger began, as another one of the run has it. An empty ledger only."""
+        with self._transaction():
+            self._connection.executemany(
+                # No peer can name this session: those of peers are hexadecimal.
+                "INSERT INTO parts VALUES (NULL, ?, 'earlier', ?, 0, 0, ?, ?, ?, ?)",
+                [(c.peer, c.name, c.samples, c.steps, c.first_seen, c.last_seen) for c in contributors],
+            )
 
     def last_step(self) -> int:
         """The newest global step, 0 if there is none."""

@@ -1,6 +1,5 @@
 """What a run needs on the organizer's machine before it can start: a corpus for the demo, a tokenizer."""
 
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.resources import recipe
 from dedloc_kit.run import RunConfig, load_run, seed_of
 
@@ -71,37 +71,17 @@ def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:
     The token is the one that `hf auth login` keeps, or `HF_TOKEN`. Raises UserError if there is none, or the Hub
     refuses or cannot be reached; the folder stays as it is.
     """
-    from huggingface_hub import HfApi
-
-    from dedloc_kit.data.shards import one_line
     from dedloc_kit.data.tokenizer import load_tokenizer
 
-    check_login(repository)
     load_tokenizer(str(folder))  # nothing but a tokenizer is made public
-    api = HfApi()
     try:
-        api.create_repo(repository, private=private or None, exist_ok=True)
-        if private and not api.model_info(repository).private:
-            raise UserError(f"{repository} exists already and is public; make it private there or choose another name")
-        commit = api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns="tokenizer*.json")
-    except UserError:
-        raise
-    except Exception as error:  # among them those of the HTTP library, which differs from version to version
+        commit = upload(folder, repository, ["tokenizer*.json"], kind="model", private=private)
+    except HubUnavailable as error:
         raise UserError(
-            f"the tokenizer is in {folder}, but not on the Hub ({one_line(error)}); check the Internet connection and "
-            f"that your token may write to {repository}, then give the same command again: it only uploads"
+            f"the tokenizer is in {folder}, but not on the Hub ({error}); check the Internet connection, then give "
+            "the same command again: it only uploads"
         ) from None
-    return f"{repository}@{commit.oid}"
-
-
-def check_login(repository: str) -> None:
-    """Raise UserError unless `OWNER/NAME` can be a repository and this machine has a token of the Hub."""
-    from huggingface_hub import get_token
-
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repository, re.ASCII):
-        raise UserError(f"{repository} is no name of a repository on the Hub; use OWNER/NAME")
-    if not get_token():
-        raise UserError("this machine has no token of the Hugging Face Hub; log in with: hf auth login")
+    return f"{repository}@{commit}"
 
 
 class TrainingDisplay:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.prepare import check_login
+from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.run import RunConfig, Source
 
 
@@ -48,27 +48,13 @@ def push_shards(folder: Path, repository: str, private: bool = False) -> str:
 
     Raises UserError if there is no token of the Hub, or it refuses or cannot be reached; the folder stays as it is.
     """
-    from huggingface_hub import HfApi
-
-    from dedloc_kit.data.shards import one_line
-
-    check_login(repository)
-    api = HfApi()
     try:
-        api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
-        if private and not api.dataset_info(repository).private:
-            raise UserError(f"{repository} exists already and is public; make it private there or choose another name")
-        commit = api.upload_folder(
-            repo_id=repository, repo_type="dataset", folder_path=folder, allow_patterns=["*/*.parquet", "README.md"]
-        )
-    except UserError:
-        raise
-    except Exception as error:  # among them those of the HTTP library, which differs from version to version
+        return upload(folder, repository, ["*/*.parquet", "README.md"], kind="dataset", private=private)
+    except HubUnavailable as error:
         raise UserError(
-            f"the token ids are in {folder}, but not on the Hub ({one_line(error)}); check the Internet connection and "
-            f"that your token may write to {repository}, then give the same command again: it only uploads"
+            f"the token ids are in {folder}, but not on the Hub ({error}); check the Internet connection, then give "
+            "the same command again: it only uploads"
         ) from None
-    return str(commit.oid)
 
 
 def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:

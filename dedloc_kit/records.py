@@ -96,6 +96,25 @@ class Progress(Record):
     time: Time
 
 
+STATE_FILE = "training_state.safetensors"
+"""The training state in a run's Hub repository, beside the model for its users."""
+
+
+CONTRIBUTORS_FILE = "contributors.json"
+"""Who gave what until then, beside it: a list of `Given`."""
+
+
+class Given(Record):
+    """What one peer gave to a run over all its sessions; times are what the peer's own clock said."""
+
+    peer: Annotated[str, Field(max_length=128)]
+    name: PeerText
+    samples: Count
+    steps: Count
+    first_seen: Time
+    last_seen: Time
+
+
 class StateInfo(Record):
     """What accompanies the tensors that a newcomer downloads or a checkpoint holds."""
 

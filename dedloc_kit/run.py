@@ -18,6 +18,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PLAIN_TEXT = r"^\P{Cc}*$"
 """The pattern of a text without control characters."""
+HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
+"""The pattern of a repository's name on the Hub, `OWNER/NAME`."""
 
 
 class Section(BaseModel):
@@ -177,6 +179,21 @@ class PeerConfig(Section):
     """Coordinator: global steps between two evaluations."""
     checkpoint_every: PositiveInt = 1
     """Coordinator: global steps between two checkpoints."""
+    keep_checkpoints: PositiveInt = 3
+    """Coordinator: how many of the newest checkpoints stay; the best one always does."""
+    resume: Path | None = None
+    """Coordinator: the training state to start from, unless the folder has a newer one; see `checkpoint.find`."""
+    hub: Annotated[str, Field(pattern=f"^{HUB_REPOSITORY}$")] | None = None
+    """Coordinator: the Hub repository `OWNER/NAME` that the model and the training state are pushed to."""
+    private: bool = False
+    """Coordinator: whether that repository is to be made private."""
+    push_every: PositiveInt = 50
+    """Coordinator: global steps between two pushes."""
+
+    @property
+    def last_push_seconds(self) -> float:
+        """How long the last push may hold up a coordinator that leaves."""
+        return 120.0 if self.hub else 0.0
 
     def last_step(self, run: RunConfig) -> int:
         """The global step after which this peer has nothing more to do."""

@@ -7,7 +7,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Loading, LocalProgress, Peers, State, StepDone, Warned
+from dedloc_kit.events import (
+    AnyEvent,
+    Evaluated,
+    Joined,
+    Left,
+    Loading,
+    LocalProgress,
+    Peers,
+    Pushed,
+    State,
+    StepDone,
+    Warned,
+)
 
 
 class RunDisplay:
@@ -66,6 +78,8 @@ class RunDisplay:
             case Evaluated():
                 metrics = "".join(f", {name} {share:.1%}" for name, share in event.metrics.items())
                 self.line(f"{prefix}held-out loss {event.loss:.4f}{metrics} at step {event.step}", "green")
+            case Pushed():
+                self.line(f"{prefix}step {event.step} is on the Hub: {event.url}", "green")
             case LocalProgress():
                 note = f"mine {event.samples}, {event.samples_per_second:.1f}/s, given {event.session_samples}"
                 self._fill(event.swarm_samples, note)

@@ -27,7 +27,7 @@ from dedloc_kit.run import PeerConfig, RunConfig
 
 Role = Literal["coordinator", "volunteer"]
 LEAVE_SECONDS = 20.0
-"""How long a role may take to leave before it is killed."""
+"""How long a role may take to leave before it is killed; a last push to the Hub takes its own time."""
 
 
 class Worker:
@@ -190,10 +190,11 @@ def _play() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     job = json.loads(commands.readline())
-    threading.Thread(target=_leave_with_parent, args=(commands, stop), daemon=True).start()
     try:
-        emit(State(text="checking the machine"))
         peer = PeerConfig.model_validate_json(json.dumps(job["peer"]))
+        patience = LEAVE_SECONDS + peer.last_push_seconds
+        threading.Thread(target=_leave_with_parent, args=(commands, stop, patience), daemon=True).start()
+        emit(State(text="checking the machine"))
         if job["role"] == "coordinator":
             from dedloc_kit.coordinator import coordinator
 
@@ -207,17 +208,18 @@ def _play() -> int:
         emit(Failed(text=str(error)))
         return 2
     except Exception as error:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the disk may be full
+            traceback.print_exc()
         emit(Failed(text=f"an unexpected error ended this worker: {type(error).__name__}: {error}"[:500]))
         return 1
 
 
-def _leave_with_parent(commands: IO[bytes], stop: threading.Event) -> None:
+def _leave_with_parent(commands: IO[bytes], stop: threading.Event, patience: float) -> None:
     """Whoever started us closes our standard input to make us leave, also by dying."""
     while commands.read(4096):
         pass
     stop.set()
-    time.sleep(LEAVE_SECONDS)
+    time.sleep(patience)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -2,17 +2,23 @@
 
 `dies`, `stalls`: kills or stops all of its processes when it has sent the first part of that round.
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
+`TINY_FAULT="full disk while PATH"`: neither its ledger nor its checkpoints can be written as long as that file exists.
 """
 
+import errno
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from hivemind.proto import averaging_pb2
 
+from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Receipt
 from dedloc_kit.swarm import allreduce, averaging
 from dedloc_kit.swarm.state import TrainingState
@@ -20,6 +26,9 @@ from dedloc_kit.swarm.state import TrainingState
 
 def inject(fault: str) -> None:
     """Call it before the worker builds its averager."""
+    if fault.startswith("full disk while "):
+        _fill_disk_while(Path(fault.removeprefix("full disk while ")))
+        return
     match = re.fullmatch(r"(dies|stalls|drifts) in round (\d+)", fault)
     assert match is not None, fault
     name, number = match.group(1), int(match.group(2))
@@ -56,3 +65,22 @@ def _drift_at(step: int) -> None:
         apply(self, average * 0.5 if receipt.step == step else average, receipt)
 
     TrainingState.apply = drifting  # type: ignore[method-assign]
+
+
+def _fill_disk_while(path: Path) -> None:
+    transaction, replace = Ledger._transaction, os.replace
+
+    @contextmanager
+    def failing_transaction(self: Ledger) -> Iterator[None]:
+        if path.exists():
+            raise UserError("the ledger cannot be written (the disk is full)")
+        with transaction(self):
+            yield
+
+    def failing_replace(source: str, target: str) -> None:
+        if path.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    Ledger._transaction = failing_transaction  # type: ignore[method-assign]
+    os.replace = failing_replace  # type: ignore[assignment]

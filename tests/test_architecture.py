@@ -20,13 +20,17 @@ ORDER = (
     {"validation", "resources", "home"},
     {"run"},
     {"records"},
-    {"events", "memory"},
+    {"events", "memory", "hub"},
     {"client"},
     {"data", "training"},
     {"tasks"},
     {"evaluation"},
     {"swarm"},
     {"ledger"},
+    {"resuming"},
+    {"curve"},
+    {"model_card"},
+    {"publishing"},
     {"volunteer", "coordinator"},
     {"worker"},
     {"dashboard", "notebook", "terminal", "prepare"},
@@ -35,8 +39,8 @@ ORDER = (
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
-FOUNDATION = {"errors", "validation", "resources", "home", "run", "records", "events", "memory", "client"}
-ROLES = {"swarm", "ledger", "volunteer", "coordinator"}
+FOUNDATION = {"errors", "validation", "resources", "home", "run", "records", "events", "memory", "hub", "client"}
+ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {"dashboard", "notebook", "terminal", "prepare", "pretokenize", "launch", "demo", "cli"}
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.

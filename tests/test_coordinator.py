@@ -1,14 +1,18 @@
 """The coordinator's memory: ledger and checkpoints survive its death."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from dedloc_kit.events import Evaluated, Failed, StepDone
+from dedloc_kit.events import Evaluated, Failed, Pushed, StepDone, Warned
+from dedloc_kit.hub import training_state
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import recall
+from dedloc_kit.training.checkpoint import Checkpoints
+from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
 
@@ -105,3 +109,60 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> 
         failed = swarm.start_coordinator().wait_for(Failed)
         assert "belongs to the run one-" in failed.text
         assert "choose another --folder" in failed.text
+
+
+@pytest.mark.slow
+def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_contributors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
+        hub.failing.set()
+        with Swarm(tiny_run(global_batch=32), tmp_path / "one") as swarm:
+            first = swarm.coordinator(hub="us/model", push_every=1, evaluate_every=1, keep_checkpoints=1)
+            volunteer = swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8)
+            first.wait_for(Warned, lambda event: "is not on the Hub yet" in event.text)
+            first.wait_for_step(first.steps[-1].step.step + 2)
+            hub.failing.clear()
+            first.wait_for(Pushed)
+            volunteer.worker.stop()
+            assert first.worker.stop() == 0
+            last = first.steps[-1].step.step
+            assert first.wait_for(Pushed, lambda event: event.step == last)
+        given = json.loads(hub.files("us/model")["contributors.json"])
+        assert sum(peer["samples"] for peer in given) == sum(event.step.samples for event in first.steps)
+        with Swarm(swarm.run, tmp_path / "two") as swarm:
+            second = swarm.coordinator(resume=training_state("us/model"))
+            assert second.joined.step == last
+            assert (second.config.folder / "checkpoints" / f"step-{last:08d}.safetensors").exists()
+            assert second.worker.stop() == 0
+    ledger = Ledger(second.config.folder / "ledger.sqlite", read_only=True)
+    assert ledger.samples_total() == sum(peer["samples"] for peer in given)
+    ledger.close()
+    checkpoints = Checkpoints(first.config.folder / "checkpoints")
+    losses = {event.step: event.loss for event in first.events if isinstance(event, Evaluated) and event.step}
+    assert checkpoints.best is not None
+    assert checkpoints.best.loss == min(losses.values()) == losses[checkpoints.best.step]
+
+
+@pytest.mark.slow
+def test_on_a_full_disk_the_run_goes_on_and_the_ledger_catches_up_when_there_is_room(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        coordinator = swarm.coordinator(environment={"TINY_FAULT": f"full disk while {full}"})
+        volunteer = swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8)
+        coordinator.wait_for_step(2)
+        full.touch()
+        coordinator.wait_for(Warned, lambda event: "the ledger cannot be written" in event.text)
+        recorded = coordinator.steps[-1].step.step
+        volunteer.wait_for_step(recorded + 4)
+        assert coordinator.steps[-1].step.step == recorded
+        full.unlink()
+        coordinator.wait_for_step(recorded + 6)
+        assert coordinator.worker.stop() == 0
+    last = coordinator.steps[-1].step.step
+    ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+    assert [step.step for step in ledger.steps()] == list(range(1, last + 1)), "no gap"
+    ledger.close()
+    newest = Checkpoints(tmp_path / "coordinator" / "checkpoints").newest(pytest.fail)
+    assert newest is not None
+    assert newest[1].step == last

@@ -50,6 +50,7 @@ EVERY_EVENT: list[events.AnyEvent] = [
         metrics={"masked accuracy": 0.25},
         samples=(FillMask(before="a ", guess="boat", truth="নৌকা", after="."),),
     ),
+    events.Pushed(step=4, url="https://hub.example/us/model/commit/0123"),
     events.Warned(text="two lines\nstay one line of JSON"),
     events.Failed(text="no address answered"),
     events.Left(step=4, session_samples=100),

@@ -36,7 +36,7 @@ class Hub:
             raise Exception(REFUSAL)
         Hub.calls += ({"repository": repository, **options},)
 
-    def model_info(self, repository: str) -> SimpleNamespace:
+    def repo_info(self, repository: str, repo_type: str) -> SimpleNamespace:
         return SimpleNamespace(private=Hub.is_private)
 
     def upload_folder(self, **options: Any) -> SimpleNamespace:
@@ -100,7 +100,7 @@ def test_a_tokenizer_is_pushed_and_the_line_for_the_run_pins_it(
 ) -> None:
     assert cli.main(["tokenizer", str(path), "--push", "owner/name", "--private"]) == 0
     create, upload = hub.calls
-    assert create == {"repository": "owner/name", "private": True, "exist_ok": True}
+    assert create == {"repository": "owner/name", "repo_type": "model", "private": True, "exist_ok": True}
     assert upload["repo_id"] == "owner/name"
     assert upload["folder_path"] == path.parent / "tokenizer"
     said = capfd.readouterr()
@@ -130,7 +130,7 @@ def test_what_is_to_be_private_does_not_go_to_a_public_repository(
 ) -> None:
     monkeypatch.setattr(hub, "is_private", False)
     assert cli.main(["tokenizer", str(path), "--push", "owner/name", "--private"]) == 2
-    assert "owner/name exists already and is public" in capfd.readouterr().err
+    assert "owner/name is public; make it private" in capfd.readouterr().err
     assert not [call for call in hub.calls if "folder_path" in call]
 
 

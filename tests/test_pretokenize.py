@@ -8,7 +8,6 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from dedloc_kit import pretokenize
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.pretokenize import prepare_shards, push_shards, sources_toml
@@ -86,7 +85,7 @@ def test_token_ids_become_a_dataset_that_the_run_names_by_its_commit(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
-    monkeypatch.setattr(pretokenize, "check_login", lambda repository: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_secret")
     prepare_shards(run, tmp_path / "tokens")
     revision = push_shards(tmp_path / "tokens", "me/words")
     assert FakeHub.uploaded == ("README.md", "source-0/train-00000.parquet", "source-1/train-00000.parquet")

@@ -18,7 +18,7 @@ from dedloc_kit.evaluation.ner import Ner
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.run import seed_of
+from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 
 _PROBLEMS: dict[str, type[Problem]] = {"ner": Ner, "classification": Classification}
@@ -77,7 +77,7 @@ class Evaluation:
 def evaluate(
     checkpoint: str,
     settings: Settings,
-    run_file: Path | None = None,
+    run: RunConfig | None = None,
     baseline: bool = False,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     threads: int = 0,
@@ -94,7 +94,7 @@ def evaluate(
     where = pick_device(device)
     set_threads(threads)
     kind = _PROBLEMS[settings.task]
-    with as_folder(checkpoint, run_file) as folder, Display() as display:
+    with as_folder(checkpoint, run) as folder, Display() as display:
         pretrained = Pretrained(folder, settings.max_length)
         dataset = load_dataset(settings, kind.check, warn=display.warn)
         problem = kind(pretrained.tokenizer, pretrained.max_length, dataset.train)

@@ -12,7 +12,7 @@ from dedloc_kit.data.shards import one_line
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
-from dedloc_kit.run import load_run
+from dedloc_kit.run import RunConfig
 
 _ADDED = "pooler"
 """A part that an encoder may have on top and that not every kind of training trains."""
@@ -95,16 +95,16 @@ class Pretrained:
 
 
 @contextmanager
-def as_folder(checkpoint: str, run_file: Path | None) -> Iterator[str]:
+def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
     """The checkpoint as a local folder that transformers loads.
 
     It may be such a folder, a repository on the Hub, which is downloaded, or the weights alone (safetensors) together
     with their run. Raises UserError if it is none of these.
     """
     path = Path(checkpoint).expanduser()
-    if run_file is not None:
+    if run is not None:
         with TemporaryDirectory(prefix="dedloc-evaluate-") as folder:
-            _save_as_folder(path, run_file, folder)
+            _save_as_folder(path, run, folder)
             yield folder
     elif path.is_dir():
         yield str(path)
@@ -128,13 +128,12 @@ def _downloaded(repository: str) -> str:
         ) from None
 
 
-def _save_as_folder(path: Path, run_file: Path, folder: str) -> None:
+def _save_as_folder(path: Path, run: RunConfig, folder: str) -> None:
     from transformers import PreTrainedModel
 
     from dedloc_kit.tasks import create_task
     from dedloc_kit.training.checkpoint import load
 
-    run = load_run(run_file)
     task: Any = create_task(run)
     model = task.build_model()
     if not isinstance(model, PreTrainedModel) or not hasattr(task, "tokenizer"):
@@ -151,7 +150,7 @@ def _save_as_folder(path: Path, run_file: Path, folder: str) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in weights or weights[name].shape != parameter.shape:
-                raise UserError(f"{path} has no {name} like the model of {run_file}; name a checkpoint of this run")
+                raise UserError(f"{path} has no {name} like the model of {run.run_id}; name a checkpoint of this run")
             parameter.copy_(weights[name])
     model.save_pretrained(folder)
     task.tokenizer.save_pretrained(folder)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
@@ -42,6 +44,31 @@ class Task(Protocol):
 
     def evaluate(self, model: torch.nn.Module) -> Evaluation:
         """What the model can do with held-out samples that never change; raises UserError if the run has none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How to use an exported model, for its model card."""
+
+    library: str
+    """As the Hub calls it, such as `transformers`."""
+    pipeline: str
+    """The Hub's name of what the model does, such as `fill-mask`."""
+    code: str
+    """A few lines of Python that work as they are."""
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """A task whose model people can use without dedloc_kit. Of other tasks only the training state is published."""
+
+    def export(self, model: torch.nn.Module, folder: Path, repository: str) -> Usage:
+        """Write the model, in safetensors, and all that it needs to an existing folder.
+
+        :param model: on the CPU, its parameters not shared with anything
+        :param repository: the Hub repository `OWNER/NAME` that the folder is pushed to
+        """
         ...
 
 

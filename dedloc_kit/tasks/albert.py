@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation, FillMask
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, Source, seed_of
-from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.fill_mask import FillMaskSamples
 from dedloc_kit.validation import describe
 
@@ -33,6 +34,12 @@ _EVALUATION_BATCH = 32
 _FILL_MASK_SAMPLES = 5
 _FUSED = {"gelu_new": "gelu_pytorch_tanh"}
 """The same function as one kernel: a step is faster by a seventh on a CPU, and the backward pass keeps less."""
+_USAGE = """\
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model="{repository}")
+print(fill(f"Put a sentence here and {{fill.tokenizer.mask_token}} in the place of a word."))
+"""
 _logger = logging.getLogger(__name__)
 
 
@@ -180,6 +187,13 @@ class Albert:
             model.train(was_training)
         metrics = {"masked accuracy": guessed / masked, "sentence order accuracy": ordered / samples}
         return Evaluation(loss=loss / samples, metrics=metrics, samples=filled)
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
+        pretrained: Any = model
+        pretrained.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        return Usage("transformers", "fill-mask", _USAGE.format(repository=repository))
 
     def _evaluation_batches(self) -> list[Batch]:
         """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""

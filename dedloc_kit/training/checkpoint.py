@@ -12,9 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import StateInfo
+from dedloc_kit.records import STATE_FILE, Record, StateInfo
 
 _INFO_KEY = "dedloc_kit.state_info"
+_MARK = "best.json"
+
+Found = tuple[dict[str, Tensor], StateInfo]
 
 
 def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
@@ -41,7 +44,7 @@ def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], StateInfo]:
+def load(path: Path) -> Found:
     """Read a checkpoint to the CPU.
 
     Raises ValueError, naming the file, if it is truncated, not a checkpoint of ours or holds a number that is
@@ -60,8 +63,37 @@ def load(path: Path) -> tuple[dict[str, Tensor], StateInfo]:
     return tensors, info
 
 
+def find(where: Path, warn: Callable[[str], None]) -> Found:
+    """The training state that a person points at; nothing there is changed, for another process may use it.
+
+    :param where: a checkpoint, a folder of checkpoints (the newest that is whole is taken), a run's folder that has
+        one, or a copy of a run's Hub repository
+    Raises UserError if there is no whole checkpoint.
+    """
+    folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
+    candidates = [folder / STATE_FILE] if (folder / STATE_FILE).is_file() else _newest_first(folder)
+    for path in candidates if where.is_dir() else [where]:
+        try:
+            return load(path)
+        except ValueError as error:
+            warn(str(error))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}); check --resume") from None
+    raise UserError(f"there is no whole checkpoint in {where}; check --resume")
+
+
+class Best(Record):
+    """Which of the checkpoints did best on the held-out data."""
+
+    step: int
+    loss: float
+
+
 class Checkpoints:
-    """The newest few checkpoints of one run in a folder, `step-00000042.safetensors`. One process writes there."""
+    """The newest few checkpoints of one run in a folder, `step-00000042.safetensors`, and the best one.
+
+    Which one is the best is in `best.json`. One process writes to the folder.
+    """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         """Make the folder and clear away what a crash in the middle of a save left; UserError if that fails."""
@@ -73,22 +105,40 @@ class Checkpoints:
                 shutil.rmtree(leftover)
         except OSError as error:
             raise UserError(f"{folder} cannot be used for checkpoints ({error.strerror}); choose another") from None
+        self.best = self._marked()
 
-    def save(self, tensors: dict[str, Tensor], info: StateInfo) -> Path:
-        """Write the checkpoint of `info.step`, then remove all but the newest `keep`; errors as `checkpoint.save`."""
-        path = self.folder / f"step-{info.step:08d}.safetensors"
+    def save(self, tensors: dict[str, Tensor], info: StateInfo, spare: int | None = None) -> Path:
+        """Write the checkpoint of `info.step`, then remove all but the newest `keep`, the best and that of `spare`.
+
+        :param spare: a step that is still being evaluated
+        Errors as `checkpoint.save`.
+        """
+        path = self._path(info.step)
+        if self.best is not None and info.step == self.best.step:
+            self._mark(None)  # training went back to before this step: what was measured is lost with it
         save(path, tensors, info)
-        for old in self._newest_first()[self.keep :]:
-            old.unlink(missing_ok=True)
+        best = None if self.best is None else self.best.step
+        kept = {self._path(step) for step in (spare, best) if step is not None}
+        for old in _newest_first(self.folder)[self.keep :]:
+            if old not in kept:
+                old.unlink(missing_ok=True)
         return path
 
-    def newest(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], StateInfo] | None:
+    def rate(self, step: int, loss: float) -> None:
+        """Learn the held-out loss of a step; its checkpoint, if there is one, is kept while none is better.
+
+        Raises UserError if the mark cannot be written.
+        """
+        if self._path(step).exists() and (self.best is None or loss < self.best.loss):
+            self._mark(Best(step=step, loss=loss))
+
+    def newest(self, warn: Callable[[str], None]) -> Found | None:
         """The newest checkpoint that is whole, or none if there is none.
 
         A damaged one is reported through `warn` and renamed to `*.damaged`: as the newest by its name it would
         otherwise push out the good ones that follow. UserError if a file cannot be read or renamed.
         """
-        for path in self._newest_first():
+        for path in _newest_first(self.folder):
             try:
                 return load(path)
             except ValueError as error:
@@ -98,14 +148,37 @@ class Checkpoints:
                 raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
         return None
 
-    def _newest_first(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.safetensors"), key=_step_of, reverse=True)
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def _marked(self) -> Best | None:
+        try:
+            best = Best.parse(json.loads((self.folder / _MARK).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None  # never written, or damaged: the next evaluation is the best so far
+        return best if self._path(best.step).exists() else None
+
+    def _mark(self, best: Best | None) -> None:
+        mark, temporary = self.folder / _MARK, self.folder / f".{_MARK}.tmp"
+        try:
+            if best is None:
+                mark.unlink(missing_ok=True)
+            else:
+                temporary.write_text(best.model_dump_json() + "\n", encoding="utf-8")
+                os.replace(temporary, mark)
+        except OSError as error:
+            raise UserError(f"{mark} cannot be written ({error}); make room on the disk") from None
+        self.best = best
 
     def _set_aside(self, path: Path) -> None:
         try:
             path.replace(path.with_name(f"{path.name}.damaged"))
         except OSError as error:
             raise UserError(f"{path} is damaged and cannot be renamed ({error.strerror}); remove it") from None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.safetensors"), key=_step_of, reverse=True)
 
 
 def _step_of(path: Path) -> int:

@@ -150,7 +150,7 @@ def test_a_checkpoint_of_a_run_is_taken_by_the_names_of_its_weights(model: Path,
     path = tmp_path / "step-00000003.safetensors"
     info = StateInfo(run_id=run.run_id, step=3, rounds=())
     checkpoint.save(path, tensors, info)
-    with as_folder(str(path), tmp_path / "run.toml") as folder:
+    with as_folder(str(path), run) as folder:
         loaded: Any = AlbertForPreTraining.from_pretrained(folder)
         assert Pretrained(folder, 128).max_length == 32
     for name, parameter in loaded.named_parameters():
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_a_run_is_taken_by_the_names_of_its_weights(model: Path,
     assert not Path(folder).exists()
     del tensors[next(iter(tensors))]
     checkpoint.save(path, tensors, info)
-    with pytest.raises(UserError, match="name a checkpoint of this run"), as_folder(str(path), tmp_path / "run.toml"):
+    with pytest.raises(UserError, match="name a checkpoint of this run"), as_folder(str(path), run):
         pass
 
 

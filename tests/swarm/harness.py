@@ -95,17 +95,17 @@ class Swarm:
     def __enter__(self) -> Self:
         return self
 
-    def start_coordinator(self, **settings: Any) -> Peer:
+    def start_coordinator(self, environment: Mapping[str, str] | None = None, **settings: Any) -> Peer:
         def job(config: PeerConfig) -> Mapping[str, Any]:
             return coordinator_job(self.run, config)
 
-        peer = Peer("coordinator", "coordinator", self.folder, job, **settings)
+        peer = Peer("coordinator", "coordinator", self.folder, job, environment, **settings)
         self.peers.append(peer)
         return peer
 
-    def coordinator(self, **settings: Any) -> Peer:
+    def coordinator(self, environment: Mapping[str, str] | None = None, **settings: Any) -> Peer:
         """Start a coordinator and wait until volunteers can join."""
-        peer = self.start_coordinator(**settings)
+        peer = self.start_coordinator(environment, **settings)
         self.invitation = Invitation.of(self.run, peer.joined.addresses)
         return peer
 

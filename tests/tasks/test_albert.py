@@ -7,13 +7,14 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import RunConfig, parse_run
-from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.albert import Albert
 from dedloc_kit.training.lamb import Lamb
 
@@ -212,3 +213,25 @@ def test_the_recipe_of_the_demo_is_valid() -> None:
 
     options = albert_options(load_run(recipe("albert-demo") / "run.toml"))
     assert options.model.num_hidden_layers == 4
+
+
+def test_an_export_is_what_transformers_loads_and_its_code_works_as_it_is(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = create_task(configure(folder))
+    assert isinstance(task, Exportable)
+    model: Any = task.build_model().eval()
+    usage = task.export(model, tmp_path, str(tmp_path))
+    assert (usage.library, usage.pipeline) == ("transformers", "fill-mask")
+    assert not [path for path in tmp_path.iterdir() if path.suffix in {".bin", ".pt", ".pkl", ".py"}]
+
+    tokens = AutoTokenizer.from_pretrained(tmp_path)("river bank", return_tensors="pt")
+    with torch.inference_mode():
+        expected = model(**tokens)
+        hidden = AutoModel.from_pretrained(tmp_path)(**tokens)
+        scores = AutoModelForMaskedLM.from_pretrained(tmp_path)(**tokens)
+        assert torch.equal(hidden.pooler_output, model.albert(**tokens).pooler_output)
+    assert torch.equal(scores.logits, expected.prediction_logits)
+
+    exec(usage.code, {})
+    assert "token_str" in capsys.readouterr().out

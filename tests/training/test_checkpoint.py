@@ -225,3 +225,77 @@ def test_a_file_that_a_person_put_there_comes_last(tmp_path: Path) -> None:
     newest = checkpoints.newest(pytest.fail)
     assert newest is not None
     assert newest[1].step == 1
+
+
+def a_loss(checkpoints: Checkpoints, step: int, loss: float) -> None:
+    checkpoints.save(tensors(), info(step))
+    checkpoints.rate(step, loss)
+
+
+def test_the_best_is_kept_beside_the_newest_also_after_a_restart(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5)):
+        a_loss(checkpoints, step, loss)
+    again = Checkpoints(tmp_path, keep=1)
+    a_loss(again, 4, 2.25)
+    assert files(tmp_path) == ["best.json", "step-00000002.safetensors", "step-00000004.safetensors"]
+    assert json.loads((tmp_path / "best.json").read_text()) == {"step": 2, "loss": 2.0}
+    a_loss(again, 5, 1.5)
+    again.save(tensors(), info(6))
+    assert files(tmp_path) == ["best.json", "step-00000005.safetensors", "step-00000006.safetensors"]
+
+
+def test_a_step_that_is_being_evaluated_is_spared_and_can_be_the_best_when_that_is_done(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(tensors(), info(1))
+    for step in (2, 3):
+        checkpoints.save(tensors(), info(step), spare=1)
+    checkpoints.rate(1, 2.0)
+    checkpoints.rate(2, 1.0)  # nothing of it is left
+    checkpoints.save(tensors(), info(4))
+    assert checkpoints.best is not None
+    assert checkpoints.best.step == 1
+    assert files(tmp_path) == ["best.json", "step-00000001.safetensors", "step-00000004.safetensors"]
+
+
+def test_a_step_that_is_done_again_is_no_longer_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    a_loss(checkpoints, 5, 1.0)
+    checkpoints.save(tensors(), info(5))
+    assert (checkpoints.best, Checkpoints(tmp_path).best) == (None, None)
+    checkpoints.rate(5, 3.0)
+    assert checkpoints.best is not None
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"step": 1}', '{"step": 1, "loss": NaN}'])
+def test_a_damaged_mark_is_as_none(tmp_path: Path, text: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    a_loss(checkpoints, 1, 1.0)
+    (tmp_path / "best.json").write_text(text)
+    assert Checkpoints(tmp_path).best is None
+
+
+def test_a_mark_of_a_checkpoint_that_is_gone_is_as_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    a_loss(checkpoints, 1, 1.0)
+    (tmp_path / "step-00000001.safetensors").unlink()
+    assert Checkpoints(tmp_path).best is None
+
+
+def test_a_mark_that_cannot_be_written_is_reported_and_the_old_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    a_loss(checkpoints, 1, 2.0)
+    checkpoints.save(tensors(), info(2))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(UserError, match="No space left"):
+            checkpoints.rate(2, 1.0)
+    assert checkpoints.best == Checkpoints(tmp_path).best
+    assert checkpoints.best is not None
+    assert checkpoints.best.step == 1

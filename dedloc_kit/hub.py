@@ -1,0 +1,217 @@
+"""The Hugging Face Hub: where a run is published and from where it can be resumed.
+
+The token is the one that huggingface_hub finds by itself (`hf auth login` or `HF_TOKEN`); it passes through no code of
+ours.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE
+from dedloc_kit.run import HUB_REPOSITORY, RunConfig
+
+SILENCE_SECONDS = 60.0
+"""A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
+RUN_FILE = "run.json"
+_OF_A_NEW_REPOSITORY = {".gitattributes", "README.md", "LICENSE"}
+_FOR_NOW = {408, 409, 412, 425, 429}
+"""Answers of the Hub to a request that may succeed when it is made again."""
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+
+class HubUnavailable(Exception):
+    """The Hub does not do what it was asked for now; it may later."""
+
+
+class Repository:
+    """One model repository on the Hub that belongs to one run."""
+
+    def __init__(self, name: str, *, private: bool = False) -> None:
+        """:param name: `OWNER/NAME`"""
+        self.name = name
+        self._private = private
+
+    def claim(self, run: RunConfig) -> None:
+        """Make the repository if there is none, and write the run's configuration to it as proof that we may.
+
+        Raises UserError with the fix if there is no token, it may not write there, or the repository holds something
+        else; HubUnavailable if the Hub does not answer.
+        """
+        from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
+
+        check_login(self.name)
+        api = HfApi()
+        with _asking(f"write to {self.name}"):
+            # Without a wish the Hub's own default for this owner holds.
+            api.create_repo(self.name, private=self._private or None, exist_ok=True)
+            info = api.model_info(self.name)
+            files = {file.rfilename for file in info.siblings or ()}
+            owner = None
+            if RUN_FILE in files:
+                owner = _run_id(Path(hf_hub_download(self.name, RUN_FILE, revision=info.sha)))
+        if self._private and not info.private:
+            raise UserError(f"{self.name} is public; make it private on its page, or leave out --private")
+        if owner != run.run_id and (owner is not None or files - _OF_A_NEW_REPOSITORY):
+            holder = f"belongs to the run {owner}" if owner else "holds files of something else"
+            raise UserError(f"{self.name} {holder}; choose another repository for {run.run_id} with --hub")
+        with _asking(f"write to {self.name}"):
+            content = described(run).encode()
+            api.create_commit(
+                self.name, [CommitOperationAdd(RUN_FILE, content)], commit_message=f"Begin the run {run.run_id}"
+            )
+
+    def metadata(self) -> dict[str, Any]:
+        """What the head of the repository's README.md says now; nothing if there is none. HubUnavailable."""
+        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub.repocard import metadata_load
+
+        with _asking(f"read {self.name}"):
+            if not HfApi().file_exists(self.name, "README.md"):
+                return {}
+            path = hf_hub_download(self.name, "README.md")
+        try:
+            return metadata_load(path) or {}
+        except Exception:  # YAML has exceptions of its own, and there is nothing to keep
+            return {}
+
+    def push(self, folder: Path, message: str) -> str:
+        """Push the folder in one commit, which is there whole or not at all; returns the commit's address.
+
+        Raises UserError if the token may not do that, HubUnavailable if the Hub fails.
+        """
+        from huggingface_hub import HfApi
+
+        with _asking(f"write to {self.name}"):
+            return str(HfApi().upload_folder(repo_id=self.name, folder_path=folder, commit_message=message).commit_url)
+
+
+def check_login(repository: str) -> None:
+    """Raise UserError unless `OWNER/NAME` can be a repository and this machine has a token of the Hub."""
+    from huggingface_hub import get_token
+
+    if not re.fullmatch(HUB_REPOSITORY, repository):
+        raise UserError(f"{repository} is no name of a repository on the Hub; use OWNER/NAME")
+    if get_token() is None:
+        raise UserError(f"nobody is logged in to the Hub, so {repository} cannot be written; {_LOG_IN}")
+
+
+def upload(
+    folder: Path, repository: str, patterns: list[str], *, kind: Literal["model", "dataset"], private: bool = False
+) -> str:
+    """Put a folder's files of these patterns into a repository, made if there is none; returns the commit.
+
+    Raises UserError with the fix if that is not allowed, HubUnavailable if the Hub fails.
+    """
+    from huggingface_hub import HfApi
+
+    check_login(repository)
+    api = HfApi()
+    with _asking(f"write to {repository}"):
+        # Without a wish the Hub's own default for this owner holds.
+        api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
+        if private and not api.repo_info(repository, repo_type=kind).private:
+            raise UserError(f"{repository} is public; make it private on its page, or leave out --private")
+        commit = api.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, allow_patterns=patterns)
+    return str(commit.oid)
+
+
+def training_state(where: str) -> Path:
+    """The training state that a person names, on this machine; from the Hub it is downloaded first, whole.
+
+    Who contributed to it lies beside it.
+
+    :param where: a file or a folder, or a repository `OWNER/NAME`, `OWNER/NAME@REVISION`
+    Raises UserError if there is no such thing or it cannot be downloaded.
+    """
+    local = Path(where).expanduser()
+    if local.exists():
+        return local.resolve()
+    match = re.fullmatch(f"({HUB_REPOSITORY})(?:@(.+))?", where)
+    if match is None:
+        raise UserError(f"{where} does not exist; --resume takes a folder, a file or OWNER/NAME[@REVISION] of the Hub")
+    try:
+        return _download(match[1], match[2])
+    except HubUnavailable as error:
+        raise UserError(f"{where} cannot be downloaded ({error}); check the connection and try again") from None
+
+
+def described(run: RunConfig) -> str:
+    """The run's configuration for the public as JSON: of what lies on this machine only the name is told."""
+    values = run.model_dump(mode="json")
+    for source in (*values["data"]["train"], *filter(None, [values["data"]["evaluation"]])):
+        source["dataset"] = public_name(source["dataset"])
+    if isinstance(values["task"].get("tokenizer"), str):
+        values["task"]["tokenizer"] = public_name(values["task"]["tokenizer"])
+    return json.dumps({"run_id": run.run_id, "run": values}, indent=2, ensure_ascii=False) + "\n"
+
+
+def public_name(name: str) -> str:
+    """A name on the Hub as it is, of a path (`load_run` makes them absolute) only the last part."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+
+    with _asking(f"read {repository}"):
+        try:
+            state = Path(hf_hub_download(repository, STATE_FILE, revision=revision))
+        except RepositoryNotFoundError:
+            raise UserError(
+                f"there is no {repository} on the Hub that you may read; check the name, or {_LOG_IN}"
+            ) from None
+        except RevisionNotFoundError:
+            raise UserError(f"{repository} has no revision {revision}; its page lists the commits") from None
+        except RemoteEntryNotFoundError:
+            raise UserError(f"{repository} holds no {STATE_FILE}, so no run can be resumed from it") from None
+        with suppress(RemoteEntryNotFoundError):  # nobody has to have given anything
+            hf_hub_download(repository, CONTRIBUTORS_FILE, revision=state.parent.name)  # of the very same commit
+    return state
+
+
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong in huggingface_hub into a UserError or HubUnavailable."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars, get_session  # type: ignore[attr-defined]
+
+    disable_progress_bars()
+    get_session().timeout = SILENCE_SECONDS
+    try:
+        yield
+    except UserError:
+        raise
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in _FOR_NOW or status >= 500:
+            raise HubUnavailable(f"the Hub answers with {status}") from None
+        raise UserError(
+            f"the Hub does not let you {what} ({_one_line(error)}); check the name and {_LOG_IN}, with a token that "
+            "may do it (huggingface.co/settings/tokens)"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise HubUnavailable("the Hub does not answer") from None
+    except HFValidationError as error:
+        raise UserError(f"that is no name of a repository on the Hub ({_one_line(error)})") from None
+    except Exception as error:  # connections fail with exceptions of several libraries and versions
+        raise HubUnavailable(_one_line(error)) from None
+
+
+def _one_line(error: Exception) -> str:
+    said = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {''.join(filter(str.isprintable, said))[:200]}"
+
+
+def _run_id(path: Path) -> str:
+    """The run that a repository says it belongs to."""
+    try:
+        run_id = json.loads(path.read_text(encoding="utf-8"))["run_id"]
+    except (ValueError, KeyError, TypeError):
+        run_id = None
+    return run_id if isinstance(run_id, str) and re.fullmatch("[a-z0-9-]{1,70}", run_id) else "of an unreadable name"

@@ -1,0 +1,93 @@
+"""Which training state a coordinator starts from, and who has contributed to it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Contributor, Ledger
+from dedloc_kit.records import CONTRIBUTORS_FILE, Given, StateInfo
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.state import TrainingState
+from dedloc_kit.training.checkpoint import Checkpoints, Found, find
+
+
+def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, warn: Callable[[str], None]) -> bool:
+    """Take over the folder's newest checkpoint or the one that the organizer names, whichever is newer.
+
+    Returns whether it is the one that the organizer names.
+
+    A state of the same run goes on as if nothing had happened. So does one of a run of the same name whose
+    configuration was changed: with its step, on which the learning rate depends, and the optimizer's moments; in this
+    way an organizer corrects a learning rate or adds data. The state of a run of another name is refused, as is one
+    whose shapes are not those of the model.
+
+    :param named: a place for `checkpoint.find`
+    Raises UserError if there is nothing whole, or it does not belong here; the state is then as it was.
+    """
+    own = checkpoints.newest(warn)
+    if own is not None:
+        _load(state, own, f"the checkpoint in {checkpoints.folder}", "choose another --folder")
+    if named is None:
+        return False
+    tensors, info = find(named, warn)
+    if own is not None and info.step <= state.step:
+        warn(
+            f"{checkpoints.folder} is at step {state.step}, so the run goes on from there, not from step {info.step} "
+            "of --resume; for that choose another --folder"
+        )
+        return False
+    _load(state, (tensors, _adopted(info, state.run, warn)), f"the training state of {named}", "check --resume")
+    return True
+
+
+def credit(ledger: Ledger, named: Path, warn: Callable[[str], None]) -> None:
+    """Take over from the same place who has given what; nothing if this ledger has begun already.
+
+    What cannot be read is worth a warning. Raises UserError if the ledger cannot be written.
+    """
+    if ledger.last_step() or ledger.contributors():
+        return
+    folder = named if named.is_dir() else named.parent
+    try:
+        contributors = _contributors(folder)
+    except (OSError, ValueError, TypeError, UserError) as error:
+        warn(f"who contributed before is not known: what {folder} says of it cannot be read ({error})")
+        return
+    ledger.adopt(contributors)
+
+
+def _contributors(folder: Path) -> list[Contributor]:
+    """Of a copy of a Hub repository, of a run's folder or of the checkpoints in one."""
+    listed = folder / CONTRIBUTORS_FILE
+    if listed.exists():
+        every = [Given.parse(values) for values in json.loads(listed.read_text(encoding="utf-8"))]
+        return [Contributor(**given.model_dump()) for given in {given.peer: given for given in every}.values()]
+    for path in (folder / "ledger.sqlite", folder.parent / "ledger.sqlite"):
+        if path.exists():
+            ledger = Ledger(path, read_only=True)
+            try:
+                return ledger.contributors()
+            finally:
+                ledger.close()
+    return []
+
+
+def _adopted(info: StateInfo, run: RunConfig, warn: Callable[[str], None]) -> StateInfo:
+    """The info as of this run; raises UserError if it is that of a run of another name."""
+    if info.run_id == run.run_id:
+        return info
+    if info.run_id.rpartition("-")[0] != run.name:
+        raise UserError(
+            f"the training state of --resume belongs to the run {info.run_id}, this one is {run.run_id}; to go on with "
+            "a changed configuration keep the run's name"
+        )
+    warn(f"going on from step {info.step} of {info.run_id}; the configuration has changed, this is {run.run_id}")
+    return info.model_copy(update={"run_id": run.run_id})
+
+
+def _load(state: TrainingState, found: Found, what: str, fix: str) -> None:
+    try:
+        state.load_named(*found)
+    except ValueError as error:
+        raise UserError(f"{what} does not belong to this run ({error}); {fix}") from None

@@ -1,0 +1,174 @@
+"""A Hub on loopback for tests: what huggingface_hub asks of it when it makes, fills and reads a model repository."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+Files = dict[str, bytes]
+
+
+class LoopbackHub:
+    """Repositories in memory, each a list of commits; a test may take answers away."""
+
+    def __init__(self) -> None:
+        self.commits: dict[str, list[Files]] = {}
+        self.private: set[str] = set()
+        self.failing = threading.Event()
+        """Answer everything with 503."""
+        self.silent = threading.Event()
+        """Answer nothing at all."""
+        self.over = threading.Event()
+        """Set to end the silence for those who wait."""
+        self.read_only = False
+        self.asked = threading.Semaphore(0)
+        """Released by every request that fails."""
+        self.url = ""
+
+    def files(self, repository: str) -> Files:
+        return self.commits[repository][-1]
+
+    def revision(self, repository: str, number: int = -1) -> str:
+        commits = self.commits[repository]
+        return hashlib.sha1(f"{repository} {number % len(commits)}".encode()).hexdigest()
+
+    def at(self, repository: str, revision: str) -> Files | None:
+        commits = self.commits[repository]
+        if revision == "main":
+            return commits[-1]
+        found = [files for n, files in enumerate(commits) if self.revision(repository, n) == revision]
+        return found[0] if found else None
+
+
+@contextmanager
+def loopback_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[LoopbackHub]:
+    """Serve a Hub that this process and those that it starts take for the real one."""
+    hub = LoopbackHub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    values = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "of-a-test", "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    # In this process huggingface_hub may have read its environment already.
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: LoopbackHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._handle()
+
+    do_POST = do_HEAD = do_GET
+
+    def _handle(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.hub.silent.is_set():
+            self.hub.asked.release()
+            self.hub.over.wait(60.0)
+            self.close_connection = True
+        elif self.hub.failing.is_set():
+            self._answer(503, {"error": "told to fail"})
+            self.hub.asked.release()
+        else:
+            self._route([unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")], body)
+
+    def _route(self, path: list[str], body: bytes) -> None:
+        match path:
+            case ["api", "validate-yaml"]:
+                self._answer(200, {"errors": [], "warnings": []})
+            case ["api", "repos", "create"]:
+                self._create(json.loads(body))
+            case ["api", "models", owner, name, *rest] if f"{owner}/{name}" in self.hub.commits:
+                self._api(f"{owner}/{name}", rest, body)
+            case [owner, name, "resolve", revision, *file] if f"{owner}/{name}" in self.hub.commits:
+                self._resolve(f"{owner}/{name}", revision, "/".join(file))
+            case _:
+                self._answer(404, {"error": "none"}, {"X-Error-Code": "RepoNotFound"})
+
+    def _create(self, wanted: dict[str, Any]) -> None:
+        repository = f"{wanted['organization']}/{wanted['name']}"
+        if self.hub.read_only:
+            self._answer(403, {"error": "this token may only read"})
+        elif repository in self.hub.commits:
+            self._answer(409, {"error": "it exists", "url": f"{self.hub.url}/{repository}"})
+        else:
+            self.hub.commits[repository] = [{".gitattributes": b""}]
+            if wanted.get("visibility") == "private" or wanted.get("private"):
+                self.hub.private.add(repository)
+            self._answer(200, {"url": f"{self.hub.url}/{repository}", "id": repository, "name": repository})
+
+    def _api(self, repository: str, rest: list[str], body: bytes) -> None:
+        files = self.hub.files(repository)
+        if rest and rest[0] in ("preupload", "commit") and self.hub.read_only:
+            self._answer(403, {"error": "this token may only read"})
+        elif rest and rest[0] == "preupload":
+            asked = [file["path"] for file in json.loads(body)["files"]]
+            modes = [
+                {"path": p, "uploadMode": "regular", "shouldIgnore": False, "oid": _oid(files.get(p))} for p in asked
+            ]
+            self._answer(200, {"files": modes})
+        elif rest and rest[0] == "commit":
+            lines = [json.loads(line) for line in body.splitlines()]
+            new = {v["value"]["path"]: base64.b64decode(v["value"]["content"]) for v in lines if v["key"] == "file"}
+            self.hub.commits[repository].append({**files, **new})
+            sha = self.hub.revision(repository)
+            self._answer(
+                200, {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repository}/commit/{sha}"}
+            )
+        else:
+            siblings = [{"rfilename": name} for name in files]
+            private = repository in self.hub.private
+            sha = self.hub.revision(repository)
+            self._answer(200, {"id": repository, "sha": sha, "private": private, "siblings": siblings})
+
+    def _resolve(self, repository: str, revision: str, name: str) -> None:
+        files = self.hub.at(repository, revision)
+        if files is None:
+            self._answer(404, {"error": "none"}, {"X-Error-Code": "RevisionNotFound"})
+            return
+        number = next(n for n, commit in enumerate(self.hub.commits[repository]) if commit is files)
+        commit = {"X-Repo-Commit": self.hub.revision(repository, number)}
+        if name not in files:
+            self._answer(404, {"error": "none"}, {"X-Error-Code": "EntryNotFound", **commit})
+            return
+        self._answer(200, files[name], {"ETag": f'"{_oid(files[name])}"', **commit})
+
+    def _answer(self, code: int, body: Any, headers: dict[str, str] | None = None) -> None:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
+def _oid(content: bytes | None) -> str | None:
+    """As git names a file."""
+    return None if content is None else hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
