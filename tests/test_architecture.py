@@ -35,13 +35,13 @@ ORDER = (
     {"worker"},
     {"dashboard", "notebook", "terminal", "prepare"},
     {"launch", "pretokenize"},
-    {"demo"},
+    {"demo", "arguments"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {"errors", "validation", "resources", "home", "run", "records", "events", "memory", "hub", "client"}
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
-SURFACES = {"dashboard", "notebook", "terminal", "prepare", "pretokenize", "launch", "demo", "cli"}
+SURFACES = {"dashboard", "notebook", "terminal", "prepare", "pretokenize", "launch", "demo", "arguments", "cli"}
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
 ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("demo", "ledger")}

@@ -129,14 +129,11 @@ def _downloaded(repository: str) -> str:
 
 
 def _save_as_folder(path: Path, run: RunConfig, folder: str) -> None:
-    from transformers import PreTrainedModel
-
-    from dedloc_kit.tasks import create_task
+    from dedloc_kit.tasks import Exportable, create_task
     from dedloc_kit.training.checkpoint import load
 
-    task: Any = create_task(run)
-    model = task.build_model()
-    if not isinstance(model, PreTrainedModel) or not hasattr(task, "tokenizer"):
+    task = create_task(run)
+    if not isinstance(task, Exportable):
         raise UserError(f"the task '{run.task.name}' trains no language model of transformers; evaluate one that does")
     try:
         tensors, _ = load(path)
@@ -147,10 +144,10 @@ def _save_as_folder(path: Path, run: RunConfig, folder: str) -> None:
     # A checkpoint of the coordinator holds the optimizer's state as well; what a peer leaves, the weights alone.
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
     weights = weights or tensors
+    model = task.build_model()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in weights or weights[name].shape != parameter.shape:
                 raise UserError(f"{path} has no {name} like the model of {run.run_id}; name a checkpoint of this run")
             parameter.copy_(weights[name])
-    model.save_pretrained(folder)
-    task.tokenizer.save_pretrained(folder)
+    task.export(model, Path(folder), path.name)

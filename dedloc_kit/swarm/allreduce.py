@@ -20,7 +20,8 @@ from hivemind.utils import MSGPackSerializer, amap_in_executor
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.compression import Codec, Feedback, decode
+from dedloc_kit.swarm.compression import Codec, decode
+from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.introductions import Introductions, RollCall
 from dedloc_kit.swarm.parts import Outgoing, PartMeans, safe_fractions

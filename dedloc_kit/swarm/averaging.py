@@ -27,7 +27,8 @@ from hivemind.utils.asyncio import achain, as_aiter
 from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.allreduce import ExactAllReduce, Refused
-from dedloc_kit.swarm.compression import Feedback, codec_of
+from dedloc_kit.swarm.compression import codec_of
+from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, read_members

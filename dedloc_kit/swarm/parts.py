@@ -8,7 +8,8 @@ from hivemind.averaging.allreduce import AllreduceException
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.proto import runtime_pb2
 
-from dedloc_kit.swarm.compression import Codec, Feedback
+from dedloc_kit.swarm.compression import Codec
+from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 
 

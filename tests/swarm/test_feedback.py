@@ -12,11 +12,11 @@ from dedloc_kit.swarm.compression import (
     Blockwise4Bit,
     Blockwise8Bit,
     ChunkCompression,
-    Feedback,
     Float16,
     Float32,
     decode,
 )
+from dedloc_kit.swarm.feedback import Feedback
 
 SIZE = 2000
 

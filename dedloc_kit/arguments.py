@@ -1,0 +1,159 @@
+"""The command line of `dedloc`: which commands and options there are, and what `--help` says of them."""
+
+import argparse
+import re
+from pathlib import Path
+
+from dedloc_kit import __version__
+from dedloc_kit.evaluation.settings import DATASETS, Settings
+from dedloc_kit.run import HUB_REPOSITORY
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; `command` in its result is the name of the command."""
+    parser = argparse.ArgumentParser(prog="dedloc", description="A community trains one model together.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="a whole collaboration on this machine")
+    demo.add_argument("--volunteers", type=_positive, default=3, metavar="N")
+    demo.add_argument("--steps", type=_positive, default=20, metavar="N", help="global steps, then everyone leaves")
+    demo.add_argument("--recipe", default="albert-demo", metavar="NAME")
+    demo.add_argument("--report", type=Path, metavar="FILE.json", help="write what happened to this file")
+    demo.add_argument("--no-browser", action="store_true", help="do not open the dashboard")
+    demo.set_defaults(command="demo")
+
+    launch = commands.add_parser("launch", help="start or resume a run as its coordinator")
+    launch.add_argument("run", type=Path, metavar="RUN.toml")
+    launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
+    launch.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
+    launch.add_argument("--port", type=int, default=8000, help="of the dashboard; 0 takes a free one")
+    launch.add_argument("--evaluate-every", type=_positive, default=10, metavar="STEPS")
+    launch.add_argument("--checkpoint-every", type=_positive, default=1, metavar="STEPS")
+    launch.add_argument(
+        "--keep-checkpoints", type=_positive, default=3, metavar="N", help="the newest ones; the best one always stays"
+    )
+    launch.add_argument(
+        "--resume", metavar="WHERE", help="start from this folder, file or OWNER/NAME[@REVISION] of the Hub"
+    )
+    launch.add_argument("--hub", type=_repository, metavar="OWNER/NAME", help="push model and training state there")
+    launch.add_argument("--private", action="store_true", help="make that repository a private one")
+    launch.add_argument("--push-every", type=_positive, default=50, metavar="STEPS")
+    _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
+    launch.set_defaults(command="launch")
+
+    join = commands.add_parser("join", help="volunteer this machine")
+    join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
+    join.add_argument("--name", default="anonymous", help="shown on the dashboard")
+    join.add_argument(
+        "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+    reach = join.add_mutually_exclusive_group()
+    reach.add_argument(
+        "--client-mode",
+        action="store_const",
+        const=True,
+        help="make outgoing connections only; default: do so if a test finds that others cannot reach this machine",
+    )
+    reach.add_argument(
+        "--reachable",
+        action="store_const",
+        const=False,
+        dest="client_mode",
+        help="do not test: others can reach this machine, at --swarm-port and, if need be, --announce-host",
+    )
+    _machine_options(join, folder_help="keeps your identity; default: one in your home folder")
+    join.set_defaults(command="join")
+
+    status = commands.add_parser("status", help="how a run is doing")
+    status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
+    status.set_defaults(command="status")
+
+    _evaluate_options(commands.add_parser("evaluate", help="fine-tune a trained model and score it"))
+
+    tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")
+    tokenizer.add_argument("run", type=Path, metavar="RUN.toml")
+    tokenizer.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
+    tokenizer.add_argument("--characters", type=_positive, metavar="N", help="of text to train on; default: 50 million")
+    tokenizer.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload it to the Hub; one that is there is not trained"
+    )
+    tokenizer.add_argument(
+        "--shards",
+        action="store_true",
+        help="also write the training data as token ids, to the folder 'tokens' beside RUN.toml: volunteers then need "
+        "not tokenize; with --push they become a dataset of the same name",
+    )
+    tokenizer.add_argument("--private", action="store_true", help="with --push: make private repositories")
+    tokenizer.set_defaults(command="tokenizer")
+
+    corpus = commands.add_parser("corpus", help="write this machine's documentation strings as a dataset")
+    corpus.add_argument("folder", type=Path)
+    corpus.set_defaults(command="corpus")
+    return parser
+
+
+def _evaluate_options(parser: argparse.ArgumentParser) -> None:
+    defaults = Settings()
+    parser.description = (
+        "Fine-tune a trained model on a labelled dataset with several seeds; tell the scores on the test split, their "
+        "mean and their spread (the standard deviation)."
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a model's folder, OWNER/NAME on the Hub, or *.safetensors"
+    )
+    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run that a *.safetensors file is of")
+    parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run: as it was launched")
+    parser.add_argument(
+        "--task",
+        choices=list(DATASETS),
+        default=defaults.task,
+        help="named entities, scored by F1 (the default), or the class of a text, scored by accuracy",
+    )
+    parser.add_argument(
+        "--dataset",
+        metavar="WHERE",
+        help="on the Hub or a folder with train and test; default: "
+        + ", ".join(f"{where.dataset} for {task}" for task, where in DATASETS.items()),
+    )
+    parser.add_argument("--subset", metavar="NAME", help="of the dataset: bn in WikiANN, sna.bn in IndicGLUE")
+    parser.add_argument("--column", metavar="NAME", help="of the words or texts; default: tokens, or text")
+    parser.add_argument("--label-column", metavar="NAME", help="default: ner_tags, or label")
+    parser.add_argument("--seeds", type=_positive, metavar="N", help=f"fine-tunings; default: {defaults.seeds}")
+    parser.add_argument("--epochs", type=_positive, metavar="N", help=f"default: {defaults.epochs}")
+    parser.add_argument("--learning-rate", type=float, metavar="RATE", help=f"default: {defaults.learning_rate:g}")
+    parser.add_argument("--batch", type=_positive, metavar="N", help=f"default: {defaults.batch}")
+    parser.add_argument("--max-length", type=_positive, metavar="TOKENS", help=f"default: {defaults.max_length}")
+    parser.add_argument("--train-samples", type=_positive, metavar="N", help="train on so many; default: on all")
+    parser.add_argument("--baseline", action="store_true", help="also start from random weights, and tell the margin")
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write the result to this file")
+    _device_options(parser)
+    parser.set_defaults(command="evaluate")
+
+
+def _device_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--threads", type=_positive, default=0, metavar="N", help="CPU threads; default: all cores")
+
+
+def _machine_options(parser: argparse.ArgumentParser, folder_help: str) -> None:
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=folder_help)
+    _device_options(parser)
+    parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
+    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
+    parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
+    parser.add_argument("--task-module", metavar="MODULE", help="a module of yours with further tasks")
+    parser.add_argument("--until-step", type=_positive, metavar="N", help="leave after this global step")
+
+
+def _repository(text: str) -> str:
+    if re.fullmatch(HUB_REPOSITORY, text) is None:
+        raise argparse.ArgumentTypeError("must be OWNER/NAME")
+    return text
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
