@@ -61,6 +61,9 @@ def _head(run: RunConfig, usage: Usage | None, metadata: Mapping[str, Any]) -> s
     datasets = {public_name(source.dataset) for source in run.data.train if _on_the_hub(source)}
     if datasets:
         ours["datasets"] = sorted({*_texts(metadata.get("datasets")), *datasets})
+    language = run.task.options.get("language")
+    if isinstance(language, str) and "language" not in metadata:
+        ours["language"] = language
     if usage is not None:
         ours |= {"library_name": usage.library, "pipeline_tag": usage.pipeline}
     kept = {str(key): value for key, value in metadata.items() if key != "model-index"}

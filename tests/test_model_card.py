@@ -21,7 +21,9 @@ def contributor(name: str, samples: int = 64) -> Contributor:
 def card(**values: Any) -> str:
     source = {"dataset": "owner/texts", "subset": "bn", "revision": "0123abc"}
     mine = {"dataset": "/home/asha/secret/corpus"}
-    run = tiny_run("bengali", data={"train": [source, mine], "evaluation": mine})
+    run = tiny_run(
+        "bengali", task={"name": "tiny", "language": "as"}, data={"train": [source, mine], "evaluation": mine}
+    )
     step = GlobalStep(step=40, round="ab", time=0.0, samples=64, loss=6.5, peers=2, seconds=0.1)
     defaults = {
         "repository": "us/model",
@@ -45,6 +47,7 @@ def test_the_card_says_what_it_is_how_to_use_it_and_who_made_it() -> None:
         "pipeline_tag": "fill-mask",
         "tags": ["collaborative-training", "dedloc_kit"],
         "datasets": ["owner/texts"],
+        "language": "as",
     }
     assert f"```python\n{USAGE.code}```" in text
     assert "1 volunteer trained this model" in text

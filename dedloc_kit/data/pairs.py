@@ -15,8 +15,8 @@ from dedloc_kit.errors import UserError
 Arrays = dict[str, NDArray[Any]]
 Pair = tuple[Ids, Ids]
 
-_WINDOW_BATCHES, _WINDOW_INSTANCES = 32, 256
-"""Instances are sorted by length within a window of so many microbatches, but at least so many instances."""
+_FIRST_WINDOW, _WINDOW = 4, 32
+"""Instances are sorted by length within a window of so many batches; nobody waits for the first one to be as large."""
 _LENGTH_UNIT = 8
 """Tokens: rows of a multiple of this length suit the matrix units of GPUs."""
 _BARREN_DOCUMENTS = 10_000
@@ -94,7 +94,7 @@ class PairBuilder:
         [instances]: 0 where A comes first in the document, 1 where the two are swapped.
         Raises UserError if 10,000 documents in a row have not a single pair of sentences.
         """
-        window = max(_WINDOW_BATCHES * microbatch, _WINDOW_INSTANCES // microbatch * microbatch)
+        window = _FIRST_WINDOW * microbatch
         pairs: list[Pair] = []
         barren = 0
         for document in documents:
@@ -106,6 +106,7 @@ class PairBuilder:
             while len(pairs) >= window:
                 yield from self._cut(pairs[:window], microbatch, generator)
                 del pairs[:window]
+                window = _WINDOW * microbatch
         yield from self._cut(pairs, microbatch, generator)
 
     def _pairs(self, document: Document, generator: np.random.Generator) -> list[Pair]:
@@ -117,15 +118,18 @@ class PairBuilder:
         ]
 
     def _cut(self, pairs: list[Pair], microbatch: int, generator: np.random.Generator) -> Iterator[Arrays]:
-        """Batches of pairs of similar lengths, in random order, a smaller one last."""
+        """Batches of pairs of similar lengths in random order, but the longest one first and a smaller one last.
+
+        So what a machine's memory does not hold shows at once, not after an hour.
+        """
         by_chance = generator.permutation(len(pairs))
         lengths = np.array([len(first) + len(second) for first, second in pairs], dtype=np.int64)
-        # The longest first: what is left over for the smaller batch is short.
         order = by_chance[np.argsort(-lengths[by_chance], kind="stable")]
         whole, rest = np.split(order, [len(order) // microbatch * microbatch])
-        batches = [*generator.permutation(whole.reshape(-1, microbatch)), *([rest] if len(rest) else [])]
-        for chosen in batches:
-            yield self._batch([pairs[number] for number in chosen], generator)
+        longest, others = np.split(whole.reshape(-1, microbatch), [1])
+        for chosen in (*longest, *generator.permutation(others), rest):
+            if len(chosen):
+                yield self._batch([pairs[number] for number in chosen], generator)
 
     def _batch(self, pairs: list[Pair], generator: np.random.Generator) -> Arrays:
         swapped = generator.integers(2, size=len(pairs))

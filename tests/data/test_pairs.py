@@ -160,6 +160,7 @@ def test_documents_of_any_length_waste_less_than_one_token_in_twenty_on_padding(
         batches = list(PairBuilder(tokenizer, 256, 0.15).batches(documents, microbatch, generator))
         attended = np.concatenate([batch["attention_mask"].ravel() for batch in batches])
         assert attended.mean() > 0.95
+        assert batches[0]["input_ids"].shape[1] == 256, "what needs the most memory comes first"
         assert all(batch["attention_mask"][:, -8:].any() for batch in batches)
         # Every token of a document's pairs is there, but for those that a full pair has to leave out.
         assert attended.sum() > 0.9 * sum(len(document.ids) for document in documents)
