@@ -17,8 +17,9 @@ install: .venv/.installed
 demo: install
 	$(BIN)/dedloc demo
 
+# Tests mostly wait for peers, so two at a time take little longer than one.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -24,11 +24,7 @@ class Pretrained:
     def __init__(self, where: str, max_length: int) -> None:
         """Raises UserError if the model or its tokenizer cannot be loaded, or one does not fit the other."""
         from transformers import AutoConfig
-        from transformers.utils import logging
 
-        # A new output layer is meant to be new; the bar of each loading would break up our own.
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
         self.where = where
         try:
             self.config: Any = AutoConfig.from_pretrained(where, trust_remote_code=False)
@@ -101,6 +97,11 @@ def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
     It may be such a folder, a repository on the Hub, which is downloaded, or the weights alone (safetensors) together
     with their run. Raises UserError if it is none of these.
     """
+    from transformers.utils import logging
+
+    # A new output layer is meant to be new; the bar of each loading would break up our own.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     path = Path(checkpoint).expanduser()
     if run is not None:
         with TemporaryDirectory(prefix="dedloc-evaluate-") as folder:
