@@ -31,8 +31,8 @@ connection.sendall(bytes(int(sys.argv[3])))
 if len(sys.argv) > 4:
     print("sent", flush=True)
     sys.stdin.readline()
-connection.sendall(b"?")
 began = time.monotonic()
+connection.sendall(b"?")
 assert connection.recv(1) == b"!"
 print(time.monotonic() - began, flush=True)
 """
