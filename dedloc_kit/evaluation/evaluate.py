@@ -138,7 +138,8 @@ def _show(evaluation: Evaluation, display: Display) -> None:
     ]
     display.table([f"{evaluation.metric} in %", "mean", "spread", *seeds], rows)
     if evaluation.margin is not None:
-        display.line(f"trained weights beat random ones by {_percent(evaluation.margin)} points")
+        result = "beat" if evaluation.margin > 0 else "do no better than"
+        display.line(f"trained weights {result} random ones ({100 * evaluation.margin:+.2f} points)")
 
 
 def _percent(score: float | None) -> str:
