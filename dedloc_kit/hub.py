@@ -18,7 +18,8 @@ from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
 RUN_FILE = "run.json"
-_OF_A_NEW_REPOSITORY = {".gitattributes", "README.md", "LICENSE"}
+_OF_A_NEW_REPOSITORY = {".gitattributes", "README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json"}
+"""Files that may be there before the run: its tokenizer is pushed first, by `dedloc tokenizer`."""
 _FOR_NOW = {408, 409, 412, 425, 429}
 """Answers of the Hub to a request that may succeed when it is made again."""
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"

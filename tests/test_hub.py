@@ -45,6 +45,12 @@ def test_a_repository_is_private_if_that_is_wanted_and_a_public_one_is_refused(h
         Repository("us/open", private=True).claim(RUN)
 
 
+def test_a_run_may_go_to_where_its_tokenizer_is_already(hub: LoopbackHub, tmp_path: Path) -> None:
+    hub.commits["us/words"] = [{".gitattributes": b"", "tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}]
+    Repository("us/words").claim(RUN)
+    assert "run.json" in hub.commits["us/words"][-1]
+
+
 def test_a_repository_of_another_run_or_of_something_else_is_left_alone(hub: LoopbackHub, tmp_path: Path) -> None:
     other = tiny_run("other")
     Repository("us/model").claim(other)
