@@ -240,7 +240,7 @@ def prepare(texts: Sequence[str]) -> None:
 
 
 def run_of(steps: int, rate: float, seed: int) -> RunConfig:
-    """A quarter of albert-bengali's parameters. Relative paths: the first weights depend on all that stands here."""
+    """A quarter of the small sahajbert's parameters. Relative paths: the first weights depend on all of this."""
     size = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 2}
     return parse_run(
         {

@@ -91,6 +91,12 @@ class Repository:
             return str(HfApi().upload_folder(repo_id=self.name, folder_path=folder, commit_message=message).commit_url)
 
 
+def repository_and_revision(name: str) -> tuple[str, str | None] | None:
+    """The parts of `OWNER/NAME` or `OWNER/NAME@REVISION`; none if it is neither."""
+    match = re.fullmatch(rf"({HUB_REPOSITORY})(?:@(\w\S*))?", name)
+    return (match[1], match[2]) if match else None
+
+
 def check_login(repository: str) -> None:
     """Raise UserError unless `OWNER/NAME` can be a repository and this machine has a token of the Hub."""
     from huggingface_hub import get_token
@@ -132,11 +138,11 @@ def training_state(where: str) -> Path:
     local = Path(where).expanduser()
     if local.exists():
         return local.resolve()
-    match = re.fullmatch(f"({HUB_REPOSITORY})(?:@(.+))?", where)
-    if match is None:
+    named = repository_and_revision(where)
+    if named is None:
         raise UserError(f"{where} does not exist; --resume takes a folder, a file or OWNER/NAME[@REVISION] of the Hub")
     try:
-        return _download(match[1], match[2])
+        return _download(*named)
     except HubUnavailable as error:
         raise UserError(f"{where} cannot be downloaded ({error}); check the connection and try again") from None
 

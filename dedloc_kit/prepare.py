@@ -4,12 +4,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dedloc_kit.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.resources import recipe
@@ -84,41 +82,25 @@ def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:
     return f"{repository}@{commit}"
 
 
-class TrainingDisplay:
+class TrainingDisplay(BarDisplay):
     """How far the training of a tokenizer is: a bar on a terminal, a few lines elsewhere."""
 
     def __init__(self, characters: int) -> None:
-        self._console = Console(stderr=True, highlight=False, markup=False)
-        self._characters = characters
-        self._bar = Progress(
+        super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
+            stderr=True,
         )
+        self._characters = characters
         self._task = self._bar.add_task("reading", total=characters, note="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def line(self, text: str) -> None:
-        """One line above the bar; `text` is shown as it is."""
-        self._console.print(text, soft_wrap=True)
 
     def watch(self, pieces: Iterator[str]) -> Iterator[str]:
         """The pieces as they are; once they have all been read, the trainer computes."""
         start, read, shown = time.monotonic(), 0, 0
-        step = self._characters // (500 if self._console.is_terminal else 4)
+        step = self._characters // (500 if self.console.is_terminal else 4)
         for piece in pieces:
             yield piece
             read += len(piece)
@@ -128,7 +110,7 @@ class TrainingDisplay:
             rate = read / (time.monotonic() - start)
             note = f"{read / 1e6:.1f} of {self._characters / 1e6:.1f} million characters, {rate / 1e6:.2f} a second"
             self._bar.update(self._task, completed=read, note=note)
-            if not self._console.is_terminal:
+            if not self.console.is_terminal:
                 self.line(f"read {note}")
         self.line(f"read {read / 1e6:.1f} million characters; training the vocabulary")
         self._bar.remove_task(self._task)

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from dedloc_kit.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.run import RunConfig, Source
@@ -19,13 +19,14 @@ def prepare_shards(run: RunConfig, folder: Path) -> int:
     exists or a shard cannot be read: what is left out here would be missing for all.
     """
     from dedloc_kit.data.folder import new_folder
+    from dedloc_kit.data.sentences import DEFAULT_LANGUAGE
     from dedloc_kit.data.stream import in_order, texts
     from dedloc_kit.data.token_shards import write_token_shards
     from dedloc_kit.data.tokenizer import load_tokenizer
     from dedloc_kit.data.tokens import DocumentTokenizer, vocabulary_hash
 
     tokenizer = load_tokenizer(str(run.task.options.get("tokenizer")))
-    tokens = DocumentTokenizer(tokenizer, str(run.task.options.get("language", "en")))
+    tokens = DocumentTokenizer(tokenizer, str(run.task.options.get("language", DEFAULT_LANGUAGE)))
     names = _subsets(run)
     total = 0
     with new_folder(folder) as temporary, _Counting() as counting:
@@ -72,34 +73,21 @@ def _subsets(run: RunConfig) -> list[str]:
     return [f"source-{number}" for number in range(len(run.data.train))]
 
 
-class _Counting:
-    """Counts documents on a terminal; elsewhere only the lines are printed."""
+class _Counting(BarDisplay):
+    """How many documents have been read."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, markup=False)
-        self._progress = Progress(
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             MofNCompleteColumn(),
             TextColumn("documents"),
             TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
+            stderr=True,
         )
 
-    def __enter__(self) -> "_Counting":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def line(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True)
-
     def each(self, name: str, documents: Iterator[str]) -> Iterator[str]:
-        task = self._progress.add_task(name, total=None)
+        task = self._bar.add_task(name, total=None)
         for document in documents:
             yield document
-            self._progress.advance(task)
+            self._bar.advance(task)

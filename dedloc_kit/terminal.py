@@ -1,12 +1,8 @@
 """The terminal's view of a run: one line per thing that happened, and a bar for the global batch."""
 
-from types import TracebackType
-from typing import Self
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
+from dedloc_kit.bar import BarDisplay
 from dedloc_kit.events import (
     AnyEvent,
     Evaluated,
@@ -22,39 +18,19 @@ from dedloc_kit.events import (
 )
 
 
-class RunDisplay:
+class RunDisplay(BarDisplay):
     """Shows the events of one worker; whatever comes from others is escaped.
 
     Why a worker failed is not shown here: whoever started it says that, once, at the end.
     """
 
     def __init__(self, global_batch: int) -> None:
-        self.console = Console(highlight=False)
-        self._global_batch = global_batch
-        self._bar = Progress(
-            TextColumn("  next step"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("samples  {task.fields[note]}"),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
+        super().__init__(
+            TextColumn("  next step"), BarColumn(), MofNCompleteColumn(), TextColumn("samples  {task.fields[note]}")
         )
+        self._global_batch = global_batch
         self._loaded_quarters = 0
         self._task = self._bar.add_task("batch", total=global_batch, note="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def line(self, text: str, style: str | None = None) -> None:
-        """One line above the bar; `text` is shown as it is."""
-        self.console.print(escape(text), style=style, soft_wrap=True)
 
     def show(self, event: AnyEvent, who: str = "") -> None:
         """Show an event; `who` names the worker where there are several."""

@@ -4,6 +4,8 @@ import unicodedata
 
 from sentencex import segment
 
+DEFAULT_LANGUAGE = "en"
+
 
 def sentences(text: str, language: str) -> list[str]:
     """The sentences of a text, in order, without the white space around them.

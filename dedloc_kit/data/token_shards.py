@@ -20,7 +20,7 @@ VOCABULARY = b"dedloc_kit.vocabulary"
 """The key of the vocabulary's hash in a file's metadata."""
 
 _ROWS_AT_ONCE = 500
-"""Documents in one row group: about a megabyte, what a reader fetches at once."""
+"""Documents in one row group, which a reader fetches at once."""
 _TOKENS_IN_A_FILE = 32_000_000
 
 

@@ -1,7 +1,6 @@
 """A tokenizer of one's own: trained on the run's texts, loaded by every peer."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from dedloc_kit.data.folder import new_folder
 from dedloc_kit.errors import UserError
+from dedloc_kit.hub import repository_and_revision
 
 SPECIAL = PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 
@@ -24,7 +24,6 @@ _LONGEST_WORD = 1_000
 _WORDS_AT_ONCE = 1_000
 _DECIMALS = 4
 _TRAINERS_STEP = 1e-4
-_HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w.-]*))?", re.ASCII)
 
 
 def training_text(documents: Iterator[str], characters: int, seed: int) -> Iterator[str]:
@@ -155,10 +154,10 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     hint = "make one with: dedloc tokenizer RUN.toml"
-    path, on_hub = Path(name).expanduser(), _HUB_NAME.fullmatch(name)
+    path, on_hub = Path(name).expanduser(), repository_and_revision(name)
     if not path.is_dir() and (path.exists() or not on_hub):
         raise UserError(f"the tokenizer {name} does not exist; {hint}")
-    where, revision = on_hub.groups() if on_hub and not path.exists() else (str(path), None)
+    where, revision = on_hub if on_hub and not path.exists() else (str(path), None)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:

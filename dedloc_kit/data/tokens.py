@@ -14,7 +14,7 @@ from dedloc_kit.data.sentences import sentences
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
-_TEXTS_AT_ONCE = 32
+_PARTS_AT_ONCE = 32
 _LONGEST_PIECE = 50_000
 """Characters. A longer text is taken as several documents, so that one huge text needs no huge memory."""
 _REMEMBERED_WORDS, _LONGEST_WORD = 200_000, 32
@@ -51,14 +51,11 @@ class DocumentTokenizer:
 
     def documents(self, items: Iterable[str | Document]) -> Iterator[Document]:
         """The documents of a stream of texts; those that are tokenized already pass through in their place."""
-        items = iter(items)
-        while some := list(islice(items, _TEXTS_AT_ONCE)):
-            made = self._tokenized([piece for item in some if isinstance(item, str) for piece in _pieces(item)])
-            for item in some:
-                if isinstance(item, str):
-                    yield from islice(made, sum(1 for _ in _pieces(item)))
-                else:
-                    yield item
+        parts = (part for item in items for part in ([item] if isinstance(item, Document) else _pieces(item)))
+        while some := list(islice(parts, _PARTS_AT_ONCE)):
+            made = self._tokenized([part for part in some if isinstance(part, str)])
+            for part in some:
+                yield next(made) if isinstance(part, str) else part
 
     def _tokenized(self, texts: list[str]) -> Iterator[Document]:
         # The separator is one token, and what stands around it is tokenized by itself: so the ids alone tell where the

@@ -1,42 +1,19 @@
 """The terminal's view of an evaluation: a bar while it goes on, a line for each seed, a table at the end."""
 
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dedloc_kit.bar import BarDisplay
 
-class Display:
-    """Shows one evaluation; names and texts are shown as they are, without markup."""
+
+class Display(BarDisplay):
+    """Shows one evaluation."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False)
-        self._bar = Progress(
-            TextColumn("  {task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
+        super().__init__(
+            TextColumn("  {task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
         )
         self._task = self._bar.add_task("reading the data", total=None)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def line(self, text: str, style: str | None = None) -> None:
-        """One line above the bar."""
-        self.console.print(escape(text), style=style, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         self.line(text, "yellow")
