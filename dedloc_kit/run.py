@@ -114,6 +114,8 @@ class RunConfig(Section):
 
     name: Name
     """Lower-case letters, digits and dashes."""
+    about: str = Field(default="", max_length=500, pattern=PLAIN_TEXT)
+    """A sentence or two for volunteers: what is trained, and for whom."""
     global_batch: PositiveInt
     """Samples over all peers that lead to one optimizer step."""
     seed: int = 0

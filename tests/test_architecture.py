@@ -17,7 +17,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors"},
-    {"validation", "resources", "home", "bar"},
+    {"validation", "resources", "home", "bar", "machine", "account", "distribution"},
     {"run"},
     {"records"},
     {"events", "memory", "hub"},
@@ -33,6 +33,8 @@ ORDER = (
     {"publishing"},
     {"volunteer", "coordinator"},
     {"worker"},
+    {"supervisor"},
+    {"session"},
     {"dashboard", "notebook", "terminal", "prepare"},
     {"launch", "pretokenize"},
     {"demo", "arguments"},
