@@ -44,7 +44,7 @@ class Snapshot:
     session_samples: int
     """Mine since the cell was run."""
     total_samples: int | None
-    """Mine over all sessions, as the coordinator's ledger has them; none while it is not known. So are the next three."""
+    """Mine over all sessions, as the coordinator's ledger has them; none while it is not known, as the next three."""
     share: float | None
     """Of all samples that anyone has given to this run, 0 to 1."""
     rank: int | None
