@@ -247,6 +247,8 @@ class Session:
             case State(text=text):
                 if self._now.phase == "starting":
                     self._set(text=text)
+                elif self._now.phase == "training" and text != "training":  # the organizer has paused the run
+                    self._set(phase="waiting", text=text)
             case Loading(received_bytes=received, total_bytes=total):
                 if self._now.phase in ("starting", "loading"):
                     megabytes = f"{received / 1e6:.0f} of {total / 1e6:.0f} MB"
