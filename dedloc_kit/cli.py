@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, join, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, join, notebook, status, evaluate, tokenizer, corpus."""
 
 import argparse
 import signal
@@ -131,6 +131,14 @@ def _invitation(where: str, folder: Path) -> Invitation:
     return invitation
 
 
+def _notebook(options: argparse.Namespace) -> None:
+    from dedloc_kit.notebook.generate import notebooks_for
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for path in notebooks_for(options.invitation, options.output):
+        console.print(str(path))
+
+
 def _status(options: argparse.Namespace) -> None:
     from dedloc_kit.client import fetch_state
 
@@ -203,6 +211,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "launch": _launch,
     "join": _join,
+    "notebook": _notebook,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,

@@ -1,0 +1,1 @@
+"""What a volunteer sees in a notebook."""
