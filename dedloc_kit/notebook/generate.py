@@ -35,7 +35,7 @@ class Platform:
 
 
 _FORM = '# @param {type:"string"}'
-_HINTS = ("# the address that the organizer gave you", "# everyone sees it; leave it empty to stay anonymous")
+_HINTS = ("# the address that the organizer gave you", "# how everyone sees you")
 PLATFORMS = (
     Platform("jupyter", "join.ipynb", _HINTS),
     Platform(
