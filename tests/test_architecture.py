@@ -17,7 +17,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors"},
-    {"validation", "resources", "home", "bar", "machine", "account", "distribution", "meters"},
+    {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account", "distribution"},
     {"run"},
     {"records"},
     {"events", "memory", "hub"},
@@ -42,7 +42,21 @@ ORDER = (
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
-FOUNDATION = {"errors", "validation", "resources", "home", "bar", "run", "records", "events", "memory", "hub", "client"}
+FOUNDATION = {
+    "errors",
+    "validation",
+    "resources",
+    "home",
+    "bar",
+    "axis",
+    "human",
+    "run",
+    "records",
+    "events",
+    "memory",
+    "hub",
+    "client",
+}
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
