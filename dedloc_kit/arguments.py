@@ -70,6 +70,13 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(join, folder_help="keeps your identity; default: one in your home folder")
     join.set_defaults(command="join")
 
+    notebook = commands.add_parser("notebook", help="write the notebooks in which volunteers join by running one cell")
+    notebook.add_argument(
+        "invitation", metavar="INVITATION", help="the coordinator's URL, as volunteers reach it, or an invitation file"
+    )
+    notebook.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/RUN-ID/notebooks")
+    notebook.set_defaults(command="notebook")
+
     status = commands.add_parser("status", help="how a run is doing")
     status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
     status.set_defaults(command="status")

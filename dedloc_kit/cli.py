@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, pause, resume, join, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, pause, resume, join, notebook, status, evaluate, tokenizer, corpus."""
 
 import argparse
 import signal
@@ -114,6 +114,14 @@ def _join(options: argparse.Namespace) -> int:
     return 2 if problem else 0
 
 
+def _notebook(options: argparse.Namespace) -> None:
+    from dedloc_kit.notebook.generate import notebooks_for
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for path in notebooks_for(options.invitation, options.output):
+        console.print(str(path))
+
+
 def _status(options: argparse.Namespace) -> None:
     from dedloc_kit.client import fetch_state
 
@@ -188,6 +196,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "pause": _pause,
     "resume": _resume,
     "join": _join,
+    "notebook": _notebook,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,
