@@ -40,19 +40,22 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _peer(options: argparse.Namespace, folder: Path, **values: object) -> PeerConfig:
-    return PeerConfig.model_validate(
-        {
-            "folder": folder.resolve(),
-            "device": options.device,
-            "threads": options.threads,
-            "host": options.host,
-            "port": options.swarm_port,
-            "announce_host": options.announce_host,
-            "task_module": options.task_module,
-            "until_step": options.until_step,
-            **values,
-        }
-    )
+    try:
+        return PeerConfig.model_validate(
+            {
+                "folder": folder.resolve(),
+                "device": options.device,
+                "threads": options.threads,
+                "host": options.host,
+                "port": options.swarm_port,
+                "announce_host": options.announce_host,
+                "task_module": options.task_module,
+                "until_step": options.until_step,
+                **values,
+            }
+        )
+    except ValidationError as error:
+        raise UserError(describe(error, PeerConfig)) from None
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -82,7 +85,14 @@ def _launch(options: argparse.Namespace) -> int:
         private=options.private,
         push_every=options.push_every,
     )
-    return launch(run, peer, host=options.dashboard_host, port=options.port, resume=options.resume)
+    return launch(
+        run,
+        peer,
+        host=options.dashboard_host,
+        port=options.port,
+        resume=options.resume,
+        most_volunteers=options.most_volunteers,
+    )
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -118,9 +128,10 @@ def _join(options: argparse.Namespace) -> int:
 def _invitation(where: str, folder: Path) -> Invitation:
     """The invitation from there; while its coordinator is down, the one that was fetched the last time."""
     from dedloc_kit.client import NoAnswer, fetch_invitation, keep_invitation, kept_invitation
+    from dedloc_kit.memory import own_id
 
     try:
-        invitation = fetch_invitation(where)
+        invitation = fetch_invitation(where, own_id(folder))
     except NoAnswer:
         kept = kept_invitation(folder, where)
         if kept is None:

@@ -171,8 +171,8 @@ class PeerConfig(Section):
     """The address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """The swarm's TCP port; 0 takes a free one."""
-    announce_host: str | None = None
-    """The address under which others reach this machine, if it differs from what it sees itself."""
+    announce_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]+$")] | None = None
+    """The address or name under which others reach this machine, if it differs from what it sees itself."""
     until_step: PositiveInt | None = None
     """Leave as soon as this global step is done."""
     export: Path | None = None

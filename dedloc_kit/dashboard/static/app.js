@@ -357,8 +357,9 @@ function showNotices() {
 function showJoin() {
   const { hostname } = location;
   let note = "With dedloc_kit installed, one command joins. Stop whenever you like.";
-  if (state.status === "finished") note = "This run is finished. Thank you to everyone who took part.";
-  else if (!state.joinable) note = "Joining opens as soon as the coordinator is ready.";
+  if (state.refusal === "over") note = "This run is finished. Thank you to everyone who took part.";
+  else if (state.refusal === "starting") note = "Joining opens as soon as the coordinator is ready.";
+  else if (state.refusal === "full") note = "As many train already as this run has room for. Please come back later.";
   else if (/^(localhost|127\.|\[::1\])/.test(hostname)) note += " This address works on this computer only.";
   byId("join-note").textContent = note;
 }
