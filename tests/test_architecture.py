@@ -16,12 +16,12 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
-    {"errors"},
-    {"validation", "resources", "home", "bar", "machine", "account", "distribution"},
+    {"errors", "hosted", "dialling"},
+    {"validation", "resources", "home", "bar", "machine", "distribution"},
     {"run"},
     {"records"},
     {"events", "memory", "hub"},
-    {"client"},
+    {"account", "client"},
     {"data", "training"},
     {"tasks"},
     {"evaluation"},
@@ -41,7 +41,8 @@ ORDER = (
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
-FOUNDATION = {"errors", "validation", "resources", "home", "bar", "run", "records", "events", "memory", "hub", "client"}
+FOUNDATION = {"errors", "hosted", "dialling", "validation", "resources", "home", "bar", "machine", "run", "records"}
+FOUNDATION |= {"events", "memory", "hub", "account", "client"}
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {"dashboard", "notebook", "terminal", "prepare", "pretokenize", "launch", "demo", "arguments", "cli"}
 HEAVY = {"torch", "hivemind"}
