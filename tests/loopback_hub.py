@@ -22,6 +22,8 @@ class LoopbackHub:
     def __init__(self) -> None:
         self.commits: dict[str, list[Files]] = {}
         self.private: set[str] = set()
+        self.names: dict[str, str] = {}
+        """Who is known by which token; the one of all tests needs none."""
         self.failing = threading.Event()
         """Answer everything with 503."""
         self.silent = threading.Event()
@@ -102,6 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         match path:
             case ["api", "validate-yaml"]:
                 self._answer(200, {"errors": [], "warnings": []})
+            case ["api", "whoami-v2"]:
+                name = self.hub.names.get((self.headers["Authorization"] or "").removeprefix("Bearer "))
+                self._answer(200, {"name": name}) if name else self._answer(401, {"error": "Invalid credentials"})
             case ["api", "repos", "create"]:
                 self._create(json.loads(body))
             case ["api", "models", owner, name, *rest] if f"{owner}/{name}" in self.hub.commits:
