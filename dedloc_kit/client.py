@@ -1,13 +1,17 @@
-"""Reads what a coordinator publishes over HTTP: the invitation and the state of the run."""
+"""Reads what a coordinator publishes, over HTTP or on the Hub: the invitation and the state of the run."""
 
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import requests
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.records import Invitation
+from dedloc_kit.run import HUB_REPOSITORY
 
 TIMEOUT = 10.0
 _KEPT = "last-invitation.json"
@@ -18,21 +22,39 @@ class NoAnswer(UserError):
 
 
 def fetch_invitation(where: str) -> Invitation:
-    """The invitation at a coordinator's URL or in a file; its run configuration is checked against the run id.
+    """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order.
 
-    Raises NoAnswer if the coordinator does not answer, and UserError if it is not what it says.
+    Its run configuration is checked against the run id. Raises NoAnswer if the coordinator or the Hub does not answer,
+    and UserError if it is not what it says.
     """
     if _is_url(where):
         invitation = Invitation.parse(_get(where, "invitation"))
+    elif re.fullmatch(HUB_REPOSITORY, where) and not Path(where).exists():
+        invitation = _from_hub(where)
     else:
         try:
             invitation = Invitation.parse(Path(where).expanduser().read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
-                f"there is no invitation at '{where}' ({error}); give the coordinator's URL (http://...) or a file"
+                f"there is no invitation at '{where}' ({error}); give the coordinator's URL (http://...), a file, or "
+                "OWNER/NAME of the Hub"
             ) from None
     invitation.run_config()
     return invitation
+
+
+def _from_hub(repository: str) -> Invitation:
+    """The invitation in a repository, or a newer one of the same run from the coordinator that it names."""
+    try:
+        kept = Invitation.parse(invitation_text(repository))
+    except HubUnavailable as error:
+        raise NoAnswer(f"{repository} cannot be read ({error}); check the connection and try again") from None
+    if kept.url is not None and _is_url(kept.url):
+        with suppress(UserError):  # the peers of the older one may do
+            newer = Invitation.parse(_get(kept.url, "invitation"))
+            if newer.run_id == kept.run_id:
+                return newer
+    return kept
 
 
 def keep_invitation(folder: Path, where: str, invitation: Invitation) -> None:

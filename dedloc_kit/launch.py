@@ -13,7 +13,7 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
 from dedloc_kit.home import peer_folder
 from dedloc_kit.hub import HubUnavailable, Repository, training_state
 from dedloc_kit.memory import of_first_peers, recall
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.terminal import RunDisplay
 from dedloc_kit.worker import Worker, coordinator_job
@@ -150,8 +150,8 @@ def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> N
 
 
 def _write_invitation(invitation: Invitation, folder: Path) -> Path:
-    path = folder / "invitation.json"
-    temporary = folder / ".invitation.json.tmp"
+    path = folder / INVITATION_FILE
+    temporary = folder / f".{INVITATION_FILE}.tmp"
     try:
         temporary.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
         os.replace(temporary, path)

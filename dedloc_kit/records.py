@@ -100,6 +100,10 @@ STATE_FILE = "training_state.safetensors"
 """The training state in a run's Hub repository, beside the model for its users."""
 
 
+INVITATION_FILE = "invitation.json"
+"""The invitation, in the coordinator's folder and in a run's Hub repository."""
+
+
 CONTRIBUTORS_FILE = "contributors.json"
 """Who gave what until then, beside it: a list of `Given`."""
 
