@@ -153,15 +153,16 @@ def invitation_text(repository: str) -> str:
 
     Raises UserError if there is none, HubUnavailable if the Hub does not answer.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 
     with _asking(f"read {repository}"):
         try:
-            size = get_hf_file_metadata(hf_hub_url(repository, INVITATION_FILE)).size
-            if size is None or size > _MOST_INVITATION_BYTES:
-                raise UserError(f"the {INVITATION_FILE} in {repository} is too large for an invitation")
-            return Path(hf_hub_download(repository, INVITATION_FILE)).read_text(encoding="utf-8")
+            try:
+                return _read_invitation(repository)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 401:
+                    raise
+                return _read_invitation(repository, token=False)  # a refused token hides even what is public
         except RepositoryNotFoundError:
             raise UserError(
                 f"there is no {repository} on the Hub that you may read, and no such file; check the name, or {_LOG_IN}"
@@ -170,6 +171,15 @@ def invitation_text(repository: str) -> str:
             raise UserError(f"{repository} holds no {INVITATION_FILE}; ask the organizer for another address") from None
         except UnicodeDecodeError:
             raise UserError(f"the {INVITATION_FILE} in {repository} cannot be read; ask the organizer") from None
+
+
+def _read_invitation(repository: str, token: Literal[False] | None = None) -> str:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    size = get_hf_file_metadata(hf_hub_url(repository, INVITATION_FILE), token=token).size
+    if size is None or size > _MOST_INVITATION_BYTES:
+        raise UserError(f"the {INVITATION_FILE} in {repository} is too large for an invitation")
+    return Path(hf_hub_download(repository, INVITATION_FILE, token=token)).read_text(encoding="utf-8")
 
 
 def names_local_files(run: RunConfig) -> bool:

@@ -11,7 +11,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
 from dedloc_kit.home import peer_folder
-from dedloc_kit.hub import HubUnavailable, Repository, training_state
+from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
 from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
@@ -126,6 +126,8 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: 
         url = coordinator.dashboard.url
         display.line(f"dashboard:   {url}", "bold")
         display.line(f"to join:     dedloc join {url}", "bold")
+        if peer.hub is not None and not names_local_files(run):
+            display.line(f"or soon:     dedloc join {peer.hub}", "bold")
         display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
             if coordinator.invitation() != invitation:

@@ -20,7 +20,7 @@ from dedloc_kit.hosted import hosted
 
 FIXED_BYTES, BYTES_PER_PARAMETER = 600_000_000, 130
 """The most memory that a volunteer's processes take together, besides what its task keeps while it computes: reached
-while it hands the training state to a newcomer, half of the latter otherwise (`benchmarks/footprint.py`)."""
+while it hands the training state to a newcomer; otherwise it is about half (`benchmarks/footprint.py`)."""
 GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
 """On a GPU: CUDA itself, and the replica (4 bytes), its gradients (4), two sums of gradients (8), its weights in half
 precision (2). Counted, not measured."""
@@ -100,9 +100,9 @@ def check_connections(peers: Sequence[str], *, page_answers: bool) -> None:
     """Raise UserError, with what may be the reason, if a TCP connection to none of these peers comes about.
 
     :param peers: multiaddresses
-    :param page_answers: whether the coordinator's page could be fetched a moment ago: then the network works
+    :param page_answers: whether the coordinator's page answers now, as when `clock_skew` is known: the network works
     """
-    if in_own_loop(answering(peers)):
+    if in_own_loop(answering(peers, grace=0.0)):
         return
     if own_address() is None:
         raise UserError("this machine has no network; connect it and try again")

@@ -83,15 +83,17 @@ class Publisher:
         pause = FIRST_PAUSE
         while not self._leaving.is_set():
             due = self._due.wait(LOOK_SECONDS)
-            self._due.clear()
-            failure = self._attempt() if due else self._invite()
+            if due:
+                self._due.clear()
+            failure = (self._attempt() if due else None) or self._invite()
             if failure is None:
                 pause = FIRST_PAUSE
             elif not self._leaving.is_set():
                 self._warn(f"{failure}; trying again in {pause:.0f} s")
                 self._leaving.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-                self._due.set()
+                if due:
+                    self._due.set()
         failure = self._attempt()
         if failure is not None:
             self._warn(f"{failure}; the checkpoints hold the last state, start the run again to push it")
@@ -115,7 +117,7 @@ class Publisher:
     def _invite(self) -> str | None:
         """Push the invitation if it has changed and the last one is not too recent; why that failed.
 
-        It names the organizer's files as they are: whoever could read those needs no Hub, and others may not know them.
+        One that names files of the organizer's machine stays there: others could not read them, and need not know them.
         """
         if time.monotonic() < self._invite_due or names_local_files(self._run):
             return None
@@ -126,7 +128,7 @@ class Publisher:
                 self._invited, self._invite_due = text, time.monotonic() + INVITATION_SECONDS
         except FileNotFoundError:  # the coordinator's starter has not written it yet
             return None
-        except (HubUnavailable, UserError, OSError) as error:
+        except (HubUnavailable, UserError, ValueError, OSError) as error:
             return f"the invitation is not on the Hub yet ({error})"
         return None
 

@@ -30,6 +30,8 @@ class LoopbackHub:
         """Answer nothing at all."""
         self.over = threading.Event()
         """Set to end the silence for those who wait."""
+        self.refused = ""
+        """The token that is not valid any more."""
         self.read_only = False
         self.asked = threading.Semaphore(0)
         """Released by every request that fails."""
@@ -97,6 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.hub.failing.is_set():
             self._answer(503, {"error": "told to fail"})
             self.hub.asked.release()
+        elif self.hub.refused and self.headers["Authorization"] == f"Bearer {self.hub.refused}":
+            self._answer(401, {"error": "invalid"}, {"X-Error-Message": "Invalid credentials in Authorization header"})
         else:
             self._route([unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")], body)
 

@@ -60,6 +60,15 @@ def test_the_coordinator_that_an_invitation_on_the_hub_names_knows_better(
     assert fetch_invitation("us/model") == kept, "another run has taken its place"
 
 
+def test_a_token_that_the_hub_refuses_does_not_hide_a_public_invitation(hub: LoopbackHub) -> None:
+    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    hub.commits["us/model"] = [{"invitation.json": invitation.model_dump_json().encode()}]
+    hub.refused = "of-a-test"
+    assert fetch_invitation("us/model") == invitation
+    with pytest.raises(UserError, match="no us/none on the Hub"):
+        fetch_invitation("us/none")
+
+
 def test_what_is_no_invitation_on_the_hub_is_explained(hub: LoopbackHub, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no us/model on the Hub that you may read, and no such file"):
         fetch_invitation("us/model")

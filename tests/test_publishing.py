@@ -231,15 +231,19 @@ def test_the_invitation_is_pushed_when_it_is_there_and_again_when_it_has_changed
 ) -> None:
     monkeypatch.setattr(publishing, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(publishing, "INVITATION_SECONDS", 0.0)
+    monkeypatch.setattr(publishing, "FIRST_PAUSE", 0.3)
     coordinator = Coordinator(tmp_path / "c", TinyTask(RUN))
+    file = tmp_path / "c" / INVITATION_FILE
+    file.write_text("one")
+    hub.failing.set()
+    failed = "the invitation is not on the Hub yet (the Hub answers with 503); trying again in"
     with publishing_of(coordinator):
-        hub.failing.set()
-        for text in ("one", "other"):
-            (tmp_path / "c" / INVITATION_FILE).write_text(text)
-            if hub.failing.is_set():
-                coordinator.wait_for(Warned, lambda event: "invitation is not on the Hub yet" in event.text)
-                hub.failing.clear()
-            wait_until(lambda text=text: _invitation(hub) == text, f"{text} was not pushed")  # type: ignore[misc]
+        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 0 s")
+        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 1 s")  # 0.6: pauses grow
+        hub.failing.clear()
+        wait_until(lambda: _invitation(hub) == "one", "the first one was not pushed")
+        file.write_text("other")
+        wait_until(lambda: _invitation(hub) == "other", "the changed one was not pushed")
     assert len(hub.commits[NAME]) == 4, "made, claimed, and pushed twice"
 
 
