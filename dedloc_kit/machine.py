@@ -18,9 +18,10 @@ from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_addre
 from dedloc_kit.errors import UserError
 from dedloc_kit.hosted import hosted
 
-FIXED_BYTES, BYTES_PER_PARAMETER = 600_000_000, 130
-"""The most memory that a volunteer's processes take together, besides what its task keeps while it computes: reached
-while it hands the training state to a newcomer; otherwise it is about half (`benchmarks/footprint.py`)."""
+FIXED_BYTES, BYTES_PER_PARAMETER = 750_000_000, 130
+"""The most memory that a volunteer's processes take together: reached while it hands the training state to a newcomer,
+otherwise it is about half (`benchmarks/footprint.py`; the first number has a task's libraries in it). Large activations
+come on top."""
 GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
 """On a GPU: CUDA itself, and the replica (4 bytes), its gradients (4), two sums of gradients (8), its weights in half
 precision (2). Counted, not measured."""

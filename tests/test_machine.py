@@ -109,7 +109,7 @@ def test_a_machine_that_is_large_enough_is_not_talked_about() -> None:
 
 def test_too_little_memory_is_refused_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(LAPTOP, memory=2_000_000_000, free_memory=1_500_000_000)
-    with pytest.raises(UserError, match=r"18 million.* needs 2.9 GB .* this machine has 2.0 GB; join .* 4 GB or more"):
+    with pytest.raises(UserError, match=r"18 million.* needs 3.1 GB .* this machine has 2.0 GB; join .* 4 GB or more"):
         check(small, 18_000_000)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     with pytest.raises(UserError, match="Change runtime type"):
