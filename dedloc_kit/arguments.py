@@ -30,6 +30,9 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
     launch.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
     launch.add_argument("--port", type=int, default=8000, help="of the dashboard; 0 takes a free one")
+    launch.add_argument(
+        "--most-volunteers", type=_positive, metavar="N", help="ask newcomers to come later while so many train"
+    )
     launch.add_argument("--evaluate-every", type=_positive, default=10, metavar="STEPS")
     launch.add_argument("--checkpoint-every", type=_positive, default=1, metavar="STEPS")
     launch.add_argument(

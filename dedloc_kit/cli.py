@@ -16,7 +16,7 @@ from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.records import PAUSED_FILE
-from dedloc_kit.run import PeerConfig, load_run
+from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
 
@@ -78,8 +78,14 @@ def _launch(options: argparse.Namespace) -> int:
         "private": options.private,
         "push_every": options.push_every,
     }
-    peer = PeerConfig.model_validate(settings)
-    return launch(run, peer, host=options.dashboard_host, port=options.port, resume=options.resume)
+    return launch(
+        run,
+        parse_peer(settings),
+        host=options.dashboard_host,
+        port=options.port,
+        resume=options.resume,
+        most_volunteers=options.most_volunteers,
+    )
 
 
 def _pause(options: argparse.Namespace) -> None:

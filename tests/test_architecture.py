@@ -17,8 +17,8 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors", "hosted", "dialling"},
-    {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account", "distribution"},
-    {"run"},
+    {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account"},
+    {"run", "distribution"},
     {"records"},
     {"events", "memory", "hub"},
     {"client"},
@@ -44,7 +44,7 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "meters", "machine"),
-    *("account", "run", "records", "events", "memory", "hub", "client"),
+    *("account", "run", "distribution", "records", "events", "memory", "hub", "client"),
 }
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {
