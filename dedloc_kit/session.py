@@ -16,7 +16,9 @@ from dedloc_kit.account import Account, who_am_i
 from dedloc_kit.client import fetch_standing, find_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined, Left, Loading, LocalProgress, State, StepDone, Warned
-from dedloc_kit.home import peer_folder
+from dedloc_kit.home import next_session, peer_folder
+from dedloc_kit.machine import check, check_clock, check_connections, clock_skew, look
+from dedloc_kit.memory import initial_peers
 from dedloc_kit.meters import Meters, Reading
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import parse_peer
@@ -91,6 +93,8 @@ class Snapshot:
     """Of the training process and its helpers."""
     sent_bytes_per_second: float
     received_bytes_per_second: float
+    next_session: str
+    """Whether the total goes on in the next session, as a sentence; empty before the end."""
     warnings: tuple[str, ...]
     """In plain language with what to do, the newest last; few."""
     problem: str | None
@@ -104,7 +108,7 @@ class Snapshot:
         return self.phase in ("left", "finished", "failed")
 
 
-_NOTHING_YET = Snapshot(
+NOTHING_YET = Snapshot(
     phase="starting",
     text="starting",
     run_id="",
@@ -130,6 +134,7 @@ _NOTHING_YET = Snapshot(
     memory_bytes=0,
     sent_bytes_per_second=0.0,
     received_bytes_per_second=0.0,
+    next_session="",
     warnings=(),
     problem=None,
     details="",
@@ -160,7 +165,7 @@ class Session:
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(peer_folder(folder))
         self._lock = threading.Lock()
-        self._now = _NOTHING_YET
+        self._now = NOTHING_YET
         self._wish: Literal["train", "pause", "leave"] = "train"
         self._invitation: Invitation | None = None
         self._account: Account | None = None
@@ -233,10 +238,20 @@ class Session:
             if self._account.warning:
                 self._warn(self._account.warning)
         self._set(name=self._account.name, anonymous=self._account.anonymous, text="checking the machine")
+        if not self._peer:  # what stops it later may pass, such as a line that is down
+            self._check_machine(invitation)
         peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
         self._set(text="loading the libraries")
-        secrets = {"HF_TOKEN": self._account.token} if self._account.token else {}
-        return {**volunteer_job(invitation, peer), "environment": secrets}
+        return {**volunteer_job(invitation, peer), "environment": self._account.environment()}
+
+    def _check_machine(self, invitation: Invitation) -> None:
+        """Warn of what may be a problem; raises UserError if this machine cannot take part."""
+        for text in check(look(self._folder), invitation.parameters, device=self._settings.get("device", "auto")):
+            self._warn(text)
+        skew = clock_skew(invitation.url) if invitation.url else None
+        if skew is not None and (told := check_clock(skew)):
+            self._warn(told)
+        check_connections(initial_peers(invitation, self._folder), page_answers=skew is not None)
 
     # What happens, in the supervisor's threads
 
@@ -356,7 +371,8 @@ class Session:
             self._set(phase="left", text="you have left; thank you")
         else:
             self._set(phase="finished", text="the run is over; thank you")
-        self._set(**asdict(Reading()), samples_per_second=0.0)
+        given = {"next_session": next_session(self._folder)} if self._now.session_samples else {}
+        self._set(**asdict(Reading()), samples_per_second=0.0, **given)
         self._stack.close()
         self.ended.set()
 

@@ -95,7 +95,7 @@ def view(now: Snapshot) -> RenderableType:
     parts.append(facts)
     parts += [Text(f"! {warning}", style="yellow") for warning in now.warnings]
     if now.over and now.session_samples:
-        parts.append(Text(thanks(now), style="bold green"))
+        parts += [Text(thanks(now), style="bold green"), Text(now.next_session, style="dim")]
     return Panel(Group(*parts), title=Text(now.run_id or "joining"), title_align="left", width=92)
 
 

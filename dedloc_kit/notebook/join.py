@@ -3,10 +3,14 @@
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dedloc_kit.session import Session
+from dedloc_kit.account import token
+from dedloc_kit.errors import UserError
+from dedloc_kit.hosted import hosted
+from dedloc_kit.session import NOTHING_YET, Session
 
 REFRESH_SECONDS = 0.5
 
@@ -56,12 +60,15 @@ def join(
         block = where in ("colab", "kaggle batch", "terminal")
     session = _sessions.get(invitation)
     if session is None or session.ended.is_set():
+        if where == "colab":
+            token()  # the notebook may ask its owner for it, which only the main thread can
         settings = {"name": name, "device": device, "task_module": task_module}
-        session = Session(
-            invitation,
-            folder=Path(folder) if folder else None,
-            settings={key: value for key, value in settings.items() if value is not None},
-        )
+        given = {key: value for key, value in settings.items() if value is not None}
+        try:
+            session = Session(invitation, folder=Path(folder) if folder else None, settings=given)
+        except UserError as error:
+            _show_refusal(str(error), where)
+            return None
         _sessions[invitation] = session
     if where == "terminal":
         from dedloc_kit.session_display import watch
@@ -83,16 +90,29 @@ def join(
     return Participation(session)
 
 
+def _show_refusal(problem: str, where: str) -> None:
+    """What keeps a session from even beginning, in the place where the panel would be."""
+    if where == "terminal":
+        sys.stderr.write(f"dedloc: {problem}\n")
+        return
+    from IPython.display import display
+
+    from dedloc_kit.notebook.panel import Panel
+
+    panel = Panel(None, buttons=False)
+    panel.show(replace(NOTHING_YET, phase="failed", text="this machine cannot take part now", problem=problem))
+    display(panel.widget)
+
+
 def platform() -> Literal["colab", "kaggle batch", "kaggle", "jupyter", "terminal"]:
     """Where this runs. A Kaggle batch is a notebook that runs from top to bottom, with nobody before it."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None or not hasattr(shell, "kernel"):
         return "terminal"
-    if os.environ.get("COLAB_RELEASE_TAG"):
-        return "colab"
-    if os.environ.get("KAGGLE_KERNEL_RUN_TYPE"):
-        return "kaggle batch" if os.environ["KAGGLE_KERNEL_RUN_TYPE"] == "Batch" else "kaggle"
-    return "jupyter"
+    service = hosted()
+    if service == "kaggle" and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
+        return "kaggle batch"
+    return service or "jupyter"
 
 
 def _keep_up_to_date(session: Session, panel: Any) -> None:
