@@ -45,9 +45,14 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command="launch")
 
+    for name, what in (("pause", "let all volunteers of a run wait"), ("resume", "let a paused run go on")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+        command.set_defaults(command=name)
+
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
-    join.add_argument("--name", default="anonymous", help="shown on the dashboard")
+    join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
     )
@@ -67,6 +72,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _machine_options(join, folder_help="keeps your identity; default: one in your home folder")
     join.set_defaults(command="join")
+
+    notebook = commands.add_parser("notebook", help="write the notebooks in which volunteers join by running one cell")
+    notebook.add_argument(
+        "invitation", metavar="INVITATION", help="the coordinator's URL, as volunteers reach it, or an invitation file"
+    )
+    notebook.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/RUN-ID/notebooks")
+    notebook.set_defaults(command="notebook")
 
     status = commands.add_parser("status", help="how a run is doing")
     status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")

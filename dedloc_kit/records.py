@@ -94,6 +94,8 @@ class Progress(Record):
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
     """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
+    paused: bool = False
+    """Of the coordinator: the organizer has paused the run."""
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
@@ -104,6 +106,10 @@ class Progress(Record):
 
 STATE_FILE = "training_state.safetensors"
 """The training state in a run's Hub repository, beside the model for its users."""
+
+
+PAUSED_FILE = "paused"
+"""In a coordinator's folder: as long as it is there, the run is paused."""
 
 
 CONTRIBUTORS_FILE = "contributors.json"
@@ -119,6 +125,22 @@ class Given(Record):
     steps: Count
     first_seen: Time
     last_seen: Time
+
+
+class Standing(Record):
+    """Where one peer stands among all who gave to a run, for the peer's own view."""
+
+    samples: Count
+    """Its own, over all its sessions."""
+    samples_total: Count
+    """Everyone's."""
+    rank: Count
+    """1 for who gave most; 0 for who has given nothing yet."""
+    contributors: Count
+    volunteers: Count
+    """Who trains now."""
+    losses: Annotated[tuple[tuple[Count, float], ...], Field(max_length=1000, strict=False)]
+    """Global steps with their training loss, thinned to what a small chart shows."""
 
 
 class StateInfo(Record):

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit import cli
-from dedloc_kit.client import NoAnswer, fetch_invitation, keep_invitation, kept_invitation
+from dedloc_kit.client import NoAnswer, fetch_invitation, find_invitation, keep_invitation, kept_invitation
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Peers, PeerSeen
@@ -71,9 +70,9 @@ def test_a_volunteer_that_crashed_comes_back_into_a_full_run(dashboard: Dashboar
     dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
     train(dashboard, "QmA", "QmGhost")
     with pytest.raises(UserError, match="room for"):
-        cli._invitation(dashboard.url, tmp_path)
+        find_invitation(dashboard.url, tmp_path)
     Memory(tmp_path, tiny_run().run_id, "QmGhost", port=0).update({})
-    assert cli._invitation(dashboard.url, tmp_path) == dashboard.invitation
+    assert find_invitation(dashboard.url, tmp_path) == (dashboard.invitation, True)
 
 
 def test_whoever_comes_after_the_last_step_is_thanked_and_shown_the_result(
