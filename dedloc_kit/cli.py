@@ -16,7 +16,7 @@ from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.records import PAUSED_FILE
-from dedloc_kit.run import PeerConfig, load_run
+from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
 
@@ -78,13 +78,9 @@ def _launch(options: argparse.Namespace) -> int:
         "private": options.private,
         "push_every": options.push_every,
     }
-    try:
-        peer = PeerConfig.model_validate(settings)
-    except ValidationError as error:
-        raise UserError(describe(error, PeerConfig)) from None
     return launch(
         run,
-        peer,
+        parse_peer(settings),
         host=options.dashboard_host,
         port=options.port,
         resume=options.resume,

@@ -234,6 +234,14 @@ def parse_run(values: dict[str, Any]) -> RunConfig:
         raise UserError(f"a value has a type that no key takes ({error})") from None
 
 
+def parse_peer(values: dict[str, Any]) -> PeerConfig:
+    """Validate what one machine has decided; raises UserError with the key and the fix."""
+    try:
+        return PeerConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(describe(error, PeerConfig)) from None
+
+
 def seed_of(*names: object) -> int:
     """A 63-bit seed from stable names, the same in every process and on every machine."""
     digest = hashlib.sha256("\x00".join(str(name) for name in names).encode()).digest()
