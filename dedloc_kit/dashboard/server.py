@@ -70,8 +70,7 @@ class Dashboard:
     ) -> None:
         """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`.
 
-        With `most_volunteers` or more, newcomers are asked to come later. Whoever has the address of a peer could
-        join all the same: this spreads load and keeps nobody out.
+        With `most_volunteers` newcomers are asked to come later; whoever has a peer's address can join all the same.
         """
         self._public_host = public_host or (_own_address() if host in _ANY_ADDRESS else host)
         self.url = _url(self._public_host, port)
@@ -231,8 +230,7 @@ class Dashboard:
         return {**state, "refusal": refusal.reason if refusal is not None else None}
 
     def _refusal(self, state: dict[str, Any], peer: str = "") -> Refusal | None:
-        """Why a volunteer with this peer id cannot join now; its own ghost, if it comes back after a crash, is no
-        reason."""
+        """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
         if state["status"] == "finished":
             return Refusal(reason="over")
         if self.invitation is None:
