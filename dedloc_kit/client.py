@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import requests
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import Invitation, Standing
 
 TIMEOUT = 10.0
 _KEPT = "last-invitation.json"
@@ -59,6 +60,23 @@ def kept_invitation(folder: Path, where: str) -> Invitation | None:
     return invitation
 
 
+def find_invitation(where: str, folder: Path) -> tuple[Invitation, bool]:
+    """The invitation from there, and whether it is new: while its coordinator is down, it is the one that was fetched
+    into this folder the last time.
+
+    Raises NoAnswer if there is none, and what `fetch_invitation` raises.
+    """
+    try:
+        invitation = fetch_invitation(where)
+    except NoAnswer:
+        kept = kept_invitation(folder, where)
+        if kept is None:
+            raise
+        return kept, False
+    keep_invitation(folder, where, invitation)
+    return invitation, True
+
+
 def fetch_state(where: str) -> dict[str, Any]:
     """The state of the run as the dashboard shows it; raises UserError if it cannot be had."""
     url = where if _is_url(where) else fetch_invitation(where).url
@@ -71,6 +89,17 @@ def fetch_state(where: str) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise UserError(f"{url} did not answer like a coordinator; check the address")
     return state
+
+
+def fetch_standing(url: str, peer: str, after: int) -> Standing:
+    """Where a peer stands, as the coordinator at this URL says, with the losses after a global step.
+
+    Raises UserError if that cannot be had.
+    """
+    try:
+        return Standing.parse(json.loads(_get(url, f"standing?peer={quote(peer)}&after={after}")))
+    except ValueError:
+        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
 
 
 def _is_url(where: str) -> bool:

@@ -69,7 +69,7 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
             # Data that volunteers could not read is better known now.
             next(me.task.batches(1, seed_of(run.run_id, "check"), warn))
             role.resume()
-            me.optimizer.lead()
+            me.optimizer.begin()
             emit(me.joined())
             role.publish()
             role.follow(stop)

@@ -115,6 +115,22 @@ class Given(Record):
     last_seen: Time
 
 
+class Standing(Record):
+    """Where one peer stands among all who gave to a run, for the peer's own view."""
+
+    samples: Count
+    """Its own, over all its sessions."""
+    samples_total: Count
+    """Everyone's."""
+    rank: Count
+    """1 for who gave most; 0 for who has given nothing yet."""
+    contributors: Count
+    volunteers: Count
+    """Who trains now."""
+    losses: Annotated[tuple[tuple[Count, float], ...], Field(max_length=1000, strict=False)]
+    """Global steps with their training loss, thinned to what a small chart shows."""
+
+
 class StateInfo(Record):
     """What accompanies the tensors that a newcomer downloads or a checkpoint holds."""
 

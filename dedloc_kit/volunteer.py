@@ -2,7 +2,9 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
@@ -16,6 +18,9 @@ from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import half_precision
 from dedloc_kit.training.microbatch import Microbatches, find_microbatch, largest_microbatch, samples_in
+
+FLUSH_SECONDS = 10.0
+"""How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
 
 
 def volunteer(
@@ -54,18 +59,27 @@ def volunteer(
         memory = Memory(peer.folder, run.run_id, me.port)
         assert me.replica is not None
         compute = Compute(me.replica.model, me.task.loss, me.device, half_precision(me.device))
-        microbatch = peer.microbatch or _try_microbatch(compute, me, run, emit, warn)
-        seed = seed_of(run.run_id, me.signer.peer, me.session)
-        with Prefetch(me.task.batches(microbatch, seed, warn), size=4) as batches:
-            emit(State(text="loading the training state"))
-            me.optimizer.join()
+        emit(State(text="loading the training state"))
+        with ThreadPoolExecutor(max_workers=1) as line:  # the line is busy with the state, the processor with a trial
+            loading = line.submit(me.optimizer.load)
+            microbatch = peer.microbatch or _try_microbatch(compute, me, run, emit, warn)
+            seed = seed_of(run.run_id, me.signer.peer, me.session)
+            batches = Prefetch(me.task.batches(microbatch, seed, warn), size=4)
+        with batches:
+            loading.result()
+            me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
             microbatches = Microbatches(batches)
             while not stop.is_set() and me.optimizer.step < peer.last_step(run):
                 _train_on(microbatches, compute, me, run, emit)
                 _remember(memory, me, warn)
-        emit(State(text="leaving"))
+            emit(State(text="leaving"))
+            until = time.monotonic() + FLUSH_SECONDS
+            while 0 < me.optimizer.seconds_left < until - time.monotonic():
+                _train_on(microbatches, compute, me, run, emit)
+        if stop.is_set() and not me.optimizer.flush(until):
+            warn(f"{me.optimizer.gradients.samples} samples were too early for the next step and are given up")
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)

@@ -154,6 +154,12 @@ class Dashboard:
         def history(after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
             return _json(self._view.history(after))
 
+        @app.get("/api/standing")
+        def standing(
+            peer: Annotated[str, Query(max_length=128)], after: Annotated[int, Query(ge=0, le=2**53)] = 0
+        ) -> Response:
+            return Response(self._view.standing(peer, after).model_dump_json(), media_type="application/json")
+
         @app.get("/api/events")
         async def events() -> Response:
             if self._viewers.full:

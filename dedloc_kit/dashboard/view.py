@@ -15,7 +15,7 @@ from typing import Any
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, State, Warned
 from dedloc_kit.ledger import Ledger, UnreadyLedger
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records import GlobalStep, Standing
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -24,6 +24,8 @@ LISTED = 200
 """Peers and contributors beyond these are counted, not listed, so that a push stays small."""
 STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 """A curve with more points than a screen has pixels is thinned to these."""
+LOSS_POINTS = 300
+"""For a volunteer's small chart."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +98,24 @@ class RunView:
             "steps": [step.model_dump(exclude={"round"}) for step in steps],
             "evaluations": [asdict(evaluation) for evaluation in evaluations[::-1][::every][::-1]],
         }
+
+    def standing(self, peer: str, after: int) -> Standing:
+        """Where a peer stands, with the losses after a global step."""
+        ledger = self._open()
+        contributors = ledger.contributors() if ledger else []
+        ranks = {contributor.peer: rank for rank, contributor in enumerate(contributors, start=1)}
+        mine = contributors[ranks[peer] - 1].samples if peer in ranks else 0
+        steps = ledger.steps(after, every=max(1, (ledger.last_step() - after) // LOSS_POINTS)) if ledger else []
+        with self._lock:
+            volunteers = sum(not seen.follower for seen in self._peers)
+        return Standing(
+            samples=mine,
+            samples_total=sum(contributor.samples for contributor in contributors),
+            rank=ranks.get(peer, 0),
+            contributors=len(contributors),
+            volunteers=volunteers,
+            losses=tuple((step.step, step.loss) for step in steps if step.loss is not None),
+        )
 
     def close(self) -> None:
         """Close the ledger."""

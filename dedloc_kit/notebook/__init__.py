@@ -1,1 +1,1 @@
-"""What a volunteer sees in a notebook."""
+"""A volunteer's notebook: `join` and its panel."""
