@@ -77,7 +77,7 @@ def machine(snapshot: Snapshot) -> str:
     if snapshot.name:
         how = "anonymously, as" if snapshot.anonymous else "as"
         facts.append(f"you take part {how} {_name(snapshot)}")
-    if snapshot.peers:
+    if snapshot.peers and not snapshot.over:
         facts.append(f"{count(snapshot.peers, 'volunteer')} training now")
     if snapshot.device:
         facts.append(f"your machine: {escape(snapshot.device)}")
@@ -137,7 +137,7 @@ def _name(snapshot: Snapshot) -> str:
 
 
 def _among(contributors: int | None) -> str:
-    return "known soon" if contributors is None else f"of {count(contributors, 'volunteer')}"
+    return "known soon" if not contributors else f"of {count(contributors, 'volunteer')}"
 
 
 def _run_name(snapshot: Snapshot) -> str:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,13 +39,14 @@ _READY = """async () => {
 class Lab:
     """A JupyterLab of its own in a process group of its own; leaving the context ends it and its kernels."""
 
-    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:
         """
         :param python: the interpreter that has JupyterLab, which is also the kernel's
+        :param environment: variables for the kernels
         """
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True)
-        self._folder, self._python = folder, python
+        self._folder, self._python, self._environment = folder, python, environment or {}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -70,7 +71,7 @@ class Lab:
                     "--ServerApp.token=",
                     "--LabApp.extension_manager=readonly",
                 ],
-                env={**os.environ, **environment, "PYTHONPATH": _CHECKOUT},
+                env={**os.environ, **environment, "PYTHONPATH": _CHECKOUT, **self._environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
