@@ -21,6 +21,7 @@ def join(
     name: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     folder: str | Path | None = None,
+    task_module: str | None = None,
     block: bool | None = None,
 ) -> Participation | None:
     """Let this machine take part in a run, and show how it goes.
@@ -33,8 +34,9 @@ def join(
     :param name: shown on the dashboard; without one the name of your Hub account, if you are logged in, else anonymous
     :param device: `auto` takes a GPU if there is one
     :param folder: keeps your identity, so that what you give adds up; by default one in your home folder
+    :param task_module: a Python module on this machine that has the run's task, if dedloc_kit itself has not
     :param block: whether the call waits until the session ends; by default as described above
     """
     from dedloc_kit.notebook.join import join
 
-    return join(invitation, name=name, device=device, folder=folder, block=block)
+    return join(invitation, name=name, device=device, folder=folder, task_module=task_module, block=block)

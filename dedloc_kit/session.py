@@ -21,7 +21,7 @@ from dedloc_kit.meters import Meters, Reading
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.supervisor import Notice, Paused, Resting, Supervisor
-from dedloc_kit.worker import volunteer_job
+from dedloc_kit.worker import Worker, volunteer_job
 
 METER_SECONDS = 2.0
 STANDING_SECONDS = 10.0
@@ -170,6 +170,11 @@ class Session:
         self._losses: dict[int, LossPoint] = {}
         self._supervisor = Supervisor(self._job, folder=self._folder, on_notice=self._take, environment=environment)
         threading.Thread(target=self._watch, name="session", daemon=True).start()
+
+    @property
+    def worker(self) -> Worker | None:
+        """The process that trains, or the one that did last."""
+        return self._supervisor.worker
 
     def snapshot(self) -> Snapshot:
         """How things stand now."""
@@ -335,7 +340,12 @@ class Session:
     def _end(self) -> None:
         failure = self._supervisor.failure
         if failure:
-            self._set(phase="failed", text="this machine cannot take part now", problem=failure, details=self._details(failure))
+            self._set(
+                phase="failed",
+                text="this machine cannot take part now",
+                problem=failure,
+                details=self._details(failure),
+            )
         elif self._wish == "leave":
             self._set(phase="left", text="you have left; thank you")
         else:

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dedloc_kit.human import duration
+from dedloc_kit import human
 from dedloc_kit.session import Session, Snapshot
 
 REFRESH_SECONDS = 0.5
@@ -102,25 +102,30 @@ def view(now: Snapshot) -> RenderableType:
 def thanks(now: Snapshot) -> str:
     """What was contributed, in a sentence."""
     where = f"; see {now.url}" if now.url else ""
-    return f"Thank you: {now.session_samples:,} samples in {duration(now.seconds_given)} of computing{where}"
+    return f"Thank you: {_given(now)} of computing{where}"
+
+
+def _given(now: Snapshot) -> str:
+    return f"{human.count(now.session_samples, 'sample')} in {human.duration(now.seconds_given)}"
 
 
 def _facts(now: Snapshot) -> list[tuple[str, str]]:
     facts = [("I am", now.name or "…")]
-    mine = f"{now.session_samples:,} samples in {duration(now.seconds_given)}"
+    mine = _given(now)
     if now.total_samples is not None:
         mine += f"; {max(now.total_samples, now.session_samples):,} in all my sessions"
     facts.append(("given", mine))
     if now.rank is not None and now.share is not None:
-        facts.append(("place", f"{now.rank} of {now.contributors}, {now.share:.1%} of all samples"))
+        facts.append(("place", f"{now.rank} of {now.contributors}, {human.share(now.share)} of all samples"))
     if now.losses:
         facts.append(("loss", f"{now.losses[-1].loss:.4f}  {sparkline([point.loss for point in now.losses])}"))
     if now.peers:
         facts.append(("peers", f"{now.peers} training now"))
     if now.device and not now.over:
-        network = f"up {now.sent_bytes_per_second / 1e6:.1f}, down {now.received_bytes_per_second / 1e6:.1f} MB/s"
-        speed = f"{now.samples_per_second:.1f} samples/s"
-        facts.append(("machine", f"{now.device}, {speed}, {now.memory_bytes / 1e9:.1f} GB, {network}"))
+        speed = f"{human.rate(now.samples_per_second)} samples/s"
+        facts.append(("machine", f"{now.device}, {speed}, {human.size(now.memory_bytes)} of memory"))
+        sent, received = human.size(now.sent_bytes_per_second), human.size(now.received_bytes_per_second)
+        facts.append(("network", f"{sent}/s up, {received}/s down"))
     if now.url:
         facts.append(("dashboard", now.url))
     return facts

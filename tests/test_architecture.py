@@ -17,7 +17,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors"},
-    {"validation", "resources", "home", "bar", "axis", "human", "machine", "account", "distribution", "meters"},
+    {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account", "distribution"},
     {"run"},
     {"records"},
     {"events", "memory", "hub"},
@@ -43,7 +43,19 @@ ORDER = (
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    "errors", "validation", "resources", "home", "bar", "axis", "human", "run", "records", "events", "memory", "hub", "client",
+    "errors",
+    "validation",
+    "resources",
+    "home",
+    "bar",
+    "axis",
+    "human",
+    "run",
+    "records",
+    "events",
+    "memory",
+    "hub",
+    "client",
 }
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {

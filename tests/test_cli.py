@@ -49,7 +49,14 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
         assert word in errors[0], said
 
 
-PROGRESS = ("getting ready", "reading the invitation", "loading the libraries", "starting", "connecting", "loading the training state")
+PROGRESS = (
+    "getting ready",
+    "reading the invitation",
+    "loading the libraries",
+    "starting",
+    "connecting",
+    "loading the training state",
+)
 
 
 def run_file(folder: Path, task: str = "albert", tokenizer: str = "./tokenizer", dataset: str = "./corpus") -> Path:

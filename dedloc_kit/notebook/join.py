@@ -47,9 +47,8 @@ def join(
     name: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     folder: str | Path | None = None,
+    task_module: str | None = None,
     block: bool | None = None,
-    environment: dict[str, str] | None = None,
-    **settings: Any,
 ) -> Participation | None:
     """See `dedloc_kit.join`."""
     where = platform()
@@ -57,9 +56,11 @@ def join(
         block = where in ("colab", "kaggle batch", "terminal")
     session = _sessions.get(invitation)
     if session is None or session.ended.is_set():
-        settings |= {"device": device, **({"name": name} if name else {})}
+        settings = {"name": name, "device": device, "task_module": task_module}
         session = Session(
-            invitation, folder=Path(folder) if folder else None, settings=settings, environment=environment
+            invitation,
+            folder=Path(folder) if folder else None,
+            settings={key: value for key, value in settings.items() if value is not None},
         )
         _sessions[invitation] = session
     if where == "terminal":
@@ -74,7 +75,7 @@ def join(
 
     panel = Panel(session, buttons=not block)
     panel.show(session.snapshot())
-    display(panel.widget)
+    display(panel.widget)  # type: ignore[no-untyped-call]
     if block:
         _wait(session, panel)
         return None

@@ -126,9 +126,7 @@ def _thanks(snapshot: Snapshot) -> str:
         so_far += f" That is {share(snapshot.share)} of all that everyone has given."
     back = " To come back, run the cell again." if snapshot.phase == "left" else ""
     where = _link(snapshot.url, "see how the model is doing")
-    return (
-        f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>'
-    )
+    return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>'
 
 
 def _name(snapshot: Snapshot) -> str:

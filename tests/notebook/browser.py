@@ -39,7 +39,9 @@ _READY = """async () => {
 class Lab:
     """A JupyterLab of its own in a process group of its own; leaving the context ends it and its kernels."""
 
-    def __init__(self, folder: Path, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, python: str = sys.executable, environment: Mapping[str, str] | None = None
+    ) -> None:
         """
         :param python: the interpreter that has JupyterLab, which is also the kernel's
         :param environment: variables for the kernels
@@ -131,7 +133,9 @@ def photograph(page: Page, name: str) -> None:
         page.evaluate(
             "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", f"JupyterLab {theme}"
         )
-        page.wait_for_selector(f"body[data-jp-theme-light='{'true' if theme == 'Light' else 'false'}']", state="attached")
+        page.wait_for_selector(
+            f"body[data-jp-theme-light='{'true' if theme == 'Light' else 'false'}']", state="attached"
+        )
         for width in (1280, 800):
             page.set_viewport_size({"width": width, "height": 900})
             page.locator(".dedloc").scroll_into_view_if_needed()
