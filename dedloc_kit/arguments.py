@@ -42,6 +42,11 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command="launch")
 
+    for name, what in (("pause", "let all volunteers of a run wait"), ("resume", "let a paused run go on")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+        command.set_defaults(command=name)
+
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
     join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")

@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, join, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, pause, resume, join, status, evaluate, tokenizer, corpus."""
 
 import argparse
 import signal
@@ -15,6 +15,7 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
+from dedloc_kit.records import PAUSED_FILE
 from dedloc_kit.run import PeerConfig, load_run
 from dedloc_kit.validation import describe
 
@@ -79,6 +80,22 @@ def _launch(options: argparse.Namespace) -> int:
     }
     peer = PeerConfig.model_validate(settings)
     return launch(run, peer, host=options.dashboard_host, port=options.port, resume=options.resume)
+
+
+def _pause(options: argparse.Namespace) -> None:
+    _paused_file(options.folder).touch()
+    Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
+
+
+def _resume(options: argparse.Namespace) -> None:
+    _paused_file(options.folder).unlink(missing_ok=True)
+    Console(highlight=False).print("the run goes on within seconds")
+
+
+def _paused_file(folder: Path) -> Path:
+    if not (folder / "invitation.json").exists():
+        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
+    return folder / PAUSED_FILE
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -168,6 +185,8 @@ def _number(value: float | None) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "launch": _launch,
+    "pause": _pause,
+    "resume": _resume,
     "join": _join,
     "status": _status,
     "tokenizer": _tokenizer,

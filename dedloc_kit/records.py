@@ -88,6 +88,8 @@ class Progress(Record):
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
     """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
+    paused: bool = False
+    """Of the coordinator: the organizer has paused the run."""
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
@@ -98,6 +100,10 @@ class Progress(Record):
 
 STATE_FILE = "training_state.safetensors"
 """The training state in a run's Hub repository, beside the model for its users."""
+
+
+PAUSED_FILE = "paused"
+"""In a coordinator's folder: as long as it is there, the run is paused."""
 
 
 CONTRIBUTORS_FILE = "contributors.json"

@@ -29,6 +29,8 @@ LATE_SECONDS = 10.0
 """A training that says nothing for so long, and for much longer than usual, waits."""
 LONGEST_MICROBATCH = 60.0
 """Longer gaps are no computing: the machine slept, or waited."""
+FULL = 3
+"""Global batches that are gathered and not averaged: not only a round that takes its time."""
 MOST_LOSSES, MOST_WARNINGS = 300, 3
 LOG_BYTES, LOG_LINES = 8_000, 40
 
@@ -187,6 +189,10 @@ class Session:
             return replace(now, phase="leaving", text=f"{doing}: the last samples are on their way")
         if now.phase == "training" and time.monotonic() - self._heard > max(LATE_SECONDS, 5 * self._usual_gap):
             return replace(now, phase="waiting", text="waiting for the other peers; the line may be slow or down")
+        if now.phase == "training" and now.batch_samples > FULL * now.global_batch:
+            return replace(
+                now, phase="waiting", text="the batch is full, but the other peers do not come; is the line down?"
+            )
         return now
 
     def pause(self) -> None:
@@ -241,6 +247,8 @@ class Session:
             case State(text=text):
                 if self._now.phase == "starting":
                     self._set(text=text)
+                elif self._now.phase == "training" and text != "training":  # the organizer has paused the run
+                    self._set(phase="waiting", text=text)
             case Loading(received_bytes=received, total_bytes=total):
                 if self._now.phase in ("starting", "loading"):
                     megabytes = f"{received / 1e6:.0f} of {total / 1e6:.0f} MB"

@@ -22,6 +22,9 @@ from dedloc_kit.training.microbatch import Microbatches, find_microbatch, larges
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
 
+PAUSED_SECONDS = 0.5
+"""Between two looks whether a paused run goes on."""
+
 
 def volunteer(
     invitation: Invitation, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
@@ -71,7 +74,9 @@ def volunteer(
             emit(me.joined())
             emit(State(text="training"))
             microbatches = Microbatches(batches)
+            organizer = invitation.peers[0].rpartition("/p2p/")[2]
             while not stop.is_set() and me.optimizer.step < peer.last_step(run):
+                _wait_while_paused(me, organizer, emit, stop)
                 _train_on(microbatches, compute, me, run, emit)
                 _remember(memory, me, warn)
             emit(State(text="leaving"))
@@ -84,6 +89,21 @@ def volunteer(
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
+
+
+def _wait_while_paused(me: SwarmPeer, organizer: str, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+    """Compute nothing while the coordinator says that the run is paused; nobody else is believed."""
+
+    def paused() -> bool:
+        progress = me.optimizer.tracker.others().get(organizer)
+        return progress is not None and progress.paused
+
+    if not paused():
+        return
+    emit(State(text="the organizer has paused the run; this machine goes on when the run does"))
+    while paused() and not stop.wait(PAUSED_SECONDS):
+        me.optimizer.boundary()
+    emit(State(text="training"))
 
 
 def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:

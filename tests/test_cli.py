@@ -149,6 +149,15 @@ def test_an_invitation_with_a_wrong_fingerprint_is_refused(tmp_path: Path) -> No
     assert_refused(dedloc("join", path, folder=tmp_path), "wrong fingerprint", run.run_id)
 
 
+def test_a_run_is_paused_and_goes_on_by_its_folder_and_another_folder_is_refused(tmp_path: Path) -> None:
+    assert_refused(dedloc("pause", tmp_path, folder=tmp_path), "not the folder of a run", "runs/RUN-ID")
+    (tmp_path / "invitation.json").touch()
+    assert dedloc("pause", tmp_path, folder=tmp_path).returncode == 0
+    assert (tmp_path / "paused").exists()
+    assert dedloc("resume", tmp_path, folder=tmp_path).returncode == 0
+    assert not (tmp_path / "paused").exists()
+
+
 def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "invitation.json"
     path.write_text("{}")

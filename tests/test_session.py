@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from dedloc_kit import supervisor
+from dedloc_kit.client import fetch_state
 from dedloc_kit.launch import Coordinator
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import PAUSED_FILE
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.session import Session, Snapshot
 from tests.swarm.harness import processes_of, wait_until
@@ -141,6 +143,21 @@ def test_a_run_that_is_over_ends_the_session_with_thanks(tmp_path: Path) -> None
         assert over.phase == "finished"
         assert over.session_samples >= 3 * 64
         assert over.problem is None
+
+
+def test_while_the_organizer_pauses_the_run_volunteers_wait_and_say_so(tmp_path: Path) -> None:
+    with (
+        coordinator_of(tiny_run(), tmp_path) as coordinator,
+        session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
+    ):
+        wait_for(session, lambda now: now.session_samples >= 64)
+        (tmp_path / "coordinator" / PAUSED_FILE).touch()
+        waiting = wait_for(session, lambda now: "the organizer has paused the run" in now.text)
+        assert waiting.phase == "waiting"
+        wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "paused", "the page does not say so")
+        before = session.snapshot().session_samples
+        (tmp_path / "coordinator" / PAUSED_FILE).unlink()
+        wait_for(session, lambda now: now.phase == "training" and now.session_samples > before + 64)
 
 
 def test_an_invitation_that_is_none_ends_in_one_sentence_with_details_for_whoever_helps(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class RunView:
         self._opening = threading.Lock()
         self._peers: tuple[PeerSeen, ...] = ()
         self._joined = False
-        self._gone = False
+        self._gone = self._paused = False
         self._heard = 0.0  # monotonic time of the last event
         self._message = ""
         self._notices: deque[dict[str, Any]] = deque(maxlen=5)
@@ -59,7 +59,7 @@ class RunView:
                 case Joined():
                     self._joined, self._gone = True, False
                 case Peers(peers=peers):
-                    self._joined, self._gone, self._peers = True, False, peers
+                    self._joined, self._gone, self._peers, self._paused = True, False, peers, event.paused
                 case Warned(text=text):
                     self._notices.append({"time": time.time(), "text": text})
                 case Failed(text=text):
@@ -160,6 +160,8 @@ class RunView:
             status = "coordinator lost"
         elif not self._joined:
             status = "starting"
+        elif self._paused:
+            status = "paused"
         else:
             status = "training" if volunteers else "waiting for volunteers"
         return {

@@ -80,6 +80,8 @@ class CollaborativeOptimizer:
         self._error: BaseException | None = None
         self._leaving = threading.Event()
         self._computing = True
+        self.paused = False
+        """Told to the others; what the coordinator says here holds for the run."""
         self.averager = GradientAverager(
             state.layout,
             dht=dht,
@@ -308,6 +310,7 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
                 follower=self._replica is None,
+                paused=self.paused,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 device=self._device,

@@ -148,6 +148,17 @@ async def answering(addresses: Sequence[str], seconds: float = CONNECT_SECONDS, 
     return [address for address in tries.values() if address in living]
 
 
+async def any_host_responds(addresses: Sequence[str]) -> bool:
+    """Does at least one of these machines say anything at all, if only that nobody listens there?
+
+    Other machines than this one count more: if the line is down, one can still talk to oneself.
+    """
+    own = own_address()
+    elsewhere = [address for address in addresses if host_and_port(address)[0] != own]
+    responses = await asyncio.gather(*(_responds(address) for address in elsewhere or addresses))
+    return any(responses)
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Of a multiaddress `/ip4/HOST/tcp/PORT/p2p/ID`; raises ValueError if it has another form."""
     _, _kind, host, transport, port, _p2p, _peer = address.split("/")
@@ -158,10 +169,25 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 async def _accepts(address: str) -> bool:
     try:
-        _, writer = await asyncio.open_connection(*host_and_port(address))
+        await _connect(address)
     except (OSError, ValueError, OverflowError):  # no such host, port or form
         return False
+    return True
+
+
+async def _connect(address: str) -> None:
+    _, writer = await asyncio.open_connection(*host_and_port(address))
     writer.close()
+
+
+async def _responds(address: str) -> bool:
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await _connect(address)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
     return True
 
 

@@ -142,3 +142,16 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         assert not mine.anyone()
     finally:
         mine.leave()
+
+
+def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone(start: Start) -> None:
+    node, signer = start()
+    peer = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
+    silent, closed = f"/ip4/192.0.2.1/tcp/9/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
+
+    def cut_off(*known: str) -> bool:
+        return Tracker(node, signer, RUN, 64, known, lambda _: None).cut_off()
+
+    assert cut_off(silent)
+    assert not cut_off(silent, closed)
+    assert not cut_off(), "who knows nobody cannot be cut off from them"

@@ -10,6 +10,7 @@ const STATUS = {
   starting: "Starting",
   "waiting for volunteers": "Waiting for volunteers",
   training: "Training",
+  paused: "Paused",
   finished: "Finished",
   "coordinator lost": "Coordinator lost",
 };
@@ -258,6 +259,7 @@ function showPeers() {
   let note = "";
   if (hidden > 0) note = `and ${plural(hidden, "more peer")}.`;
   else if (state.status === "waiting for volunteers") note = "Nobody is training yet. The first volunteer sets it going.";
+  else if (state.status === "paused") note = "The organizer has paused the run. Volunteers wait until it goes on.";
   else if (state.status === "starting") note = state.message ? `The coordinator says: ${state.message}.` : "The coordinator is starting.";
   byId("peers-note").textContent = note;
 }
