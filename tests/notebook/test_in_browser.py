@@ -16,16 +16,10 @@ from tests.notebook.browser import CHROMIUM, Lab, browser_page, open_and_run, ph
 from tests.swarm.harness import processes_of, wait_until
 from tests.tiny import tiny_run
 
-TINY_TASK = """\
-import functools
-import dedloc_kit.notebook.join as notebook
-notebook.join = functools.partial(notebook.join, task_module="tests.tiny")
-import ipywidgets
-print("ipywidgets", ipywidgets.__version__)"""
-"""So that a volunteer's own cell below is as it is in life."""
+WIDGETS = 'import ipywidgets; print("ipywidgets", ipywidgets.__version__)'
 VOLUNTEER = """\
 from dedloc_kit import join
-join("{url}", name="Rabi", device="cpu")"""
+join("{url}", name="Rabi", task_module="tests.tiny")"""
 LAB_3 = ("jupyterlab==3.6.8", "ipywidgets==7.7.1", "jupyterlab_widgets==1.1.1")
 """The last of them for ipywidgets 7, which Colab has."""
 
@@ -49,10 +43,12 @@ def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume:
         browser_page() as page,
     ):
         url = coordinator.invitation().url
-        lab.write("join.ipynb", TINY_TASK, VOLUNTEER.format(url=url))
+        lab.write("join.ipynb", WIDGETS, VOLUNTEER.format(url=url))
         open_and_run(page, lab, "join.ipynb")
         page.get_by_text(f"ipywidgets {ipywidgets}").wait_for()
-        page.wait_for_selector(".dedloc .dot.training")
+        state = page.wait_for_selector(".dedloc .state:has(.training, .failed)")
+        assert state is not None
+        assert state.inner_text().strip() == "Training"
         more_samples_than(page, 0)
         worker = worker_of(home)
         page.wait_for_selector(".dedloc .chart .mine")
