@@ -57,7 +57,7 @@ def figures(snapshot: Snapshot) -> str:
     cells = (
         ("Your samples", f"{snapshot.session_samples:,}", f"{total:,} in all"),
         ("Time given", duration(snapshot.seconds_given), "this time"),
-        ("Your share", "–" if part is None else share(part), "of what all gave"),
+        ("Your share", "–" if part is None else escape(share(part)), "of what all gave"),
         ("Your rank", "–" if rank is None else f"{rank:,}", _among(snapshot.contributors)),
     )
     return (
@@ -123,7 +123,7 @@ def _thanks(snapshot: Snapshot) -> str:
     total = max(snapshot.total_samples or 0, snapshot.session_samples)
     so_far = f" With your earlier visits that is {count(total, 'sample')}." if total > snapshot.session_samples else ""
     if snapshot.share:
-        so_far += f" That is {share(snapshot.share)} of all that everyone has given."
+        so_far += f" That is {escape(share(snapshot.share))} of all that everyone has given."
     back = " To come back, run the cell again." if snapshot.phase == "left" else ""
     where = _link(snapshot.url, "see how the model is doing")
     return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>'

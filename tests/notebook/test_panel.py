@@ -38,6 +38,7 @@ def page_of(panel: Panel) -> str:
 
 
 def words_of(panel: Panel) -> str:
+    """Spaces that do not break become plain ones."""
     return " ".join(re.sub(r"<[^>]+>", " ", page_of(panel)).split())
 
 
