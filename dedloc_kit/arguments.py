@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
     launch.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
     launch.add_argument("--port", type=int, default=8000, help="of the dashboard; 0 takes a free one")
+    launch.add_argument(
+        "--most-volunteers", type=_positive, metavar="N", help="ask newcomers to come later while so many train"
+    )
     launch.add_argument("--evaluate-every", type=_positive, default=10, metavar="STEPS")
     launch.add_argument("--checkpoint-every", type=_positive, default=1, metavar="STEPS")
     launch.add_argument(
@@ -69,6 +72,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _machine_options(join, folder_help="keeps your identity; default: one in your home folder")
     join.set_defaults(command="join")
+
+    notebook = commands.add_parser("notebook", help="write the notebooks in which volunteers join by running one cell")
+    notebook.add_argument(
+        "invitation", metavar="INVITATION", help="the coordinator's URL, as volunteers reach it, or an invitation file"
+    )
+    notebook.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/RUN-ID/notebooks")
+    notebook.set_defaults(command="notebook")
 
     status = commands.add_parser("status", help="how a run is doing")
     status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")

@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, pause, resume, join, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, pause, resume, join, notebook, status, evaluate, tokenizer, corpus."""
 
 import argparse
 import signal
@@ -16,7 +16,7 @@ from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.records import PAUSED_FILE
-from dedloc_kit.run import PeerConfig, load_run
+from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
 
@@ -78,8 +78,14 @@ def _launch(options: argparse.Namespace) -> int:
         "private": options.private,
         "push_every": options.push_every,
     }
-    peer = PeerConfig.model_validate(settings)
-    return launch(run, peer, host=options.dashboard_host, port=options.port, resume=options.resume)
+    return launch(
+        run,
+        parse_peer(settings),
+        host=options.dashboard_host,
+        port=options.port,
+        resume=options.resume,
+        most_volunteers=options.most_volunteers,
+    )
 
 
 def _pause(options: argparse.Namespace) -> None:
@@ -112,6 +118,14 @@ def _join(options: argparse.Namespace) -> int:
     if problem:
         sys.stderr.write(f"dedloc: {problem}\n")
     return 2 if problem else 0
+
+
+def _notebook(options: argparse.Namespace) -> None:
+    from dedloc_kit.notebook.generate import notebooks_for
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for path in notebooks_for(options.invitation, options.output):
+        console.print(str(path))
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -188,6 +202,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "pause": _pause,
     "resume": _resume,
     "join": _join,
+    "notebook": _notebook,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,

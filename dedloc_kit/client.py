@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import requests
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation, Standing
+from dedloc_kit.memory import own_id
+from dedloc_kit.records import Invitation, Refusal, Standing
 
 TIMEOUT = 10.0
 _KEPT = "last-invitation.json"
@@ -18,13 +18,16 @@ class NoAnswer(UserError):
     """The coordinator is down, still starting, or cannot be reached."""
 
 
-def fetch_invitation(where: str) -> Invitation:
+def fetch_invitation(where: str, peer: str = "") -> Invitation:
     """The invitation at a coordinator's URL or in a file; its run configuration is checked against the run id.
 
-    Raises NoAnswer if the coordinator does not answer, and UserError if it is not what it says.
+    Raises NoAnswer if the coordinator does not answer, and UserError if it does not let this volunteer join now or is
+    not what it says.
+
+    :param peer: the volunteer's id, if it has one: a full run lets those in who were there a moment ago
     """
     if _is_url(where):
-        invitation = Invitation.parse(_get(where, "invitation"))
+        invitation = Invitation.parse(_get(where, "invitation", peer=peer))
     else:
         try:
             invitation = Invitation.parse(Path(where).expanduser().read_text(encoding="utf-8"))
@@ -67,7 +70,7 @@ def find_invitation(where: str, folder: Path) -> tuple[Invitation, bool]:
     Raises NoAnswer if there is none, and what `fetch_invitation` raises.
     """
     try:
-        invitation = fetch_invitation(where)
+        invitation = fetch_invitation(where, own_id(folder))
     except NoAnswer:
         kept = kept_invitation(folder, where)
         if kept is None:
@@ -97,7 +100,7 @@ def fetch_standing(url: str, peer: str, after: int) -> Standing:
     Raises UserError if that cannot be had.
     """
     try:
-        return Standing.parse(json.loads(_get(url, f"standing?peer={quote(peer)}&after={after}")))
+        return Standing.parse(json.loads(_get(url, "standing", peer=peer, after=str(after))))
     except ValueError:
         raise UserError(f"{url} did not answer like a coordinator; check the address") from None
 
@@ -106,18 +109,35 @@ def _is_url(where: str) -> bool:
     return where.startswith(("http://", "https://"))
 
 
-def _get(url: str, what: str) -> str:
+def _get(url: str, what: str, **query: str) -> str:
     address = f"{url.rstrip('/')}/api/{what}"
     try:
-        answer = requests.get(address, timeout=TIMEOUT)
+        answer = requests.get(address, params=query, timeout=TIMEOUT)
     except requests.RequestException:
         raise NoAnswer(
             f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
         ) from None
-    if answer.status_code == 503:
-        raise NoAnswer(f"the coordinator at {url} is still starting; try again in a moment")
+    if answer.status_code != 200:
+        _explain(answer.text, url)
     if answer.status_code >= 500:  # a proxy in front of it
         raise NoAnswer(f"no coordinator answers behind {url} ({answer.status_code}); is it running? Ask the organizer")
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
     return answer.text
+
+
+def _explain(answer: str, url: str) -> None:
+    """Raise what a coordinator's refusal means for a volunteer; an answer that is none has other causes."""
+    try:
+        reason = Refusal.parse(json.loads(answer)).reason
+    except ValueError:
+        return
+    match reason:
+        case "starting":
+            raise NoAnswer(f"the coordinator at {url} is still starting; try again in a moment")
+        case "over":
+            raise UserError(f"this run is over, thank you for coming; what it has reached is told at {url}")
+        case "full":
+            raise UserError(
+                f"this run has as many volunteers as it has room for; try again later, or watch it at {url}"
+            )

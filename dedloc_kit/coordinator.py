@@ -100,7 +100,7 @@ class _Coordinator:
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
-        self._memory = Memory(peer.folder, run.run_id, me.port)
+        self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0

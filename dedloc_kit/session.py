@@ -19,7 +19,7 @@ from dedloc_kit.events import Joined, Left, Loading, LocalProgress, State, StepD
 from dedloc_kit.home import peer_folder
 from dedloc_kit.meters import Meters, Reading
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run import parse_peer
 from dedloc_kit.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.worker import Worker, volunteer_job
 
@@ -233,9 +233,7 @@ class Session:
             if self._account.warning:
                 self._warn(self._account.warning)
         self._set(name=self._account.name, anonymous=self._account.anonymous, text="checking the machine")
-        peer = PeerConfig.model_validate(
-            {**self._settings, "folder": self._folder.resolve(), "name": self._account.name}
-        )
+        peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
         self._set(text="loading the libraries")
         secrets = {"HF_TOKEN": self._account.token} if self._account.token else {}
         return {**volunteer_job(invitation, peer), "environment": secrets}

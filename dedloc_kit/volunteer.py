@@ -59,7 +59,7 @@ def volunteer(
         reach = me.dht.reach
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
-        memory = Memory(peer.folder, run.run_id, me.port)
+        memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         assert me.replica is not None
         compute = Compute(me.replica.model, me.task.loss, me.device, half_precision(me.device))
         emit(State(text="loading the training state"))

@@ -17,8 +17,8 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors"},
-    {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account", "distribution"},
-    {"run"},
+    {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account"},
+    {"run", "distribution"},
     {"records"},
     {"events", "memory", "hub"},
     {"client"},
@@ -56,6 +56,7 @@ FOUNDATION = {
     "memory",
     "hub",
     "client",
+    "distribution",
 }
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {

@@ -121,6 +121,10 @@ def test_a_swarm_port_in_use_is_said_with_the_fix(tmp_path: Path, tokenizer: Pat
     assert_refused(result, f"127.0.0.1:{taken_port}", "--swarm-port")
 
 
+def test_a_value_that_a_peer_cannot_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    assert_refused(launch(run_file(tmp_path), "--announce-host", "two words"), "announce_host", "two words")
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     result = launch(run_file(tmp_path), "--folder", str(tmp_path / "file" / "run"))

@@ -78,6 +78,11 @@ class RunView:
         with self._lock:
             return {**self._now(known), **known, "problem": self._problem}
 
+    def volunteers(self, without: str = "") -> int:
+        """How many train now, besides the one with this peer id."""
+        with self._lock:
+            return sum(not peer.follower and peer.peer != without for peer in self._peers)
+
     def history(self, after: int = 0, evaluations_after: int | None = None) -> dict[str, Any]:
         """The curves after a global step, thinned to what a chart can show; the newest point is always there."""
         ledger = self._open()

@@ -75,7 +75,7 @@ def join(
 
     panel = Panel(session, buttons=not block)
     panel.show(session.snapshot())
-    display(panel.widget)  # type: ignore[no-untyped-call]
+    display(panel.widget)
     if block:
         _wait(session, panel)
         return None
