@@ -15,7 +15,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 432, 32, 150
 def loss_chart(losses: Sequence[LossPoint]) -> str:
     """The loss over global steps, those with samples of mine in the accent colour; words while there is none.
 
-    The classes `chart`, `mine`, `others` and `quiet` have their colours from `panel.css`.
+    Its classes have their colours from `panel.css`.
     """
     losses = [point for point in losses if math.isfinite(point.loss)]
     if not losses:

@@ -17,7 +17,7 @@ def head(snapshot: Snapshot) -> str:
 
 
 def state(snapshot: Snapshot) -> str:
-    """What goes on now; a screen reader says it when it changes."""
+    """What goes on now: a live region, for screen readers."""
     text = f"<b>{escape(snapshot.text[:1].upper() + snapshot.text[1:])}</b>"
     problem = f" {escape(snapshot.problem)}" if snapshot.problem else ""
     return (
@@ -118,7 +118,7 @@ def _thanks(snapshot: Snapshot) -> str:
     if not snapshot.session_samples:
         if snapshot.phase == "failed":
             return ""
-        return f'<div class="note">Thank you for coming, {_name(snapshot)}. No sample was finished this time.</div>'
+        return '<div class="note">Thank you for coming. No sample was finished this time.</div>'
     gave = f"{count(snapshot.session_samples, 'sample')} in {duration(snapshot.seconds_given)} of computing"
     total = max(snapshot.total_samples or 0, snapshot.session_samples)
     so_far = f" With your earlier visits that is {count(total, 'sample')}." if total > snapshot.session_samples else ""

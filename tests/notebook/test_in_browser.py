@@ -1,7 +1,6 @@
 """A volunteer's notebook from the first click to the thanks: real JupyterLab, real browser, real coordinator."""
 
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -85,7 +84,7 @@ def more_samples_than(page: Page, number: int) -> None:
 
 def worker_of(home: Path) -> int:
     """The training process that was started from this home's notebook; its guardian looks the same but is younger."""
-    return min(process for process, command in processes_in(home).items() if re.search(r"dedloc_kit\.worker", command))
+    return min(process for process, command in processes_in(home).items() if "dedloc_kit.worker" in command)
 
 
 def processes_in(home: Path) -> dict[int, str]:

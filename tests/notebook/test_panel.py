@@ -176,7 +176,7 @@ def test_who_leaves_is_thanked_with_what_they_gave() -> None:
     assert "earlier visits" not in words_of(first_time)
     assert "run the cell again" not in words_of(first_time)
     nothing = shown(snapshot(phase="left", session_samples=0))
-    assert "Thank you for coming, Rabi . No sample was finished this time." in words_of(nothing)
+    assert "Thank you for coming. No sample was finished this time." in words_of(nothing)
 
 
 def test_a_failure_is_one_sentence_and_a_fold() -> None:
