@@ -8,6 +8,8 @@ from dedloc_kit import __version__
 from dedloc_kit.evaluation.settings import DATASETS, Settings
 from dedloc_kit.run import HUB_REPOSITORY
 
+_INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
+
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; `command` in its result is the name of the command."""
@@ -51,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(command=name)
 
     join = commands.add_parser("join", help="volunteer this machine")
-    join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
+    join.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
@@ -81,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     notebook.set_defaults(command="notebook")
 
     status = commands.add_parser("status", help="how a run is doing")
-    status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
+    status.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     status.set_defaults(command="status")
 
     _evaluate_options(commands.add_parser("evaluate", help="fine-tune a trained model and score it"))

@@ -12,9 +12,9 @@ from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
 from dedloc_kit.home import peer_folder
-from dedloc_kit.hub import HubUnavailable, Repository, training_state
+from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
 from dedloc_kit.memory import of_first_peers, recall
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.terminal import RunDisplay
 from dedloc_kit.worker import Worker, coordinator_job
@@ -145,6 +145,8 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: 
         url = coordinator.dashboard.url
         display.line(f"dashboard:   {url}", "bold")
         display.line(f"to join:     dedloc join {url}", "bold")
+        if peer.hub is not None and not names_local_files(run):
+            display.line(f"or soon:     dedloc join {peer.hub}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")
         display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
@@ -179,8 +181,8 @@ def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> N
 
 
 def _write_invitation(invitation: Invitation, folder: Path) -> Path:
-    path = folder / "invitation.json"
-    temporary = folder / ".invitation.json.tmp"
+    path = folder / INVITATION_FILE
+    temporary = folder / f".{INVITATION_FILE}.tmp"
     try:
         temporary.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
         os.replace(temporary, path)

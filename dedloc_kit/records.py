@@ -104,12 +104,16 @@ class Progress(Record):
     time: Time
 
 
-STATE_FILE = "training_state.safetensors"
-"""The training state in a run's Hub repository, beside the model for its users."""
+INVITATION_FILE = "invitation.json"
+"""The invitation, in the coordinator's folder and in a run's Hub repository."""
 
 
 PAUSED_FILE = "paused"
 """In a coordinator's folder: as long as it is there, the run is paused."""
+
+
+STATE_FILE = "training_state.safetensors"
+"""The training state in a run's Hub repository, beside the model for its users."""
 
 
 CONTRIBUTORS_FILE = "contributors.json"

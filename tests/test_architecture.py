@@ -16,7 +16,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
-    {"errors"},
+    {"errors", "hosted", "dialling"},
     {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account"},
     {"run", "distribution"},
     {"records"},
@@ -43,20 +43,8 @@ ORDER = (
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    "errors",
-    "validation",
-    "resources",
-    "home",
-    "bar",
-    "axis",
-    "human",
-    "run",
-    "records",
-    "events",
-    "memory",
-    "hub",
-    "client",
-    "distribution",
+    *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "meters", "machine"),
+    *("account", "run", "distribution", "records", "events", "memory", "hub", "client"),
 }
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {

@@ -8,13 +8,22 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.client import NoAnswer, fetch_invitation, find_invitation, keep_invitation, kept_invitation
+from dedloc_kit.client import (
+    NoAnswer,
+    Refused,
+    fetch_invitation,
+    fetch_state,
+    find_invitation,
+    keep_invitation,
+    kept_invitation,
+)
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory
 from dedloc_kit.records import GlobalStep, Invitation
+from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.test_cli import dedloc
 from tests.tiny import tiny_run
 
@@ -35,6 +44,71 @@ def test_an_invitation_is_fetched_as_it_is_now(dashboard: Dashboard) -> None:
     for peers in ((NOBODY,), (NOBODY, NOBODY.replace("/9/", "/10/"))):
         dashboard.invitation = Invitation.of(tiny_run(), peers, dashboard.url)
         assert fetch_invitation(dashboard.url).peers == peers
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    with loopback_hub(monkeypatch, tmp_path / "cache") as served:
+        yield served
+
+
+def test_an_invitation_on_the_hub_is_taken_as_it_was_pushed_last(hub: LoopbackHub) -> None:
+    peers = [(NOBODY,), (NOBODY.replace("/9/", "/10/"),)]
+    invitations = [Invitation.of(tiny_run(), peer).model_dump_json().encode() for peer in peers]
+    hub.commits["us/model"] = []
+    for invitation, expected in zip(invitations, peers, strict=True):
+        hub.commits["us/model"].append({"invitation.json": invitation})
+        assert fetch_invitation("us/model").peers == expected
+
+
+def test_the_coordinator_that_an_invitation_on_the_hub_names_knows_better(
+    hub: LoopbackHub, dashboard: Dashboard
+) -> None:
+    kept = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    hub.commits["us/model"] = [{"invitation.json": kept.model_dump_json().encode()}]
+    assert fetch_invitation("us/model") == kept, "it is still starting"
+    newer = NOBODY.replace("/9/", "/10/")
+    dashboard.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    assert fetch_invitation("us/model").peers == (newer,)
+    dashboard.invitation = Invitation.of(tiny_run("other"), (newer,), dashboard.url)
+    assert fetch_invitation("us/model") == kept, "another run has taken its place"
+    dashboard.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    train(dashboard, "QmA", "QmB")
+    with pytest.raises(Refused, match="as many volunteers as it has room for"):
+        fetch_invitation("us/model")
+    assert fetch_state("us/model")["run_id"] == tiny_run().run_id, "anyone may watch"
+
+
+def test_a_token_that_the_hub_refuses_does_not_hide_a_public_invitation(hub: LoopbackHub) -> None:
+    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    hub.commits["us/model"] = [{"invitation.json": invitation.model_dump_json().encode()}]
+    hub.refused = "of-a-test"
+    assert fetch_invitation("us/model") == invitation
+    with pytest.raises(UserError, match="no us/none on the Hub"):
+        fetch_invitation("us/none")
+
+
+def test_what_is_no_invitation_on_the_hub_is_explained(hub: LoopbackHub, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no us/model on the Hub that you may read, and no such file"):
+        fetch_invitation("us/model")
+    hub.commits["us/model"] = [{"README.md": b""}]
+    with pytest.raises(UserError, match=r"us/model holds no invitation.json"):
+        fetch_invitation("us/model")
+    for content, why in ((b"{}", "is not an invitation"), (b"\xff", "cannot be read"), (b" " * 2_000_000, "too large")):
+        hub.commits["us/model"].append({"invitation.json": content})
+        with pytest.raises(UserError, match=why):
+            fetch_invitation("us/model")
+    hub.failing.set()
+    with pytest.raises(NoAnswer, match="503"):
+        fetch_invitation("us/model")
+
+
+def test_a_file_comes_before_a_repository(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "us").mkdir()
+    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    (tmp_path / "us" / "model").write_text(invitation.model_dump_json())
+    assert fetch_invitation("us/model") == invitation
 
 
 def train(dashboard: Dashboard, *volunteers: str) -> None:

@@ -84,8 +84,7 @@ def test_a_session_shows_what_it_gives_pauses_and_counts_everything_when_it_leav
     with coordinator_of(run, tmp_path) as coordinator:
         url = coordinator.dashboard.url
         with session_at(url, tmp_path / "volunteer", name="Rina") as session:
-            training = wait_for(session, lambda now: len(now.losses) >= 3)
-            assert training.phase == "training"
+            training = wait_for(session, lambda now: now.phase == "training" and len(now.losses) >= 3)
             assert (training.run_id, training.about, training.url) == (run.run_id, "A toy for the tests.", url)
             assert (training.name, training.anonymous) == ("Rina", False)
             assert training.losses[-1].mine >= run.global_batch
@@ -98,8 +97,7 @@ def test_a_session_shows_what_it_gives_pauses_and_counts_everything_when_it_leav
             paused = wait_for(session, lambda now: now.phase == "paused")
             assert_nothing_runs(session)
             session.resume()
-            resumed = wait_for(session, lambda now: now.session_samples > paused.session_samples > 0)
-            assert resumed.phase == "training"
+            wait_for(session, lambda now: now.phase == "training" and now.session_samples > paused.session_samples > 0)
         left = session.snapshot()
         assert left.phase == "left"
         assert not any("given up" in warning for warning in left.warnings)
@@ -127,8 +125,8 @@ def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
         assert "starts again" in restarting.text
         assert "SIGKILL" in restarting.details
         assert "hivemind" in restarting.details
-        after = wait_for(session, lambda now: now.session_samples >= before.session_samples + 64)
-        assert after.phase == "training"
+        goal = before.session_samples + 64
+        wait_for(session, lambda now: now.phase == "training" and now.session_samples >= goal)
         assert session.worker.pid != first
         wait_until(lambda: not processes_of(first), "a process of the killed training is left")
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.dialling import any_host_responds, in_own_loop
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.node import dial
-from dedloc_kit.swarm.reach import any_host_responds, in_own_loop
 from dedloc_kit.swarm.signing import Signer, author
 
 HEARTBEAT = 4.0

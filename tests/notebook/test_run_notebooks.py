@@ -62,6 +62,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
         ("colab", {"COLAB_RELEASE_TAG": "release-colab"}, []),
         ("kaggle", {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, []),  # Interactive is as in Jupyter
     ],
+    ids=["jupyter", "colab", "kaggle"],
 )
 def test_a_notebook_installs_joins_trains_and_thanks(
     platform: str, environment: dict[str, str], wait: list[str], coordinator: Coordinator, tmp_path: Path

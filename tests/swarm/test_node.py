@@ -85,6 +85,15 @@ def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce
     wait_until(connected, "they are not connected")
 
 
+def test_one_peer_with_a_wrong_clock_keeps_no_newcomer_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as wrong:
+        wrong.setattr("hivemind.dht.protocol.get_dht_time", lambda: get_dht_time() + 5.0)
+        late, _ = start(client_mode=False)  # its process keeps this clock
+    newcomer, signer = start(addresses_of(late), client_mode=True)
+    publish(newcomer, signer, contribution())
+    wait_until(lambda: bool(collect(late, RUN, lambda _: None)), "nothing came")
+
+
 async def _connections(_dht: DHT, node: Any) -> list[str]:
     return [info.peer_id.to_base58() for info in await node.p2p.list_peers()]
 
