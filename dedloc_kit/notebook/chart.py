@@ -15,7 +15,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 432, 32, 150
 def loss_chart(losses: Sequence[LossPoint]) -> str:
     """The loss over global steps, those with samples of mine in the accent colour; words while there is none.
 
-    The classes `chart`, `mine`, `others` and `quiet` have their colours from `panel.css`.
+    Its classes have their colours from `panel.css`.
     """
     losses = [point for point in losses if math.isfinite(point.loss)]
     if not losses:
@@ -28,25 +28,30 @@ def loss_chart(losses: Sequence[LossPoint]) -> str:
     first, last = losses[0].step, losses[-1].step
     low, high, tick = round_scale(min(point.loss for point in losses), max(point.loss for point in losses))
 
-    def at(point: LossPoint) -> str:
-        x = _LEFT + (_RIGHT - _LEFT) * (point.step - first) / max(1, last - first)
-        return f"{x:.1f},{_y(point.loss, low, high):.1f}"
+    def x(step: int) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * (step - first) / max(1, last - first)
+
+    def y(loss: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * (loss - low) / (high - low)
+
+    def line(points: Sequence[LossPoint], whose: str) -> str:
+        drawn = " ".join(f"{x(point.step):.1f},{y(point.loss):.1f}" for point in points)
+        return f'<polyline class="{whose}" points="{drawn}"/>'
 
     parts = []
     for number in range(round((high - low) / tick) + 1):
-        y = _y(low + number * tick, low, high)
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{low + number * tick:g}</text>')
-    for step, anchor in ((first, "start"), (last, "end")) if last > first else ((last, "start"),):
-        x = _LEFT if anchor == "start" else _RIGHT
-        parts.append(f'<text x="{x}" y="{_BOTTOM + 18}" text-anchor="{anchor}">step {step:,}</text>')
-    parts.append(f'<polyline class="others" points="{" ".join(map(at, losses))}"/>')
-    for drawn in _mine(losses):
-        # A line to its own start has no length, but round ends: a lone step is a dot.
-        parts.append(f'<polyline class="mine" points="{" ".join(map(at, [*drawn, drawn[-1]]))}"/>')
-    x, y = at(losses[-1]).split(",")
-    parts.append(f'<circle class="{"mine" if losses[-1].mine else "others"}" cx="{x}" cy="{y}" r="3.5"/>')
-    parts.append(_legend(losses[-1].loss))
+        loss = low + number * tick
+        parts.append(f'<path class="grid" d="M{_LEFT} {y(loss):.1f}H{_RIGHT}"/>')
+        parts.append(f'<text x="{_LEFT - 7}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:g}</text>')
+    for step, anchor in {first: "start", last: "end" if last > first else "start"}.items():
+        parts.append(f'<text x="{x(step)}" y="{_BOTTOM + 18}" text-anchor="{anchor}">step {step:,}</text>')
+    parts.append(line(losses, "others"))
+    # A line back to its own end has no length, but round ends: a lone step is a dot.
+    parts += [line([*stretch, stretch[-1]], "mine") for stretch in _mine(losses)]
+    newest = losses[-1]
+    whose = "mine" if newest.mine else "others"
+    parts.append(f'<circle class="{whose}" cx="{x(newest.step):.1f}" cy="{y(newest.loss):.1f}" r="3.5"/>')
+    parts.append(_legend(newest.loss))
     return _svg(_summary(losses), "".join(parts))
 
 
@@ -58,10 +63,6 @@ def _mine(losses: Sequence[LossPoint]) -> list[list[LossPoint]]:
         if mine:
             stretches.append(list(losses[max(0, indices[0] - 1) : indices[-1] + 1]))
     return stretches
-
-
-def _y(loss: float, low: float, high: float) -> float:
-    return _BOTTOM - (_BOTTOM - _TOP) * (loss - low) / (high - low)
 
 
 def _legend(latest: float) -> str:

@@ -4,21 +4,8 @@ from html import escape
 from urllib.parse import urlsplit
 
 from dedloc_kit.human import count, duration, rate, share, size
-from dedloc_kit.session import Phase, Snapshot
+from dedloc_kit.session import Snapshot
 
-_HEADLINES: dict[Phase, str] = {
-    "starting": "Getting ready",
-    "loading": "Fetching the model",
-    "training": "Training",
-    "waiting": "Waiting",
-    "restarting": "Starting again",
-    "paused": "Paused",
-    "leaving": "Leaving",
-    "left": "You have left",
-    "finished": "The model is trained",
-    "failed": "This did not work",
-}
-ENDED: frozenset[Phase] = frozenset({"left", "finished", "failed"})
 _MOST_WARNINGS = 3
 
 
@@ -30,20 +17,18 @@ def head(snapshot: Snapshot) -> str:
 
 
 def state(snapshot: Snapshot) -> str:
-    """What goes on now; a screen reader says it when it changes."""
-    headline, text = _HEADLINES[snapshot.phase], snapshot.text
-    more = f'<span class="quiet">{escape(text)}</span>' if text.casefold() != headline.casefold() else ""
-    if snapshot.problem:
-        more = f"<span>{escape(snapshot.problem)}</span>"
+    """What goes on now: a live region, for screen readers."""
+    text = f"<b>{escape(snapshot.text[:1].upper() + snapshot.text[1:])}</b>"
+    problem = f" {escape(snapshot.problem)}" if snapshot.problem else ""
     return (
         f'<div class="state" role="status" aria-live="polite"><span class="dot {snapshot.phase}"></span>'
-        f"<div><b>{headline}</b> {more}</div></div>"
+        f"<div>{text}{problem}</div></div>"
     )
 
 
 def batch(snapshot: Snapshot) -> str:
     """How full the global batch is, and how much of it is mine."""
-    if snapshot.phase in ENDED or not snapshot.global_batch:
+    if snapshot.over or not snapshot.global_batch:
         return ""
     whole = snapshot.global_batch
     everyone = min(snapshot.batch_samples, whole)
@@ -67,11 +52,12 @@ def figures(snapshot: Snapshot) -> str:
     """My samples, share, rank and time."""
     if snapshot.phase == "failed" and not snapshot.session_samples:
         return ""
-    total, rank, part = snapshot.total_samples, snapshot.rank, snapshot.share
+    rank, part = snapshot.rank, snapshot.share
+    total = max(snapshot.total_samples or 0, snapshot.session_samples)
     cells = (
-        ("Your samples", f"{snapshot.session_samples:,}", f"{total:,} in all" if total else "this time"),
+        ("Your samples", f"{snapshot.session_samples:,}", f"{total:,} in all"),
         ("Time given", duration(snapshot.seconds_given), "this time"),
-        ("Your share", "–" if part is None else share(part), "of what all gave"),
+        ("Your share", "–" if part is None else escape(share(part)), "of what all gave"),
         ("Your rank", "–" if rank is None else f"{rank:,}", _among(snapshot.contributors)),
     )
     return (
@@ -87,9 +73,11 @@ def figures(snapshot: Snapshot) -> str:
 
 def machine(snapshot: Snapshot) -> str:
     """As whom I take part, who else does, and what my machine gives."""
-    name = f"<bdi>{escape(snapshot.name)}</bdi>"
-    facts = [f"you take part anonymously, as {name}" if snapshot.anonymous else f"you take part as {name}"]
-    if snapshot.peers:
+    facts = []
+    if snapshot.name:
+        how = "anonymously, as" if snapshot.anonymous else "as"
+        facts.append(f"you take part {how} {_name(snapshot)}")
+    if snapshot.peers and not snapshot.over:
         facts.append(f"{count(snapshot.peers, 'volunteer')} training now")
     if snapshot.device:
         facts.append(f"your machine: {escape(snapshot.device)}")
@@ -105,7 +93,7 @@ def machine(snapshot: Snapshot) -> str:
 
 def notes(snapshot: Snapshot, buttons: bool) -> str:
     """Thanks, warnings, and how to leave where there are no buttons."""
-    if snapshot.phase in ENDED:
+    if snapshot.over:
         return _thanks(snapshot)
     found = [f'<div class="note warning">{escape(text)}</div>' for text in snapshot.warnings[-_MOST_WARNINGS:]]
     if not buttons and snapshot.phase != "leaving":
@@ -127,23 +115,27 @@ def details(snapshot: Snapshot) -> str:
 
 
 def _thanks(snapshot: Snapshot) -> str:
-    name = f"<bdi>{escape(snapshot.name)}</bdi>"
     if not snapshot.session_samples:
         if snapshot.phase == "failed":
             return ""
-        return f'<div class="note">Thank you for coming, {name}. No sample was finished this time.</div>'
+        return '<div class="note">Thank you for coming. No sample was finished this time.</div>'
     gave = f"{count(snapshot.session_samples, 'sample')} in {duration(snapshot.seconds_given)} of computing"
-    total = snapshot.total_samples
-    so_far = f" With your earlier visits that is {count(total, 'sample')}" if total else ""
-    if total and snapshot.share is not None:
-        so_far += f", {share(snapshot.share)} of all that everyone gave"
+    total = max(snapshot.total_samples or 0, snapshot.session_samples)
+    so_far = f" With your earlier visits that is {count(total, 'sample')}." if total > snapshot.session_samples else ""
+    if snapshot.share:
+        so_far += f" That is {escape(share(snapshot.share))} of all that everyone has given."
     back = " To come back, run the cell again." if snapshot.phase == "left" else ""
     where = _link(snapshot.url, "see how the model is doing")
-    return f'<div class="note"><b>Thank you, {name}!</b> You gave {gave}.{so_far}{"." if so_far else ""}{back} {where}</div>'
+    return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>'
+
+
+def _name(snapshot: Snapshot) -> str:
+    """Isolated, for names that are written from right to left."""
+    return f"<bdi>{escape(snapshot.name)}</bdi>"
 
 
 def _among(contributors: int | None) -> str:
-    return "known soon" if contributors is None else f"of {count(contributors, 'volunteer')}"
+    return "known soon" if not contributors else f"of {count(contributors, 'volunteer')}"
 
 
 def _run_name(snapshot: Snapshot) -> str:

@@ -90,7 +90,7 @@ class Panel:
 
 
 def _chart(snapshot: Snapshot) -> str:
-    if snapshot.phase in markup.ENDED and not snapshot.losses:
+    if snapshot.over and not snapshot.losses:
         return ""
     return loss_chart(snapshot.losses)
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,26 +26,35 @@ DEADLINE = 120_000
 """Milliseconds: machines that test are busy."""
 _CHECKOUT = str(Path(__file__).parents[2])
 _READY = """async () => {
-  const context = window.jupyterapp.shell.currentWidget.sessionContext;
-  await context.ready;
-  const kernel = context.session.kernel;
+  const until = async (condition) => {
+    while (!condition()) await new Promise((resolve) => setTimeout(resolve, 50));
+  };
+  const notebook = window.jupyterapp.shell.currentWidget;
+  await notebook.sessionContext.ready;
+  const kernel = notebook.sessionContext.session.kernel;
   await kernel.info;
-  while (kernel.connectionStatus !== 'connected' || kernel.status !== 'idle') {
-    await new Promise((resolve) => setTimeout(resolve, 50));
-  }
+  await until(() => kernel.connectionStatus === 'connected' && kernel.status === 'idle');
+  const widgets = 'application/vnd.jupyter.widget-view+json';
+  await until(() => notebook.content.rendermime.mimeTypes.includes(widgets));
+  const manager = await notebook.content.rendermime.createRenderer(widgets)._manager.promise;
+  await until(() => manager.restoredStatus);
 }"""
+"""The kernel answers, and the page has asked it for the widgets of earlier: what is displayed before is never drawn."""
 
 
 class Lab:
     """A JupyterLab of its own in a process group of its own; leaving the context ends it and its kernels."""
 
-    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+    def __init__(
+        self, folder: Path, python: str = sys.executable, environment: Mapping[str, str] | None = None
+    ) -> None:
         """
         :param python: the interpreter that has JupyterLab, which is also the kernel's
+        :param environment: variables for the kernels
         """
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True)
-        self._folder, self._python = folder, python
+        self._folder, self._python, self._environment = folder, python, environment or {}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -70,7 +79,7 @@ class Lab:
                     "--ServerApp.token=",
                     "--LabApp.extension_manager=readonly",
                 ],
-                env={**os.environ, **environment, "PYTHONPATH": _CHECKOUT},
+                env={**os.environ, **environment, "PYTHONPATH": _CHECKOUT, **self._environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -108,15 +117,18 @@ def browser_page() -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(DEADLINE)
-        yield page
-        browser.close()
+        try:
+            yield page
+        except BaseException:
+            ARTIFACTS.mkdir(exist_ok=True)
+            page.screenshot(path=ARTIFACTS / "failed.png")
+            raise
+        finally:
+            browser.close()
 
 
 def open_and_run(page: Page, lab: Lab, name: str) -> None:
-    """Open a notebook and run all its cells.
-
-    Only when the kernel answers: a panel that is displayed before the page knows the kernel is never drawn.
-    """
+    """Open a notebook and run all its cells."""
     page.goto(f"{lab.url}/lab/tree/{name}?reset", wait_until="domcontentloaded")
     page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
     page.evaluate(_READY)
