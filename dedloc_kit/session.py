@@ -1,4 +1,4 @@
-"""What a volunteer sees and does during one session: the same for the notebook's panel and for the terminal."""
+"""One volunteer's session: finds out what there is to do, keeps a worker at it, and tells how it goes."""
 
 import math
 import platform
@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from dedloc_kit.memory import initial_peers
 from dedloc_kit.meters import Meters, Reading
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import parse_peer
+from dedloc_kit.snapshot import LossPoint, Snapshot
 from dedloc_kit.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.worker import Worker, volunteer_job
 
@@ -35,110 +36,6 @@ FULL = 3
 """Global batches that are gathered and not averaged: not only a round that takes its time."""
 MOST_LOSSES, MOST_WARNINGS = 300, 3
 LOG_BYTES, LOG_LINES = 8_000, 40
-
-Phase = Literal[
-    "starting", "loading", "training", "waiting", "restarting", "paused", "leaving", "left", "finished", "failed"
-]
-"""`left`: because the volunteer wished it; `finished`: because the run is over."""
-
-
-@dataclass(frozen=True)
-class LossPoint:
-    """The training loss of one global step, and how many of its samples were mine."""
-
-    step: int
-    loss: float
-    mine: int
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything a view shows, at one moment. Texts may hold what others wrote: a view escapes them."""
-
-    phase: Phase
-    text: str
-    """What goes on, in words: `downloading the model: 23 of 72 MB`."""
-    run_id: str
-    about: str
-    """What this run is and for whom, as the organizer wrote it; may be empty."""
-    url: str | None
-    """The live dashboard."""
-    name: str
-    """Of the volunteer."""
-    anonymous: bool
-    device: str
-    """In words; empty until the peer has joined."""
-    step: int
-    total_steps: int
-    global_batch: int
-    batch_samples: int
-    """Everyone's samples toward the next global step, mine included."""
-    my_batch_samples: int
-    session_samples: int
-    """Mine since the cell was run."""
-    total_samples: int | None
-    """Mine over all sessions, as the coordinator's ledger has them; none while it is not known, as the next three."""
-    share: float | None
-    """Of all samples that anyone has given to this run, 0 to 1."""
-    rank: int | None
-    contributors: int | None
-    seconds_given: float
-    """Time that this machine has computed in this session."""
-    samples_per_second: float
-    peers: int
-    """Volunteers that are training now, this one included."""
-    losses: tuple[LossPoint, ...]
-    """In the order of the steps; some hundreds at most."""
-    memory_bytes: int
-    """Of the training process and its helpers."""
-    sent_bytes_per_second: float
-    received_bytes_per_second: float
-    next_session: str
-    """Whether the total goes on in the next session, as a sentence; empty before the end."""
-    warnings: tuple[str, ...]
-    """In plain language with what to do, the newest last; few."""
-    problem: str | None
-    """Why the session failed: one sentence with what to do. Only in the phase `failed`."""
-    details: str
-    """For whoever helps: versions, machine, the last lines of the log. Only in the phases `failed` and `restarting`."""
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing runs any more, for good."""
-        return self.phase in ("left", "finished", "failed")
-
-
-NOTHING_YET = Snapshot(
-    phase="starting",
-    text="starting",
-    run_id="",
-    about="",
-    url=None,
-    name="",
-    anonymous=True,
-    device="",
-    step=0,
-    total_steps=0,
-    global_batch=0,
-    batch_samples=0,
-    my_batch_samples=0,
-    session_samples=0,
-    total_samples=None,
-    share=None,
-    rank=None,
-    contributors=None,
-    seconds_given=0.0,
-    samples_per_second=0.0,
-    peers=0,
-    losses=(),
-    memory_bytes=0,
-    sent_bytes_per_second=0.0,
-    received_bytes_per_second=0.0,
-    next_session="",
-    warnings=(),
-    problem=None,
-    details="",
-)
 
 
 class Session:
@@ -165,7 +62,7 @@ class Session:
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(peer_folder(folder))
         self._lock = threading.Lock()
-        self._now = NOTHING_YET
+        self._now = Snapshot()
         self._wish: Literal["train", "pause", "leave"] = "train"
         self._invitation: Invitation | None = None
         self._account: Account | None = None

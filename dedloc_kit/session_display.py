@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dedloc_kit import human
-from dedloc_kit.session import Session, Snapshot
+from dedloc_kit.session import Session
+from dedloc_kit.snapshot import Snapshot
 
 REFRESH_SECONDS = 0.5
 _BARS = "▁▂▃▄▅▆▇█"

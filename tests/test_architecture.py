@@ -17,7 +17,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors", "hosted", "dialling"},
-    {"validation", "resources", "home", "bar", "axis", "human", "meters", "machine", "account"},
+    {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account"},
     {"run", "distribution"},
     {"records"},
     {"events", "memory", "hub"},
@@ -43,8 +43,8 @@ ORDER = (
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "meters", "machine"),
-    *("account", "run", "distribution", "records", "events", "memory", "hub", "client"),
+    *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
+    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "client"),
 }
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {

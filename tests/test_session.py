@@ -15,7 +15,8 @@ from dedloc_kit.launch import Coordinator
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import PAUSED_FILE
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.session import Session, Snapshot
+from dedloc_kit.session import Session
+from dedloc_kit.snapshot import Snapshot
 from tests.swarm.harness import processes_of, wait_until
 from tests.tiny import tiny_run
 

@@ -3,14 +3,14 @@
 import os
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.account import token
 from dedloc_kit.errors import UserError
 from dedloc_kit.hosted import hosted
-from dedloc_kit.session import NOTHING_YET, Session
+from dedloc_kit.session import Session
+from dedloc_kit.snapshot import Snapshot
 
 REFRESH_SECONDS = 0.5
 
@@ -80,7 +80,7 @@ def join(
 
     from dedloc_kit.notebook.panel import Panel
 
-    panel = Panel(session, buttons=not block)
+    panel = Panel(None if block else session)
     panel.show(session.snapshot())
     display(panel.widget)
     if block:
@@ -99,8 +99,8 @@ def _show_refusal(problem: str, where: str) -> None:
 
     from dedloc_kit.notebook.panel import Panel
 
-    panel = Panel(None, buttons=False)
-    panel.show(replace(NOTHING_YET, phase="failed", text="this machine cannot take part now", problem=problem))
+    panel = Panel(None)
+    panel.show(Snapshot(phase="failed", text="this machine cannot take part now", problem=problem))
     display(panel.widget)
 
 

@@ -4,7 +4,7 @@ from html import escape
 from urllib.parse import urlsplit
 
 from dedloc_kit.human import count, duration, rate, share, size
-from dedloc_kit.session import Snapshot
+from dedloc_kit.snapshot import Snapshot
 
 _MOST_WARNINGS = 3
 
@@ -126,7 +126,8 @@ def _thanks(snapshot: Snapshot) -> str:
         so_far += f" That is {escape(share(snapshot.share))} of all that everyone has given."
     back = " To come back, run the cell again." if snapshot.phase == "left" else ""
     where = _link(snapshot.url, "see how the model is doing")
-    return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>'
+    kept = f'<div class="note">{escape(snapshot.next_session)}</div>' if snapshot.next_session else ""
+    return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>{kept}'
 
 
 def _name(snapshot: Snapshot) -> str:

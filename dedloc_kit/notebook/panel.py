@@ -9,7 +9,7 @@ import ipywidgets
 
 from dedloc_kit.notebook import markup
 from dedloc_kit.notebook.chart import loss_chart
-from dedloc_kit.session import Phase, Snapshot
+from dedloc_kit.snapshot import Phase, Snapshot
 
 _CAN_PAUSE: frozenset[Phase] = frozenset({"training", "waiting", "paused"})
 _CAN_LEAVE: frozenset[Phase] = _CAN_PAUSE | {"starting", "loading", "restarting"}
@@ -28,9 +28,9 @@ class Controls(Protocol):
 class Panel:
     """Shows the snapshots of one session; `widget` is what the cell displays."""
 
-    def __init__(self, controls: Controls, *, buttons: bool = True) -> None:
+    def __init__(self, controls: Controls | None) -> None:
         """
-        :param buttons: false where buttons are dead while a cell runs (Colab); then the panel says how to leave
+        :param controls: none where buttons are dead while a cell runs (Colab); then the panel says how to leave
         """
         self._controls = controls
         self._paused = False
@@ -40,7 +40,7 @@ class Panel:
         self._leave = self._button("Leave", "Hand in what you have finished, and end")
         self._leave.on_click(self._leave_now)
         act = ipywidgets.HBox([self._part(markup.state)])
-        if buttons:
+        if controls is not None:
             act.children += (ipywidgets.HBox([self._pause, self._leave]),)
         act.add_class("dedloc-act")
         middle = ipywidgets.HBox([self._part(markup.figures), self._part(_chart)])
@@ -53,7 +53,7 @@ class Panel:
                 self._part(markup.batch),
                 middle,
                 self._part(markup.machine),
-                self._part(partial(markup.notes, buttons=buttons)),
+                self._part(partial(markup.notes, buttons=controls is not None)),
                 self._part(markup.details),
             ]
         )
@@ -78,6 +78,7 @@ class Panel:
         return ipywidgets.Button(description=description, tooltip=tooltip, disabled=True, layout=layout)
 
     def _pause_or_resume(self, button: Any) -> None:
+        assert self._controls is not None
         button.disabled = True  # until the next snapshot, so that one is sure that the click was seen
         if self._paused:
             self._controls.resume()
@@ -85,6 +86,7 @@ class Panel:
             self._controls.pause()
 
     def _leave_now(self, button: Any) -> None:
+        assert self._controls is not None
         button.disabled = self._pause.disabled = True
         self._controls.leave()
 

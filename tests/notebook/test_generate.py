@@ -103,7 +103,7 @@ def test_a_run_s_notebooks_hold_its_address_and_say_what_it_is_for(tmp_path: Pat
     ],
 )
 def test_an_address_that_could_become_code_is_refused(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="this is not an invitation .url: |a notebook cannot hold the address"):
+    with pytest.raises(UserError, match=r"this is not an invitation .url: |a notebook cannot hold the address"):
         notebooks_for(invitation_file(tmp_path, url), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

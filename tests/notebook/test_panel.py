@@ -8,7 +8,7 @@ import ipywidgets
 import pytest
 
 from dedloc_kit.notebook.panel import Panel
-from dedloc_kit.session import Snapshot
+from dedloc_kit.snapshot import Snapshot
 from tests.notebook.snapshots import snapshot
 
 HOSTILE = '<img src=x onerror="alert(1)">&\'</bdi></div>'
@@ -43,7 +43,7 @@ def words_of(panel: Panel) -> str:
 
 
 def shown(now: Snapshot, buttons: bool = True) -> Panel:
-    panel = Panel(Clicks(), buttons=buttons)
+    panel = Panel(Clicks() if buttons else None)
     panel.show(now)
     return panel
 

@@ -1,0 +1,76 @@
+"""What a volunteer sees of a session at one moment: the same in the notebook's panel and in the terminal."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal[
+    "starting", "loading", "training", "waiting", "restarting", "paused", "leaving", "left", "finished", "failed"
+]
+"""`left`: because the volunteer wished it; `finished`: because the run is over."""
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """The training loss of one global step, and how many of its samples were mine."""
+
+    step: int
+    loss: float
+    mine: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a view shows; without values, that nothing is known yet. Texts may hold what others wrote: a view
+    escapes them."""
+
+    phase: Phase = "starting"
+    text: str = "starting"
+    """What goes on, in words: `downloading the model: 23 of 72 MB`."""
+    run_id: str = ""
+    about: str = ""
+    """What this run is and for whom, as the organizer wrote it; may be empty."""
+    url: str | None = None
+    """The live dashboard."""
+    name: str = ""
+    """Of the volunteer."""
+    anonymous: bool = True
+    device: str = ""
+    """In words; empty until the peer has joined."""
+    step: int = 0
+    total_steps: int = 0
+    global_batch: int = 0
+    batch_samples: int = 0
+    """Everyone's samples toward the next global step, mine included."""
+    my_batch_samples: int = 0
+    session_samples: int = 0
+    """Mine since the cell was run."""
+    total_samples: int | None = None
+    """Mine over all sessions, as the coordinator's ledger has them; none while it is not known, as the next three."""
+    share: float | None = None
+    """Of all samples that anyone has given to this run, 0 to 1."""
+    rank: int | None = None
+    contributors: int | None = None
+    seconds_given: float = 0.0
+    """Time that this machine has computed in this session."""
+    samples_per_second: float = 0.0
+    peers: int = 0
+    """Volunteers that are training now, this one included."""
+    losses: tuple[LossPoint, ...] = ()
+    """In the order of the steps; some hundreds at most."""
+    memory_bytes: int = 0
+    """Of the training process and its helpers."""
+    sent_bytes_per_second: float = 0.0
+    received_bytes_per_second: float = 0.0
+    next_session: str = ""
+    """Whether the total goes on in the next session, as a sentence; empty before the end."""
+    warnings: tuple[str, ...] = ()
+    """In plain language with what to do, the newest last; few."""
+    problem: str | None = None
+    """Why the session failed: one sentence with what to do. Only in the phase `failed`."""
+    details: str = ""
+    """For whoever helps: versions, machine, the last lines of the log. Only in the phases `failed` and `restarting`."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing runs any more, for good."""
+        return self.phase in ("left", "finished", "failed")
