@@ -141,7 +141,7 @@ def test_a_swarm_that_does_not_answer_is_said(tmp_path: Path) -> None:
     path = tmp_path / "invitation.json"
     path.write_text(Invitation.of(tiny_run(), (nobody,)).model_dump_json())
     result = dedloc("join", path, "--task-module", "tests.tiny", folder=tmp_path)
-    assert_refused(result, f"nobody answers at {nobody}")
+    assert_refused(result, "nobody answers at 127.0.0.1, port 9")
 
 
 def test_an_invitation_with_a_wrong_fingerprint_is_refused(tmp_path: Path) -> None:
