@@ -229,7 +229,7 @@ class Session:
                 worker = self._supervisor.worker
                 reading = meters.read(worker.pid if worker is not None and worker.running else None)
                 self._set(**asdict(reading))
-                if time.monotonic() - looked > STANDING_SECONDS:
+                if self._now.rank is None or time.monotonic() - looked > STANDING_SECONDS:
                     self._look_up_standing()
                     looked = time.monotonic()
             self._look_up_standing()

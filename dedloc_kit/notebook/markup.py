@@ -126,7 +126,7 @@ def _thanks(snapshot: Snapshot) -> str:
         so_far += f" That is {escape(share(snapshot.share))} of all that everyone has given."
     back = " To come back, run the cell again." if snapshot.phase == "left" else ""
     where = _link(snapshot.url, "see how the model is doing")
-    kept = f'<div class="note">{escape(snapshot.next_session)}</div>' if snapshot.next_session else ""
+    kept = f'<div class="quiet small">{escape(snapshot.next_session)}</div>' if snapshot.next_session else ""
     return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>{kept}'
 
 
