@@ -21,7 +21,7 @@ from dedloc_kit.records import Invitation, StateInfo
 from dedloc_kit.run import RunConfig, load_run, seed_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 
 _MICROBATCH = 4
@@ -88,16 +88,13 @@ def _swarm(run: RunConfig, options: argparse.Namespace) -> Curve:
 def _plain(run: RunConfig, samples: list[int], options: argparse.Namespace) -> Curve:
     task, settings = create_task(run), run.optimizer
     model = task.build_model()
-    groups = task.parameter_groups(model, settings.weight_decay)
-    optimizer = Lamb(
-        groups, lr=0.0, betas=settings.betas, eps=settings.epsilon, max_weight_norm=settings.max_weight_norm
-    )
+    optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
     batches = task.batches(_MICROBATCH, seed_of(run.run_id, "plain"), print)
     held_out = {0: task.evaluate(model).loss}
     evaluating, began = 0.0, time.monotonic()
     for step, wanted in enumerate(samples):
         for _ in range(wanted // _MICROBATCH):
-            (task.loss(model, next(batches)) * (_MICROBATCH / wanted)).backward()
+            (task.loss(model, next(batches), step) * (_MICROBATCH / wanted)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)

@@ -52,8 +52,11 @@ def volunteer(
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
         memory = Memory(peer.folder, run.run_id, me.port)
-        assert me.replica is not None
-        compute = Compute(me.replica.model, me.task.loss, me.device, half_precision(me.device))
+        replica = me.replica
+        assert replica is not None
+        compute = Compute(
+            replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
+        )
         microbatch = peer.microbatch or _try_microbatch(compute, me, run, emit, warn)
         seed = seed_of(run.run_id, me.signer.peer, me.session)
         with Prefetch(me.task.batches(microbatch, seed, warn), size=4) as batches:

@@ -1,0 +1,155 @@
+"""Multi-crop augmentation of whole batches of pictures, on whatever device they are.
+
+After Caron et al. 2020 (SwAV, arXiv 2006.09882, section 3.3 and appendix A.1). A crop is drawn as ten numbers, on the
+CPU and from a seed, and made of a picture later, where the model is: what a sample becomes is settled with the sample.
+
+Plain torch, since no library fits: torchvision has no CPU build where the kit is tested and would pull another torch
+there; kornia installs everywhere but was slower than Pillow picture by picture on a CPU (`benchmarks/images.py`). It
+takes little: cropping, flipping and resizing are one sampling grid, all changes of colour one matrix a picture.
+
+Two differences from those libraries, both small: colours are cut off at black and white once at the end instead of
+after each change, and hues turn in the YIQ plane instead of on the HSV hexagon, which makes them a matrix.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+LEFT, TOP, WIDTH, HEIGHT, FLIP, BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA = range(10)
+"""The numbers of a crop: a box in shares of the picture, -1 for mirrored or 1, three factors, a turn of the hues
+(1 is once around) and the blur's standard deviation in pixels of the crop (0: sharp)."""
+
+_ASPECT = 4 / 3
+_MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""ImageNet's, by which pictures are put on a common scale."""
+_LUMA = (0.299, 0.587, 0.114)
+_YIQ = (_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """How strongly crops are distorted: widths of the ranges around "as it is", and shares of all crops."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+    jitter: float
+    """The share of crops whose colours change."""
+    grayscale: float
+    blur: float
+    flip: float = 0.5
+    longest_blur: float = 2.0
+    """The largest standard deviation, in pixels."""
+
+
+def draw_crops(
+    samples: int, crops: int, scale: tuple[float, float], distortion: Distortion, generator: np.random.Generator
+) -> NDArray[np.float32]:
+    """The numbers of `crops` random crops of each sample, [samples, crops, 10].
+
+    `scale` is the range of a crop's area as a share of the picture; its sides are 3:4 to 4:3, or nearer to a square
+    where the crop would not fit otherwise.
+    """
+    shape = (samples, crops)
+    area = generator.uniform(*scale, shape)
+    widest = np.log(np.minimum(_ASPECT, 1 / area))
+    ratio = np.exp(generator.uniform(-1, 1, shape) * widest)
+    width, height = np.sqrt(area * ratio), np.sqrt(area / ratio)
+    jittered = generator.random(shape) < distortion.jitter
+
+    def around_one(range_: float) -> NDArray[np.float64]:
+        return np.where(jittered, generator.uniform(max(0.0, 1 - range_), 1 + range_, shape), 1.0)
+
+    numbers = np.empty((*shape, 10), np.float32)
+    numbers[..., LEFT] = generator.random(shape) * (1 - width)
+    numbers[..., TOP] = generator.random(shape) * (1 - height)
+    numbers[..., WIDTH], numbers[..., HEIGHT] = width, height
+    numbers[..., FLIP] = np.where(generator.random(shape) < distortion.flip, -1, 1)
+    numbers[..., BRIGHTNESS] = around_one(distortion.brightness)
+    numbers[..., CONTRAST] = around_one(distortion.contrast)
+    gray = generator.random(shape) < distortion.grayscale
+    numbers[..., SATURATION] = np.where(gray, 0.0, around_one(distortion.saturation))
+    numbers[..., HUE] = np.where(jittered, generator.uniform(-distortion.hue, distortion.hue, shape), 0.0)
+    blurred = generator.random(shape) < distortion.blur
+    numbers[..., SIGMA] = np.where(blurred, generator.uniform(0.1, distortion.longest_blur, shape), 0.0)
+    return numbers
+
+
+@torch.no_grad()
+def make_crops(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
+    """The crops of pictures, normalised for the model.
+
+    :param pictures: uint8 [samples, 3, height, width]
+    :param numbers: [samples, crops, 10], as `draw_crops` makes them
+    :returns: float32 [crops * samples, 3, size, size]: the first crop of each sample, then the second ...
+    """
+    with torch.autocast(pictures.device.type, enabled=False):  # 8 bits of colour do not fit into bfloat16
+        sharp = pictures.float() / 255
+        crops = []
+        for each in numbers.unbind(1):
+            crop = _colour(_cut(sharp, each, size), each)
+            blurred = each[:, SIGMA] > 0
+            if blurred.any():
+                crop[blurred] = _blur(crop[blurred], each[blurred, SIGMA])
+            crops.append(crop)
+        return _normalised(torch.cat(crops))
+
+
+@torch.no_grad()
+def as_they_are(pictures: Tensor) -> Tensor:
+    """Whole pictures, uint8 [samples, 3, height, width], normalised for the model in float32."""
+    return _normalised(pictures.float() / 255)
+
+
+def _normalised(pictures: Tensor) -> Tensor:
+    mean, spread = (pictures.new_tensor(values)[:, None, None] for values in (_MEAN, _SPREAD))
+    return pictures.sub_(mean).div_(spread)
+
+
+def _cut(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
+    """Crop, mirror and resize, bilinear. A crop twice as large as `size` at most is not worth filtering before."""
+    middle = (torch.arange(size, device=pictures.device) + 0.5) / size - 0.5  # of the target's pixels
+
+    def along(begin: int, length: int, sign: Tensor | float) -> Tensor:
+        span = numbers[:, length, None]
+        return 2 * (numbers[:, begin, None] + span / 2 + sign * span * middle) - 1
+
+    x, y = along(LEFT, WIDTH, numbers[:, FLIP, None]), along(TOP, HEIGHT, 1.0)
+    shape = (len(pictures), size, size)
+    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=3)
+    return functional.grid_sample(pictures, grid, padding_mode="border", align_corners=False)
+
+
+def _colour(crops: Tensor, numbers: Tensor) -> Tensor:
+    """Brightness, contrast (around the crop's mean gray), saturation and hue: a matrix and a gray for each crop."""
+    luma, yiq = crops.new_tensor(_LUMA), crops.new_tensor(_YIQ)
+    saturation = numbers[:, SATURATION, None, None]
+    matrix = saturation * torch.eye(3, device=crops.device) + (1 - saturation) * luma.expand(3, 3)
+    turn = 2 * math.pi * numbers[:, HUE]
+    turned = torch.eye(3, device=crops.device).repeat(len(crops), 1, 1)
+    turned[:, 1, 1] = turned[:, 2, 2] = turn.cos()
+    turned[:, 1, 2], turned[:, 2, 1] = -turn.sin(), turn.sin()
+    brightness, contrast = numbers[:, BRIGHTNESS, None, None], numbers[:, CONTRAST, None, None]
+    matrix = brightness * contrast * (yiq.inverse() @ turned @ yiq @ matrix)
+    gray = brightness * (1 - contrast) * (crops.mean((2, 3)) @ luma)[:, None, None]
+    return torch.baddbmm(gray, matrix, crops.flatten(2)).clamp_(0, 1).view_as(crops)
+
+
+def _blur(crops: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian, cut off at three standard deviations; beyond the border the picture is mirrored."""
+    samples, channels, height, width = crops.shape
+    reach = min(math.ceil(3 * float(sigma.max())), height - 1, width - 1)
+    distance = torch.arange(-reach, reach + 1, device=crops.device)
+    weights = torch.exp(-0.5 * (distance / sigma[:, None]) ** 2)
+    weights = (weights / weights.sum(1, keepdim=True)).repeat_interleave(channels, 0)[:, None, None]
+    planes = crops.reshape(1, samples * channels, height, width)
+    planes = functional.pad(planes, (reach, reach, reach, reach), mode="reflect")
+    planes = functional.conv2d(planes, weights, groups=samples * channels)
+    planes = functional.conv2d(planes, weights.transpose(2, 3), groups=samples * channels)
+    return planes.view_as(crops)
