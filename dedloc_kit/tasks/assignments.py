@@ -4,6 +4,8 @@ Caron et al. 2020, "Unsupervised Learning of Visual Features by Contrasting Clus
 section 3.1.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,7 +26,7 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
     return shares.exp()
 
 
-def swapped_loss(scores: list[Tensor], assignments: list[Tensor], temperature: float) -> Tensor:
+def swapped_loss(scores: Sequence[Tensor], assignments: Sequence[Tensor], temperature: float) -> Tensor:
     """How badly each crop's scores predict the assignments of the others (equations 2 and 6): a scalar.
 
     :param scores: cosines [samples, prototypes] of each crop, those of the large ones first

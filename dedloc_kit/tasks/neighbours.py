@@ -11,13 +11,14 @@ _AT_ONCE = 1024
 def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int) -> float:
     """The share of samples whose nearest other samples vote for their class, each vote weighted by its closeness.
 
-    As Wu et al. 2018 (arXiv 1805.01978, section 3.4): votes count exp(cosine / 0.07). Every sample is asked in turn,
-    all others answer.
+    As Wu et al. 2018 (arXiv 1805.01978, section 3.4): votes count exp(cosine / 0.07). The cosines are those of the
+    differences to the mean: what all samples have in common, and pooled rectified features have much of it, tells no
+    two of them apart. Every sample is asked in turn, all others answer.
 
     :param features: [samples, width], of any length
     :param labels: [samples], from 0 on
     """
-    features = functional.normalize(features.float())
+    features = functional.normalize(features.float() - features.float().mean(0))
     classes = int(labels.max()) + 1
     right = 0
     for begin in range(0, len(features), _AT_ONCE):

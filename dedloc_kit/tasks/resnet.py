@@ -31,7 +31,7 @@ class ResNetArchitecture(Section):
     @model_validator(mode="after")
     def _as_many_depths_as_widths(self) -> "ResNetArchitecture":
         if len(self.depths) != len(self.hidden_sizes):
-            raise ValueError("task.model.depths must have as many entries as task.model.hidden_sizes")
+            raise ValueError("model.depths must have as many entries as task.model.hidden_sizes")
         return self
 
 

@@ -53,7 +53,7 @@ class Crops(Section):
     @model_validator(mode="after")
     def _scale_is_a_range(self) -> "Crops":
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"a crop's scale must be two shares from 0 to 1, the smaller one first, not {self.scale}")
+            raise ValueError(f"large.scale and small.scale are two shares, the smaller one first, not {self.scale}")
         return self
 
 
@@ -99,7 +99,7 @@ class SwavOptions(Section):
     @model_validator(mode="after")
     def _two_views(self) -> "SwavOptions":
         if self.large.count < 2:
-            raise ValueError("task.large.count must be at least 2: each crop predicts another one's assignment")
+            raise ValueError("large.count must be at least 2: each crop predicts another one's assignment")
         return self
 
 
@@ -153,8 +153,8 @@ class Swav:
         frozen = step < self.options.frozen_prototypes
         embeddings, scores = self._views(model, batch, frozen)
         large = [each.detach() for each in embeddings[: self.options.large.count]]
-        earlier = self._queue.before(step) if step >= self.options.queue_from_step else []
-        assignments = self._assignments(model, large, earlier)
+        earlier = self._queue.before(step)
+        assignments = self._assignments(model, large, earlier if step >= self.options.queue_from_step else [])
         if self.options.queue:
             self._queue.add(large)
         return swapped_loss(scores, assignments, self.options.temperature)

@@ -33,7 +33,7 @@ def reference_loss(scores: list[Array], assignments: list[Array], temperature: f
             for q, score in zip(shares, each, strict=True):
                 p = [math.exp(value / temperature) for value in score]
                 losses.append(-sum(a * math.log(b / sum(p)) for a, b in zip(q, p, strict=True)))
-    return sum(losses) / len(losses)
+    return float(sum(losses) / len(losses))
 
 
 def cosines(samples: int, prototypes: int, seed: int = 0) -> torch.Tensor:
@@ -96,7 +96,7 @@ def test_a_queue_keeps_no_gradient_and_no_more_than_its_length() -> None:
 
 
 def test_a_queue_lets_few_samples_spread_as_many_do() -> None:
-    """Four samples of one cluster alone are torn apart; beside 252 others each goes where it would in one large batch."""
+    """Four samples of one cluster alone are torn apart; beside 256 others each goes where it would in a large batch."""
     generator = torch.Generator().manual_seed(0)
     prototypes = torch.nn.functional.normalize(torch.randn(16, 32, generator=generator))
     clusters = torch.randint(16, (256,), generator=generator)
