@@ -5,7 +5,7 @@ CPU and from a seed, and made of a picture later, where the model is: what a sam
 
 Plain torch, since no library fits: torchvision has no CPU build where the kit is tested and would pull another torch
 there; kornia installs everywhere but was slower than Pillow picture by picture on a CPU (`benchmarks/images.py`). It
-takes little: cropping, flipping and resizing are one sampling grid, all changes of colour one matrix a picture.
+takes little: torch crops and resizes bytes by itself, and all changes of colour are one matrix a picture.
 
 Two differences from those libraries, both small: colours are cut off at black and white once at the end instead of
 after each change, and hues turn in the YIQ plane instead of on the HSV hexagon, which makes them a matrix.
@@ -13,6 +13,7 @@ after each change, and hues turn in the YIQ plane instead of on the HSV hexagon,
 
 import math
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -90,44 +91,49 @@ def make_crops(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
     :returns: float32 [crops * samples, 3, size, size]: the first crop of each sample, then the second ...
     """
     with torch.autocast(pictures.device.type, enabled=False):  # 8 bits of colour do not fit into bfloat16
-        sharp = pictures.float() / 255
-        crops = []
-        for each in numbers.unbind(1):
-            crop = _colour(_cut(sharp, each, size), each)
-            blurred = each[:, SIGMA] > 0
-            if blurred.any():
-                crop[blurred] = _blur(crop[blurred], each[blurred, SIGMA])
-            crops.append(crop)
-        return _normalised(torch.cat(crops))
+        # Only a CPU resizes bytes, and it does so much faster than anything else.
+        source = pictures if pictures.device.type == "cpu" else pictures.float()
+        each = numbers.transpose(0, 1).flatten(0, 1)
+        crops = _colour(_cut(source, each, size).float(), each)
+        blurred = each[:, SIGMA] > 0
+        if blurred.any():
+            crops[blurred] = _blur(crops[blurred], each[blurred, SIGMA])
+        return crops
 
 
 @torch.no_grad()
 def as_they_are(pictures: Tensor) -> Tensor:
     """Whole pictures, uint8 [samples, 3, height, width], normalised for the model in float32."""
-    return _normalised(pictures.float() / 255)
+    scale, shift = _normalisation(pictures.device)
+    return pictures.float() * scale + shift
 
 
-def _normalised(pictures: Tensor) -> Tensor:
-    mean, spread = (pictures.new_tensor(values)[:, None, None] for values in (_MEAN, _SPREAD))
-    return pictures.sub_(mean).div_(spread)
+def _normalisation(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factor and summand, [3, 1, 1] each, that turn colours from 0 to 255 into the model's."""
+    mean, spread = (torch.tensor(values, device=device)[:, None, None] for values in (_MEAN, _SPREAD))
+    return 1 / (255 * spread), -mean / spread
 
 
 def _cut(pictures: Tensor, numbers: Tensor, size: int) -> Tensor:
-    """Crop, mirror and resize, bilinear. A crop twice as large as `size` at most is not worth filtering before."""
-    middle = (torch.arange(size, device=pictures.device) + 0.5) / size - 0.5  # of the target's pixels
-
-    def along(begin: int, length: int, sign: Tensor | float) -> Tensor:
-        span = numbers[:, length, None]
-        return 2 * (numbers[:, begin, None] + span / 2 + sign * span * middle) - 1
-
-    x, y = along(LEFT, WIDTH, numbers[:, FLIP, None]), along(TOP, HEIGHT, 1.0)
-    shape = (len(pictures), size, size)
-    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=3)
-    return functional.grid_sample(pictures, grid, padding_mode="border", align_corners=False)
+    """Crop to whole pixels, mirror and resize (bilinear, filtered where it shrinks)."""
+    height, width = pictures.shape[2:]
+    boxes = numbers[:, [LEFT, TOP, WIDTH, HEIGHT]].cpu() * torch.tensor([width, height, width, height])
+    flips = numbers[:, FLIP].tolist()
+    crops = []
+    for picture, (left, top, wide, high), flip in zip(
+        cycle(pictures.split(1)), boxes.round().int().tolist(), flips, strict=False
+    ):
+        box = picture[:, :, top : top + max(1, high), left : left + max(1, wide)]
+        crop = functional.interpolate(box, (size, size), mode="bilinear", antialias=True)
+        crops.append(crop.flip(3) if flip < 0 else crop)
+    return torch.cat(crops)
 
 
 def _colour(crops: Tensor, numbers: Tensor) -> Tensor:
-    """Brightness, contrast (around the crop's mean gray), saturation and hue: a matrix and a gray for each crop."""
+    """Brightness, contrast (around the crop's mean gray), saturation and hue: a matrix and a gray for each crop.
+
+    The model's normalisation goes into the same matrix; black and white are then other numbers in each channel.
+    """
     luma, yiq = crops.new_tensor(_LUMA), crops.new_tensor(_YIQ)
     saturation = numbers[:, SATURATION, None, None]
     matrix = saturation * torch.eye(3, device=crops.device) + (1 - saturation) * luma.expand(3, 3)
@@ -138,11 +144,15 @@ def _colour(crops: Tensor, numbers: Tensor) -> Tensor:
     brightness, contrast = numbers[:, BRIGHTNESS, None, None], numbers[:, CONTRAST, None, None]
     matrix = brightness * contrast * (yiq.inverse() @ turned @ yiq @ matrix)
     gray = brightness * (1 - contrast) * (crops.mean((2, 3)) @ luma)[:, None, None]
-    return torch.baddbmm(gray, matrix, crops.flatten(2)).clamp_(0, 1).view_as(crops)
+    scale, shift = _normalisation(crops.device)
+    coloured = torch.baddbmm(gray * scale[:, 0] + shift[:, 0], scale[:, 0] * matrix, crops.flatten(2)).view(crops.shape)
+    for channel, mean, spread in zip(coloured.unbind(1), _MEAN, _SPREAD, strict=True):
+        channel.clamp_(-mean / spread, (1 - mean) / spread)
+    return coloured
 
 
 def _blur(crops: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian, cut off at three standard deviations; beyond the border the picture is mirrored."""
+    """Gaussian, cut off at three standard deviations; beyond the border the crop is mirrored."""
     samples, channels, height, width = crops.shape
     reach = min(math.ceil(3 * float(sigma.max())), height - 1, width - 1)
     distance = torch.arange(-reach, reach + 1, device=crops.device)

@@ -56,7 +56,7 @@ def _file(value: Any, source: Source, shard: Shard) -> bytes:
 
 
 def decode(data: bytes, size: int) -> Pixels:
-    """The middle square of a picture, resized: [3, size, size].
+    """The middle square of a picture, resized: [size, size, 3].
 
     Any kind of picture becomes red, green and blue, and a small one is enlarged. Raises ValueError if the file is
     broken, truncated, no picture at all or too large.
@@ -68,9 +68,10 @@ def decode(data: bytes, size: int) -> Pixels:
             picture.draft("RGB", (size, size))  # a JPEG is then read at a fraction of its size
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
+            # A palette's transparency has to become a channel before it can be dropped.
             colours = picture.convert("RGBA") if picture.has_transparency_data else picture
             fitted = ImageOps.fit(colours.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
-        return np.ascontiguousarray(np.asarray(fitted).transpose(2, 0, 1))
+        return np.asarray(fitted)
     except Exception as error:  # whatever a broken file makes its decoder raise
         raise ValueError(one_line(error)) from None
 

@@ -10,7 +10,7 @@ As DeDLOC trains it with volunteers (section 4.1). What is shared and what is no
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Annotated, Any
@@ -137,7 +137,7 @@ class Swav:
         self, pictures: Iterator[Labelled[Pixels]], microbatch: int, generator: np.random.Generator
     ) -> Iterator[Batch]:
         while some := [pixels for pixels, _ in islice(pictures, microbatch)]:
-            yield {"pictures": torch.from_numpy(np.stack(some)), **self._drawn(len(some), generator)}
+            yield {"pictures": _stacked(some), **self._drawn(len(some), generator)}
 
     def _drawn(self, samples: int, generator: np.random.Generator) -> Batch:
         distortion = Distortion(**self.options.distortion.model_dump())
@@ -222,5 +222,10 @@ class Swav:
                 )
             # In an order of our own: batch normalisation must not meet one class at a time.
             order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(names))
-            self._held_out = torch.from_numpy(np.stack(pictures)[order]), torch.from_numpy(labels[order])
+            self._held_out = _stacked([pictures[number] for number in order]), torch.from_numpy(labels[order])
         return self._held_out
+
+
+def _stacked(pictures: Sequence[Pixels]) -> torch.Tensor:
+    """Uint8 [samples, 3, size, size], with the colours side by side in the memory, as they come."""
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
