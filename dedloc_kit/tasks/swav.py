@@ -183,26 +183,24 @@ class Swav:
         assert isinstance(model, SwavModel)
         pictures, labels = self._evaluation_pictures()
         device = next(model.parameters()).device
-        parts = [as_they_are(part.to(device)) for part in pictures.split(_EVALUATION_BATCH)]
-        fixed = calibrated(model, parts)
-        features = torch.cat([fixed.features(part) for part in parts])
+
+        def parts() -> Iterator[torch.Tensor]:
+            return (as_they_are(part.to(device)) for part in pictures.split(_EVALUATION_BATCH))
+
+        fixed = calibrated(model, parts())
+        features = torch.cat([fixed.features(part) for part in parts()])
         accuracy = knn_accuracy(features, labels.to(device), self.options.neighbours)
         return Evaluation(loss=self._held_out_loss(model, pictures), metrics={"k-NN accuracy": accuracy})
 
     def _held_out_loss(self, model: SwavModel, pictures: torch.Tensor) -> float:
         device = next(model.parameters()).device
         generator = np.random.default_rng(seed_of(self.run.seed, "evaluation crops"))
-        was_training, total = model.training, 0.0
-        model.train()
-        some = pictures[:_LOSS_SAMPLES]
-        try:
-            for part in some.split(_EVALUATION_BATCH):
-                batch = {"pictures": part, **self._drawn(len(part), generator)}
-                embeddings, scores = self._views(model, {name: values.to(device) for name, values in batch.items()})
-                assignments = self._assignments(model, list(embeddings[: self.options.large.count]), [])
-                total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
-        finally:
-            model.train(was_training)
+        some, total = pictures[:_LOSS_SAMPLES], 0.0
+        for part in some.split(_EVALUATION_BATCH):
+            batch = {"pictures": part, **self._drawn(len(part), generator)}
+            embeddings, scores = self._views(model, {name: values.to(device) for name, values in batch.items()})
+            assignments = self._assignments(model, list(embeddings[: self.options.large.count]), [])
+            total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
         return total / len(some)
 
     def _evaluation_pictures(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,16 +211,16 @@ class Swav:
                 raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
             read = partial(encoded_images, label=self.options.label)
             found = decoded(in_order(source, read, warn=_logger.warning), self.options.large.size, _logger.warning)
-            pictures, names = zip(*islice(found, self.options.evaluation_samples), strict=True)
-            classes, labels = np.unique(np.array(names), return_inverse=True)
+            samples = list(islice(found, self.options.evaluation_samples))
+            classes, labels = np.unique([str(label) for _, label in samples], return_inverse=True)
             if len(classes) < 2:
                 raise UserError(
-                    f"all of the first {len(names)} pictures of {source.dataset} are of the class {classes[0]}; "
+                    f"the first {len(samples)} labelled pictures of {source.dataset} are not of two classes or more; "
                     "choose held-out data with several classes, in a mixed order"
                 )
             # In an order of our own: batch normalisation must not meet one class at a time.
-            order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(names))
-            self._held_out = _stacked([pictures[number] for number in order]), torch.from_numpy(labels[order])
+            order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(samples))
+            self._held_out = _stacked([samples[number][0] for number in order]), torch.from_numpy(labels[order])
         return self._held_out
 
 

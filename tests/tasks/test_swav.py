@@ -227,8 +227,18 @@ def test_held_out_pictures_of_one_class_say_what_to_do(tmp_path: Path) -> None:
     write_pictures(tmp_path / "train.parquet", files, [3] * 8)
     write_pictures(tmp_path / "test.parquet", files, [3] * 8)
     task, model = swav(tmp_path)
-    with pytest.raises(UserError, match=r"all of the first 8 pictures of .* are of the class 3; choose held-out data"):
+    with pytest.raises(UserError, match=r"first 8 labelled pictures of .* are not of two classes or more; choose held"):
         task.evaluate(model)
+
+
+def test_held_out_data_without_a_picture_says_what_to_do(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_pictures(tmp_path / f"{split}.parquet", [b"broken", None], [0, 1])
+    task, model = swav(tmp_path)
+    with pytest.raises(UserError, match="first 0 labelled pictures"):
+        task.evaluate(model)
+    with pytest.raises(UserError, match="pictures in a row can be decoded"):
+        next(batches(task))
 
 
 def test_fewer_pictures_than_the_batch_come_again_in_new_crops(tmp_path: Path) -> None:
