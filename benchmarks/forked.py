@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -207,15 +207,20 @@ def _on_loopback() -> tuple[int, int] | None:
 def memory_of(swarm: Swarm) -> float:
     """Mean bytes of a volunteer's processes."""
     volunteers = {pid for slot, pid in swarm.pids.items() if slot != COORDINATOR}
+    return session_memory(volunteers) / max(1, len(volunteers))
+
+
+def session_memory(sessions: Collection[int]) -> int:
+    """Bytes of all processes of these sessions; what several processes share counts once for all."""
     total = 0
     for pid, session, _ in _processes():
-        if session in volunteers:
+        if session in sessions:
             try:
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             except OSError:
-                continue
+                continue  # it has just ended
             total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / max(1, len(volunteers))
+    return total
 
 
 def free_memory() -> int:

@@ -20,7 +20,7 @@ from dedloc_kit.run import RunConfig, parse_run, seed_of
 from dedloc_kit.tasks.albert import Albert
 
 _POLL_SECONDS = 0.01
-_SPREAD = 1_000_003
+SPREAD = 1_000_003
 """How many different gradients there are: windows into one long random tensor."""
 
 
@@ -88,11 +88,11 @@ class SimulatedTask:
     def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         parameters = list(model.parameters())
         if self._noise is None:
-            size = sum(parameter.numel() for parameter in parameters) + _SPREAD
+            size = sum(parameter.numel() for parameter in parameters) + SPREAD
             self._noise = torch.randn(size, generator=torch.Generator().manual_seed(0)) * 1e-3
         self._device.begin()
         self._microbatches += 1
-        offset = seed_of(os.getpid(), self._microbatches) % _SPREAD
+        offset = seed_of(os.getpid(), self._microbatches) % SPREAD
         loss: Tensor = _ReadyGradients.apply(self._noise[offset:], *parameters)  # type: ignore[no-untyped-call]
         self._device.watch(loss, len(batch["x"]))
         return loss

@@ -3,4 +3,40 @@
 Importing the package is cheap: neither torch nor hivemind is loaded until a role starts.
 """
 
+from __future__ import annotations
+
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Literal
+
+    from dedloc_kit.notebook.join import Participation
+
+
+def join(
+    invitation: str,
+    *,
+    name: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    folder: str | Path | None = None,
+    task_module: str | None = None,
+    block: bool | None = None,
+) -> Participation | None:
+    """Let this machine take part in a run, and show how it goes.
+
+    In Jupyter the cell returns, and the panel's buttons pause and leave; on Colab, whose buttons are dead while
+    something else goes on, the cell runs until its stop button leaves. In a script or terminal it shows a compact view
+    and Ctrl-C leaves.
+
+    :param invitation: a coordinator's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
+    :param name: shown on the dashboard; without one the name of your Hub account, if you are logged in, else anonymous
+    :param device: `auto` takes a GPU if there is one
+    :param folder: keeps your identity, so that what you give adds up; by default one in your home folder
+    :param task_module: a Python module on this machine that has the run's task, if dedloc_kit itself has not
+    :param block: whether the call waits until the session ends; by default as described above
+    """
+    from dedloc_kit.notebook.join import join
+
+    return join(invitation, name=name, device=device, folder=folder, task_module=task_module, block=block)

@@ -8,6 +8,8 @@ from dedloc_kit import __version__
 from dedloc_kit.evaluation.settings import DATASETS, Settings
 from dedloc_kit.run import HUB_REPOSITORY
 
+_INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
+
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; `command` in its result is the name of the command."""
@@ -28,6 +30,9 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
     launch.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
     launch.add_argument("--port", type=int, default=8000, help="of the dashboard; 0 takes a free one")
+    launch.add_argument(
+        "--most-volunteers", type=_positive, metavar="N", help="ask newcomers to come later while so many train"
+    )
     launch.add_argument("--evaluate-every", type=_positive, default=10, metavar="STEPS")
     launch.add_argument("--checkpoint-every", type=_positive, default=1, metavar="STEPS")
     launch.add_argument(
@@ -42,9 +47,14 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command="launch")
 
+    for name, what in (("pause", "let all volunteers of a run wait"), ("resume", "let a paused run go on")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+        command.set_defaults(command=name)
+
     join = commands.add_parser("join", help="volunteer this machine")
-    join.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
-    join.add_argument("--name", default="anonymous", help="shown on the dashboard")
+    join.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
+    join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
     )
@@ -65,8 +75,15 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(join, folder_help="keeps your identity; default: one in your home folder")
     join.set_defaults(command="join")
 
+    notebook = commands.add_parser("notebook", help="write the notebooks in which volunteers join by running one cell")
+    notebook.add_argument(
+        "invitation", metavar="INVITATION", help="the coordinator's URL, as volunteers reach it, or an invitation file"
+    )
+    notebook.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/RUN-ID/notebooks")
+    notebook.set_defaults(command="notebook")
+
     status = commands.add_parser("status", help="how a run is doing")
-    status.add_argument("invitation", metavar="INVITATION", help="the coordinator's URL or an invitation file")
+    status.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     status.set_defaults(command="status")
 
     _evaluate_options(commands.add_parser("evaluate", help="fine-tune a trained model and score it"))

@@ -1,9 +1,8 @@
-"""The `dedloc` command: demo, launch, join, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, pause, resume, join, notebook, status, evaluate, tokenizer, corpus."""
 
 import argparse
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -16,8 +15,8 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, load_run
+from dedloc_kit.records import PAUSED_FILE
+from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
 
@@ -39,20 +38,17 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _peer(options: argparse.Namespace, folder: Path, **values: object) -> PeerConfig:
-    return PeerConfig.model_validate(
-        {
-            "folder": folder.resolve(),
-            "device": options.device,
-            "threads": options.threads,
-            "host": options.host,
-            "port": options.swarm_port,
-            "announce_host": options.announce_host,
-            "task_module": options.task_module,
-            "until_step": options.until_step,
-            **values,
-        }
-    )
+def _machine(options: argparse.Namespace) -> dict[str, object]:
+    """What the options that every peer has say, as keys of PeerConfig."""
+    return {
+        "device": options.device,
+        "threads": options.threads,
+        "host": options.host,
+        "port": options.swarm_port,
+        "announce_host": options.announce_host,
+        "task_module": options.task_module,
+        "until_step": options.until_step,
+    }
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -71,64 +67,65 @@ def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
 
     run = load_run(options.run, options.overrides)
-    peer = _peer(
-        options,
-        options.folder or Path("runs") / run.run_id,
-        name="coordinator",
-        evaluate_every=options.evaluate_every,
-        checkpoint_every=options.checkpoint_every,
-        keep_checkpoints=options.keep_checkpoints,
-        hub=options.hub,
-        private=options.private,
-        push_every=options.push_every,
+    settings = {
+        **_machine(options),
+        "folder": (options.folder or Path("runs") / run.run_id).resolve(),
+        "name": "coordinator",
+        "evaluate_every": options.evaluate_every,
+        "checkpoint_every": options.checkpoint_every,
+        "keep_checkpoints": options.keep_checkpoints,
+        "hub": options.hub,
+        "private": options.private,
+        "push_every": options.push_every,
+    }
+    return launch(
+        run,
+        parse_peer(settings),
+        host=options.dashboard_host,
+        port=options.port,
+        resume=options.resume,
+        most_volunteers=options.most_volunteers,
     )
-    return launch(run, peer, host=options.dashboard_host, port=options.port, resume=options.resume)
+
+
+def _pause(options: argparse.Namespace) -> None:
+    _paused_file(options.folder).touch()
+    Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
+
+
+def _resume(options: argparse.Namespace) -> None:
+    _paused_file(options.folder).unlink(missing_ok=True)
+    Console(highlight=False).print("the run goes on within seconds")
+
+
+def _paused_file(folder: Path) -> Path:
+    if not (folder / "invitation.json").exists():
+        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
+    return folder / PAUSED_FILE
 
 
 def _join(options: argparse.Namespace) -> int:
-    from dedloc_kit.events import AnyEvent, Failed, Left
-    from dedloc_kit.home import peer_folder
-    from dedloc_kit.terminal import RunDisplay
-    from dedloc_kit.worker import Worker, volunteer_job
+    from dedloc_kit.session import Session
+    from dedloc_kit.session_display import watch
 
-    ended = threading.Event()
-    with peer_folder(options.folder) as folder:
-        invitation = _invitation(options.invitation, folder)
-        with RunDisplay(invitation.run_config().global_batch) as display:
-            peer = _peer(
-                options, folder, name=options.name, microbatch=options.microbatch, client_mode=options.client_mode
-            )
-
-            def on_event(event: AnyEvent) -> None:
-                display.show(event)
-                if isinstance(event, Failed | Left):
-                    ended.set()
-
-            worker = Worker("volunteer", volunteer_job(invitation, peer), folder=folder, on_event=on_event)
-            try:
-                ended.wait()
-            except KeyboardInterrupt:
-                display.line("leaving; thank you")
-            code = worker.stop()
-    if worker.failure:
-        sys.stderr.write(f"dedloc: {worker.failure}\n")
-    return code
+    settings = _machine(options)
+    settings |= {"microbatch": options.microbatch, "client_mode": options.client_mode}
+    if options.name:
+        settings["name"] = options.name
+    session = Session(options.invitation, folder=options.folder, settings=settings)
+    watch(session)
+    problem = session.snapshot().problem
+    if problem:
+        sys.stderr.write(f"dedloc: {problem}\n")
+    return 2 if problem else 0
 
 
-def _invitation(where: str, folder: Path) -> Invitation:
-    """The invitation from there; while its coordinator is down, the one that was fetched the last time."""
-    from dedloc_kit.client import NoAnswer, fetch_invitation, keep_invitation, kept_invitation
+def _notebook(options: argparse.Namespace) -> None:
+    from dedloc_kit.notebook.generate import notebooks_for
 
-    try:
-        invitation = fetch_invitation(where)
-    except NoAnswer:
-        kept = kept_invitation(folder, where)
-        if kept is None:
-            raise
-        Console(highlight=False).print(f"no coordinator answers at {where}; trying the peers known from the last time")
-        return kept
-    keep_invitation(folder, where, invitation)
-    return invitation
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for path in notebooks_for(options.invitation, options.output):
+        console.print(str(path))
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -202,7 +199,10 @@ def _number(value: float | None) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "launch": _launch,
+    "pause": _pause,
+    "resume": _resume,
     "join": _join,
+    "notebook": _notebook,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,

@@ -1,13 +1,17 @@
-"""Reads what a coordinator publishes over HTTP: the invitation and the state of the run."""
+"""Reads what a coordinator publishes, over HTTP or on the Hub: the invitation and the state of the run."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import requests
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
+from dedloc_kit.hub import HubUnavailable, invitation_text
+from dedloc_kit.memory import own_id
+from dedloc_kit.records import Invitation, Refusal, Standing
+from dedloc_kit.run import HUB_REPOSITORY
 
 TIMEOUT = 10.0
 _KEPT = "last-invitation.json"
@@ -17,22 +21,56 @@ class NoAnswer(UserError):
     """The coordinator is down, still starting, or cannot be reached."""
 
 
-def fetch_invitation(where: str) -> Invitation:
-    """The invitation at a coordinator's URL or in a file; its run configuration is checked against the run id.
+class Refused(UserError):
+    """The coordinator does not let this volunteer join now."""
 
-    Raises NoAnswer if the coordinator does not answer, and UserError if it is not what it says.
+
+def fetch_invitation(where: str, peer: str = "") -> Invitation:
+    """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order; its
+    run configuration is checked against the run id.
+
+    Raises NoAnswer if the coordinator or the Hub does not answer, Refused if the coordinator does not let this
+    volunteer join now, and UserError if it is not what it says.
+
+    :param peer: the volunteer's id, if it has one: a full run lets those in who were there a moment ago
     """
     if _is_url(where):
-        invitation = Invitation.parse(_get(where, "invitation"))
+        invitation = Invitation.parse(_get(where, "invitation", peer=peer))
     else:
-        try:
-            invitation = Invitation.parse(Path(where).expanduser().read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"there is no invitation at '{where}' ({error}); give the coordinator's URL (http://...) or a file"
-            ) from None
+        invitation = _read(where)
+        if _is_repository(where):
+            invitation = _renewed(invitation, peer)
     invitation.run_config()
     return invitation
+
+
+def _read(where: str) -> Invitation:
+    """The invitation in a file or in a repository, as it was written there."""
+    if _is_repository(where):
+        try:
+            return Invitation.parse(invitation_text(where))
+        except HubUnavailable as error:
+            raise NoAnswer(f"{where} cannot be read ({error}); check the connection and try again") from None
+    try:
+        return Invitation.parse(Path(where).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"there is no invitation at '{where}' ({error}); give the coordinator's URL (http://...), a file, or "
+            "OWNER/NAME of the Hub"
+        ) from None
+
+
+def _renewed(kept: Invitation, peer: str) -> Invitation:
+    """As the coordinator that it names says now; unchanged if that one does not answer or leads another run."""
+    try:
+        if kept.url is not None and _is_url(kept.url):
+            newer = Invitation.parse(_get(kept.url, "invitation", peer=peer))
+            return newer if newer.run_id == kept.run_id else kept
+    except Refused:
+        raise
+    except UserError:  # the peers may still be where they were
+        pass
+    return kept
 
 
 def keep_invitation(folder: Path, where: str, invitation: Invitation) -> None:
@@ -59,9 +97,26 @@ def kept_invitation(folder: Path, where: str) -> Invitation | None:
     return invitation
 
 
+def find_invitation(where: str, folder: Path) -> tuple[Invitation, bool]:
+    """The invitation from there, and whether it is new: while its coordinator is down, it is the one that was fetched
+    into this folder the last time.
+
+    Raises NoAnswer if there is none, and what `fetch_invitation` raises.
+    """
+    try:
+        invitation = fetch_invitation(where, own_id(folder))
+    except NoAnswer:
+        kept = kept_invitation(folder, where)
+        if kept is None:
+            raise
+        return kept, False
+    keep_invitation(folder, where, invitation)
+    return invitation, True
+
+
 def fetch_state(where: str) -> dict[str, Any]:
     """The state of the run as the dashboard shows it; raises UserError if it cannot be had."""
-    url = where if _is_url(where) else fetch_invitation(where).url
+    url = where if _is_url(where) else _read(where).url
     if url is None:
         raise UserError(f"the invitation {where} names no coordinator's address; give its URL, http://HOST:PORT")
     try:
@@ -73,22 +128,52 @@ def fetch_state(where: str) -> dict[str, Any]:
     return state
 
 
+def fetch_standing(url: str, peer: str, after: int) -> Standing:
+    """Where a peer stands, as the coordinator at this URL says, with the losses after a global step.
+
+    Raises UserError if that cannot be had.
+    """
+    try:
+        return Standing.parse(json.loads(_get(url, "standing", peer=peer, after=str(after))))
+    except ValueError:
+        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+
+
 def _is_url(where: str) -> bool:
     return where.startswith(("http://", "https://"))
 
 
-def _get(url: str, what: str) -> str:
+def _is_repository(where: str) -> bool:
+    return re.fullmatch(HUB_REPOSITORY, where) is not None and not Path(where).exists()
+
+
+def _get(url: str, what: str, **query: str) -> str:
     address = f"{url.rstrip('/')}/api/{what}"
     try:
-        answer = requests.get(address, timeout=TIMEOUT)
+        answer = requests.get(address, params=query, timeout=TIMEOUT)
     except requests.RequestException:
         raise NoAnswer(
             f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
         ) from None
-    if answer.status_code == 503:
-        raise NoAnswer(f"the coordinator at {url} is still starting; try again in a moment")
+    if answer.status_code != 200:
+        _explain(answer.text, url)
     if answer.status_code >= 500:  # a proxy in front of it
         raise NoAnswer(f"no coordinator answers behind {url} ({answer.status_code}); is it running? Ask the organizer")
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
     return answer.text
+
+
+def _explain(answer: str, url: str) -> None:
+    """Raise what a coordinator's refusal means for a volunteer; an answer that is none has other causes."""
+    try:
+        reason = Refusal.parse(json.loads(answer)).reason
+    except ValueError:
+        return
+    match reason:
+        case "starting":
+            raise NoAnswer(f"the coordinator at {url} is still starting; try again in a moment")
+        case "over":
+            raise Refused(f"this run is over, thank you for coming; what it has reached is told at {url}")
+        case "full":
+            raise Refused(f"this run has as many volunteers as it has room for; try again later, or watch it at {url}")

@@ -19,7 +19,7 @@ from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State,
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep
+from dedloc_kit.records import PAUSED_FILE, Contribution, Evaluation, GlobalStep
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
@@ -69,7 +69,7 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
             # Data that volunteers could not read is better known now.
             next(me.task.batches(1, seed_of(run.run_id, "check"), warn))
             role.resume()
-            me.optimizer.lead()
+            me.optimizer.begin()
             emit(me.joined())
             role.publish()
             role.follow(stop)
@@ -100,7 +100,7 @@ class _Coordinator:
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
-        self._memory = Memory(peer.folder, run.run_id, me.port)
+        self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
@@ -129,6 +129,7 @@ class _Coordinator:
         last_step = self._peer.last_step(self._run)
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
+            optimizer.paused = (self._peer.folder / PAUSED_FILE).exists()
             self.record_done()
             self._finish_evaluation()
             now = time.monotonic()
@@ -248,6 +249,7 @@ class _Coordinator:
     def _peers(self) -> Peers:
         others = self._me.optimizer.tracker.others()
         return Peers(
+            paused=self._me.optimizer.paused,
             peers=tuple(
                 PeerSeen(
                     peer=peer_id,
@@ -260,5 +262,5 @@ class _Coordinator:
                     client_mode=progress.client_mode,
                 )
                 for peer_id, progress in others.items()
-            )
+            ),
         )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from dedloc_kit.axis import round_scale
 from dedloc_kit.ledger import EvaluationPoint
 from dedloc_kit.records import GlobalStep
 
@@ -24,7 +25,7 @@ def curve(steps: Sequence[GlobalStep], evaluations: Sequence[EvaluationPoint]) -
     every = [*training, *held_out]
     last = max([step for step, _ in every], default=1)
     losses = [loss for _, loss in every] or [0.0, 1.0]
-    low, high, tick = _scale(min(losses), max(losses))
+    low, high, tick = round_scale(min(losses), max(losses))
 
     def x(step: int) -> float:
         return _LEFT + (_RIGHT - _LEFT) * step / max(1, last)
@@ -58,12 +59,3 @@ def curve(steps: Sequence[GlobalStep], evaluations: Sequence[EvaluationPoint]) -
             f'<text x="{_RIGHT - 8}" y="{_TOP + 14 + 16 * number}" text-anchor="end" fill="{colour}">{name}</text>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _scale(low: float, high: float) -> tuple[float, float, float]:
-    """Round ends of the axis around the values, and the distance of its lines: 1, 2 or 5 times a power of ten."""
-    span = max(high - low, abs(high) * 1e-3, 1e-6)
-    power = 10.0 ** math.floor(math.log10(span / 4))
-    tick = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= span / 4)
-    bottom = math.floor(low / tick) * tick
-    return bottom, max(math.ceil(high / tick) * tick, bottom + tick), tick

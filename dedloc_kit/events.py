@@ -81,6 +81,8 @@ class Peers(Event):
 
     event: Literal["peers"] = "peers"
     peers: tuple[PeerSeen, ...]
+    paused: bool = False
+    """The organizer has paused the run."""
 
 
 class Evaluated(Event):

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE
 from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
 RUN_FILE = "run.json"
+_MOST_INVITATION_BYTES = 1_000_000
 _OF_A_NEW_REPOSITORY = {".gitattributes", "README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json"}
 """Files that may be there before the run: its tokenizer is pushed first, by `dedloc tokenizer`."""
 _FOR_NOW = {408, 409, 412, 425, 429}
@@ -145,6 +146,45 @@ def training_state(where: str) -> Path:
         return _download(*named)
     except HubUnavailable as error:
         raise UserError(f"{where} cannot be downloaded ({error}); check the connection and try again") from None
+
+
+def invitation_text(repository: str) -> str:
+    """The newest invitation in a run's repository `OWNER/NAME`, as its JSON text, which nobody has validated yet.
+
+    Raises UserError if there is none, HubUnavailable if the Hub does not answer.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
+
+    with _asking(f"read {repository}"):
+        try:
+            try:
+                return _read_invitation(repository)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 401:
+                    raise
+                return _read_invitation(repository, token=False)  # a refused token hides even what is public
+        except RepositoryNotFoundError:
+            raise UserError(
+                f"there is no {repository} on the Hub that you may read, and no such file; check the name, or {_LOG_IN}"
+            ) from None
+        except RemoteEntryNotFoundError:
+            raise UserError(f"{repository} holds no {INVITATION_FILE}; ask the organizer for another address") from None
+        except UnicodeDecodeError:
+            raise UserError(f"the {INVITATION_FILE} in {repository} cannot be read; ask the organizer") from None
+
+
+def _read_invitation(repository: str, token: Literal[False] | None = None) -> str:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    size = get_hf_file_metadata(hf_hub_url(repository, INVITATION_FILE), token=token).size
+    if size is None or size > _MOST_INVITATION_BYTES:
+        raise UserError(f"the {INVITATION_FILE} in {repository} is too large for an invitation")
+    return Path(hf_hub_download(repository, INVITATION_FILE, token=token)).read_text(encoding="utf-8")
+
+
+def names_local_files(run: RunConfig) -> bool:
+    """Does the run's configuration name what lies on the organizer's machine?"""
+    return bool(json.loads(described(run))["run"] != run.model_dump(mode="json"))
 
 
 def described(run: RunConfig) -> str:

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Self
 
 from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
 from dedloc_kit.home import peer_folder
-from dedloc_kit.hub import HubUnavailable, Repository, training_state
+from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
 from dedloc_kit.memory import of_first_peers, recall
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.terminal import RunDisplay
 from dedloc_kit.worker import Worker, coordinator_job
@@ -36,14 +37,21 @@ class Coordinator:
         host: str,
         port: int,
         on_event: Callable[[AnyEvent], None],
+        most_volunteers: int | None = None,
     ) -> None:
         self.run, self._peer, self._on_event = run, peer, on_event
         self.dashboard = Dashboard(
-            run, peer.folder / "ledger.sqlite", host=host, port=port, public_host=peer.announce_host
+            run,
+            peer.folder / "ledger.sqlite",
+            host=host,
+            port=port,
+            public_host=peer.announce_host,
+            most_volunteers=most_volunteers,
         )
         self.ended = threading.Event()
         self._joined = threading.Event()
         self._addresses: tuple[str, ...] = ()
+        self._parameters = 0
         self._worker: Worker | None = None
 
     def __enter__(self) -> Self:
@@ -82,7 +90,7 @@ class Coordinator:
 
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
-            self._addresses = event.addresses
+            self._addresses, self._parameters = event.addresses, event.parameters
         if isinstance(event, Joined | Peers):
             self._invite()
         if isinstance(event, Failed | Left):
@@ -100,13 +108,22 @@ class Coordinator:
         """Publish where to join: the coordinator, then volunteers that others can reach."""
         known = (*self._addresses, *recall(self._peer.folder, self.run.run_id).peers)
         peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
-        self.dashboard.invitation = Invitation.of(self.run, peers, self.dashboard.url)
+        self.dashboard.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
 
 
-def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int, resume: str | None = None) -> int:
+def launch(
+    run: RunConfig,
+    peer: PeerConfig,
+    *,
+    host: str,
+    port: int,
+    resume: str | None = None,
+    most_volunteers: int | None = None,
+) -> int:
     """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
 
     :param resume: a training state to start from, see `hub.training_state`
+    :param most_volunteers: with so many, newcomers are asked to come later
     """
     with peer_folder(peer.folder), RunDisplay(run.global_batch) as display:
         if resume is not None:
@@ -114,7 +131,9 @@ def launch(run: RunConfig, peer: PeerConfig, *, host: str, port: int, resume: st
             peer = peer.model_copy(update={"resume": training_state(resume)})
         if peer.hub is not None:
             _claim(peer.hub, run, peer, display)
-        with Coordinator(run, peer, host=host, port=port, on_event=display.show) as coordinator:
+        with Coordinator(
+            run, peer, host=host, port=port, on_event=display.show, most_volunteers=most_volunteers
+        ) as coordinator:
             return _serve(run, peer, coordinator, display)
 
 
@@ -126,6 +145,9 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: 
         url = coordinator.dashboard.url
         display.line(f"dashboard:   {url}", "bold")
         display.line(f"to join:     dedloc join {url}", "bold")
+        if peer.hub is not None and not names_local_files(run):
+            display.line(f"or soon:     dedloc join {peer.hub}", "bold")
+        display.line(f"to install:  {_how_to_install(url)}")
         display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
             if coordinator.invitation() != invitation:
@@ -141,6 +163,15 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: 
     return coordinator.stop()
 
 
+def _how_to_install(url: str) -> str:
+    """How volunteers get this dedloc_kit; it is packed now, before a file of it may change."""
+    try:
+        running_wheel()
+    except UserError as error:
+        return f"not from here: {error}"
+    return f"pip install -r {url}/requirements.txt"
+
+
 def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> None:
     """Find out now what the organizer has to put right; a Hub that is down is none of it."""
     try:
@@ -150,8 +181,8 @@ def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> N
 
 
 def _write_invitation(invitation: Invitation, folder: Path) -> Path:
-    path = folder / "invitation.json"
-    temporary = folder / ".invitation.json.tmp"
+    path = folder / INVITATION_FILE
+    temporary = folder / f".{INVITATION_FILE}.tmp"
     try:
         temporary.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
         os.replace(temporary, path)

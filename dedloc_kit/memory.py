@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dedloc_kit.records import Address, Invitation, Record
+from dedloc_kit.records import Address, Invitation, PeerId, Record
 
 MOST_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""
@@ -19,6 +19,8 @@ class SwarmMemory(Record):
     """Kept in a peer's folder as `swarm.json`."""
 
     run_id: str = ""
+    peer: PeerId = ""
+    """The id of this peer; it belongs to the folder, whatever the run."""
     port: int = Field(default=0, ge=0, le=65535)
     """The port on which this peer listened, which others know; 0 if it never did."""
     peers: tuple[Address, ...] = Field(default=(), max_length=_MOST_ADDRESSES, strict=False)
@@ -28,10 +30,10 @@ class SwarmMemory(Record):
 class Memory:
     """Keeps what is known of the swarm in a peer's folder. Not for several threads at once."""
 
-    def __init__(self, folder: Path, run_id: str, port: int) -> None:
+    def __init__(self, folder: Path, run_id: str, peer: str, port: int) -> None:
         """`port` is the one that this peer listens on now; 0 in client mode, which keeps the one of earlier."""
         before = recall(folder, run_id)
-        self._folder, self._run_id, self._port = folder, run_id, port or before.port
+        self._folder, self._run_id, self._peer, self._port = folder, run_id, peer, port or before.port
         self._before = before.peers
         self._newest: SwarmMemory | None = None
 
@@ -43,7 +45,7 @@ class Memory:
         # An address that names somebody else is worth nothing.
         now = [address for peer, named in seen.items() for address in named if address.endswith(f"/p2p/{peer}")]
         peers = tuple(dict.fromkeys(chain(sorted(now), self._before)))[:_MOST_ADDRESSES]
-        memory = SwarmMemory(run_id=self._run_id, port=self._port, peers=peers)
+        memory = SwarmMemory(run_id=self._run_id, peer=self._peer, port=self._port, peers=peers)
         if memory != self._newest:
             self._before, self._newest = peers, memory
             remember(self._folder, memory)
@@ -51,11 +53,20 @@ class Memory:
 
 def recall(folder: Path, run_id: str) -> SwarmMemory:
     """What this folder remembers of the run; nothing if there is no such thing, for a peer can start without."""
+    memory = _read(folder)
+    return memory if memory.run_id == run_id else SwarmMemory()
+
+
+def own_id(folder: Path) -> str:
+    """The id of the peer whose folder this is, as far as it is known without hivemind; empty before its first run."""
+    return _read(folder).peer
+
+
+def _read(folder: Path) -> SwarmMemory:
     try:
-        memory = SwarmMemory.parse(json.loads((folder / "swarm.json").read_text(encoding="utf-8")))
+        return SwarmMemory.parse(json.loads((folder / "swarm.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return SwarmMemory()
-    return memory if memory.run_id == run_id else SwarmMemory()
 
 
 def remember(folder: Path, memory: SwarmMemory) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,10 +17,10 @@ from torch import Tensor
 from dedloc_kit.curve import CURVE_FILE, MOST_POINTS, curve
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, Warned
-from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described
+from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.model_card import model_card
-from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE, StateInfo
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Exportable, Task
@@ -27,6 +28,8 @@ from dedloc_kit.training.checkpoint import save
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
 """Seconds between two attempts while the Hub fails: twice as long each time."""
+LOOK_SECONDS, INVITATION_SECONDS = 5.0, 600.0
+"""Seconds between two looks at the invitation, and at least between two pushes of it alone."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class Publisher:
         self._repository = Repository(peer.hub, private=peer.private)
         self._state, self._task, self._ledger, self._emit = state, task, ledger, emit
         self._claimed = False
+        self._invited, self._invite_due = "", 0.0
         self._pushed = 0  # step 0 is the untrained model
         self._asked = state.step
         self._due, self._leaving = threading.Event(), threading.Event()
@@ -78,16 +82,18 @@ class Publisher:
     def _work(self) -> None:
         pause = FIRST_PAUSE
         while not self._leaving.is_set():
-            self._due.wait()
-            self._due.clear()
-            failure = self._attempt()
+            due = self._due.wait(LOOK_SECONDS)
+            if due:
+                self._due.clear()
+            failure = (self._attempt() if due else None) or self._invite()
             if failure is None:
                 pause = FIRST_PAUSE
             elif not self._leaving.is_set():
                 self._warn(f"{failure}; trying again in {pause:.0f} s")
                 self._leaving.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-                self._due.set()
+                if due:
+                    self._due.set()
         failure = self._attempt()
         if failure is not None:
             self._warn(f"{failure}; the checkpoints hold the last state, start the run again to push it")
@@ -98,12 +104,7 @@ class Publisher:
         if info.step == self._pushed:
             return None
         try:
-            if not self._claimed:
-                self._repository.claim(self._run)
-                self._claimed = True
-            with self._new_folder() as folder:
-                self._fill(folder, tensors, info)
-                url = self._repository.push(folder, f"Global step {info.step}")
+            url = self._push(lambda folder: self._fill(folder, tensors, info), f"Global step {info.step}")
         except (HubUnavailable, UserError, ValueError, OSError) as error:
             return f"global step {info.step} is not on the Hub yet ({error})"
         except Exception as error:  # the task's export may fail in any way, and training must go on
@@ -112,6 +113,33 @@ class Publisher:
         self._pushed = info.step
         self._emit(Pushed(step=info.step, url=url))
         return None
+
+    def _invite(self) -> str | None:
+        """Push the invitation if it has changed and the last one is not too recent; why that failed.
+
+        One that names files of the organizer's machine stays there: others could not read them, and need not know them.
+        """
+        if time.monotonic() < self._invite_due or names_local_files(self._run):
+            return None
+        try:
+            text = (self._peer.folder / INVITATION_FILE).read_text(encoding="utf-8")
+            if text != self._invited:
+                self._push(lambda folder: (folder / INVITATION_FILE).write_text(text, encoding="utf-8"), "Invitation")
+                self._invited, self._invite_due = text, time.monotonic() + INVITATION_SECONDS
+        except FileNotFoundError:  # the coordinator's starter has not written it yet
+            return None
+        except (HubUnavailable, UserError, ValueError, OSError) as error:
+            return f"the invitation is not on the Hub yet ({error})"
+        return None
+
+    def _push(self, fill: Callable[[Path], object], message: str) -> str:
+        """Push what `fill` writes to a folder in one commit, of which the address is returned."""
+        if not self._claimed:
+            self._repository.claim(self._run)
+            self._claimed = True
+        with self._new_folder() as folder:
+            fill(folder)
+            return self._repository.push(folder, message)
 
     def _fill(self, folder: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
         """Write everything that one commit holds."""

@@ -1,9 +1,10 @@
 """Every record that crosses the network or is stored. Whatever comes from a peer is parsed here first."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PLAIN_TEXT, RunConfig, parse_run
 from dedloc_kit.validation import describe
@@ -17,6 +18,11 @@ Address = Annotated[
     str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[^/\s]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
 ]
 """A multiaddress of a peer."""
+PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
+Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
+"""Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
+# Nothing in it means anything to a shell: people paste it into one.
+Url = Annotated[str, Field(max_length=300, pattern=r"^https?://[A-Za-z0-9._~:/%\[\]-]+$")]
 
 
 class Record(BaseModel):
@@ -88,12 +94,22 @@ class Progress(Record):
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
     """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
+    paused: bool = False
+    """Of the coordinator: the organizer has paused the run."""
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
     device: PeerText
     name: PeerText
     time: Time
+
+
+INVITATION_FILE = "invitation.json"
+"""The invitation, in the coordinator's folder and in a run's Hub repository."""
+
+
+PAUSED_FILE = "paused"
+"""In a coordinator's folder: as long as it is there, the run is paused."""
 
 
 STATE_FILE = "training_state.safetensors"
@@ -113,6 +129,22 @@ class Given(Record):
     steps: Count
     first_seen: Time
     last_seen: Time
+
+
+class Standing(Record):
+    """Where one peer stands among all who gave to a run, for the peer's own view."""
+
+    samples: Count
+    """Its own, over all its sessions."""
+    samples_total: Count
+    """Everyone's."""
+    rank: Count
+    """1 for who gave most; 0 for who has given nothing yet."""
+    contributors: Count
+    volunteers: Count
+    """Who trains now."""
+    losses: Annotated[tuple[tuple[Count, float], ...], Field(max_length=1000, strict=False)]
+    """Global steps with their training loss, thinned to what a small chart shows."""
 
 
 class StateInfo(Record):
@@ -150,27 +182,61 @@ class GlobalStep(Record):
     """From the full batch to the averaged gradient."""
 
 
-class Invitation(BaseModel):
+class Refusal(Record):
+    """Why a coordinator gives no invitation now."""
+
+    reason: Literal["starting", "over", "full"]
+    """It has not joined its own swarm yet; the last global step is done; there are as many volunteers as it wants."""
+
+
+class Requirement(BaseModel):
+    """The part of an invitation that every version of dedloc_kit understands: which version the run needs."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    version: Version
+    """The one that the coordinator runs."""
+    url: Url | None = None
+    """The coordinator's dashboard and API, if it is known; it serves the wheel of its version."""
+
+    def check(self) -> None:
+        """Raises UserError with what to do if this is not the version that the run needs."""
+        if self.version == __version__:
+            return
+        fix = f'run  %pip install -q -r "{self.url}/requirements.txt" ' if self.url else "install that version"
+        raise UserError(f"this run uses dedloc_kit {self.version}, here is {__version__}; {fix} and restart the kernel")
+
+
+class Invitation(Requirement):
     """What a volunteer needs to join. It holds no secret: a URL or a file may be passed on freely."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
     run_id: str
     peers: tuple[str, ...] = Field(min_length=1, max_length=64)
     """Addresses of swarm members, the coordinator first."""
-    url: str | None = None
-    """The coordinator's dashboard and API, if it is known."""
     run: dict[str, Any]
     """The run configuration; its hash must be the fingerprint in `run_id`."""
+    parameters: Count | None = None
+    """Of the model, if known: a machine can tell whether it has the memory."""
 
     @classmethod
-    def of(cls, run: RunConfig, peers: tuple[str, ...], url: str | None = None) -> Self:
-        return cls(run_id=run.run_id, peers=peers, url=url, run=run.model_dump(mode="json"))
+    def of(cls, run: RunConfig, peers: tuple[str, ...], url: str | None = None, parameters: int | None = None) -> Self:
+        return cls(
+            version=__version__,
+            run_id=run.run_id,
+            peers=peers,
+            url=url,
+            run=run.model_dump(mode="json"),
+            parameters=parameters,
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read an invitation from JSON; raises UserError with what is wrong."""
         try:
+            # First of all: an invitation of another version may well have keys that are unknown here.
+            Requirement.model_validate_json(text).check()
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise UserError(

@@ -185,8 +185,8 @@ class PeerConfig(Section):
     """The address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """The swarm's TCP port; 0 takes a free one."""
-    announce_host: str | None = None
-    """The address under which others reach this machine, if it differs from what it sees itself."""
+    announce_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]+$")] | None = None
+    """The address or name under which others reach this machine, if it differs from what it sees itself."""
     until_step: PositiveInt | None = None
     """Leave as soon as this global step is done."""
     export: Path | None = None
@@ -246,6 +246,14 @@ def parse_run(values: dict[str, Any]) -> RunConfig:
         raise UserError(describe(error, RunConfig)) from None
     except TypeError as error:  # TOML dates have no JSON form
         raise UserError(f"a value has a type that no key takes ({error})") from None
+
+
+def parse_peer(values: dict[str, Any]) -> PeerConfig:
+    """Validate what one machine has decided; raises UserError with the key and the fix."""
+    try:
+        return PeerConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(describe(error, PeerConfig)) from None
 
 
 def seed_of(*names: object) -> int:

@@ -2,7 +2,9 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
@@ -16,6 +18,12 @@ from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import half_precision
 from dedloc_kit.training.microbatch import Microbatches, find_microbatch, largest_microbatch, samples_in
+
+FLUSH_SECONDS = 10.0
+"""How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
+
+PAUSED_SECONDS = 0.5
+"""Between two looks whether a paused run goes on."""
 
 
 def volunteer(
@@ -51,28 +59,54 @@ def volunteer(
         reach = me.dht.reach
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
-        memory = Memory(peer.folder, run.run_id, me.port)
+        memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         replica = me.replica
         assert replica is not None
         compute = Compute(
             replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
         )
-        microbatch = peer.microbatch or _try_microbatch(compute, me, run, emit, warn)
-        seed = seed_of(run.run_id, me.signer.peer, me.session)
-        with Prefetch(me.task.batches(microbatch, seed, warn), size=4) as batches:
-            emit(State(text="loading the training state"))
-            me.optimizer.join()
+        emit(State(text="loading the training state"))
+        with ThreadPoolExecutor(max_workers=1) as line:  # the line is busy with the state, the processor with a trial
+            loading = line.submit(me.optimizer.load)
+            microbatch = peer.microbatch or _try_microbatch(compute, me, run, emit, warn)
+            seed = seed_of(run.run_id, me.signer.peer, me.session)
+            batches = Prefetch(me.task.batches(microbatch, seed, warn), size=4)
+        with batches:
+            loading.result()
+            me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
             microbatches = Microbatches(batches)
+            organizer = invitation.peers[0].rpartition("/p2p/")[2]
             while not stop.is_set() and me.optimizer.step < peer.last_step(run):
+                _wait_while_paused(me, organizer, emit, stop)
                 _train_on(microbatches, compute, me, run, emit)
                 _remember(memory, me, warn)
-        emit(State(text="leaving"))
+            emit(State(text="leaving"))
+            until = time.monotonic() + FLUSH_SECONDS
+            while 0 < me.optimizer.seconds_left < until - time.monotonic():
+                _train_on(microbatches, compute, me, run, emit)
+        if stop.is_set() and not me.optimizer.flush(until):
+            warn(f"{me.optimizer.gradients.samples} samples were too early for the next step and are given up")
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
+
+
+def _wait_while_paused(me: SwarmPeer, organizer: str, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+    """Compute nothing while the coordinator says that the run is paused; nobody else is believed."""
+
+    def paused() -> bool:
+        progress = me.optimizer.tracker.others().get(organizer)
+        return progress is not None and progress.paused
+
+    if not paused():
+        return
+    emit(State(text="the organizer has paused the run; this machine goes on when the run does"))
+    while paused() and not stop.wait(PAUSED_SECONDS):
+        me.optimizer.boundary()
+    emit(State(text="training"))
 
 
 def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:

@@ -4,12 +4,16 @@ A role is a child process in its own session: an interrupt in a notebook or term
 be seen and the memory is free afterwards. Its job comes as one JSON line on standard input, which stays open: when
 it closes, whoever started the worker is gone and the worker leaves too. Its events go out on standard output.
 hivemind's own processes outlive a killed parent, so a small guardian in the same session kills what is left.
+
+Importing torch, hivemind and transformers takes seconds: a worker does that while its starter still finds out what
+the job is.
 """
 
 import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,8 +21,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, State, parse_event
@@ -26,8 +31,10 @@ from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
 Role = Literal["coordinator", "volunteer"]
-LEAVE_SECONDS = 20.0
+LEAVE_SECONDS = 30.0
 """How long a role may take to leave before it is killed; a last push to the Hub takes its own time."""
+PARENT_SECONDS = 1.0
+"""How often a worker looks whether its starter is still there."""
 
 
 class Worker:
@@ -36,7 +43,7 @@ class Worker:
     def __init__(
         self,
         role: Role,
-        job: Mapping[str, Any],
+        job: Mapping[str, Any] | None = None,
         *,
         folder: Path,
         on_event: Callable[[AnyEvent], None],
@@ -44,7 +51,7 @@ class Worker:
     ) -> None:
         """Start the process. `on_event` is called from a thread of its own, in the order of the events.
 
-        Raises UserError if the folder cannot be written.
+        Without a job it gets ready and waits for `begin`. Raises UserError if the folder cannot be written.
         """
         self.failure: str | None = None
         """The one line that explains why the worker could not go on."""
@@ -58,14 +65,15 @@ class Worker:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
         with log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dedloc_kit.worker"],
+                [sys.executable, "-m", "dedloc_kit.worker", role],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
             )
-        self._send(json.dumps({"role": role, **job}))
+        if job is not None:
+            self.begin(job)
         self._reader = threading.Thread(target=self._read, name=f"{role} events", daemon=True)
         self._reader.start()
 
@@ -76,6 +84,13 @@ class Worker:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    def begin(self, job: Mapping[str, Any]) -> None:
+        """Give it its job; once. Its `environment` holds variables that are secret, such as a token."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it ended already, or was asked to leave
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
 
     def leave(self) -> None:
         """Ask the role to leave; returns at once."""
@@ -98,21 +113,15 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):  # nothing may be left of it
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def wait(self, timeout: float) -> int:
-        """Wait for the role's end and its last event; raises TimeoutError."""
-        deadline = time.monotonic() + timeout
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the role's end and its last event, for ever if need be; raises TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the worker (process {self.pid}) is still running") from None
-        self._reader.join(max(0.0, deadline - time.monotonic()))
+        self._reader.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return code
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # if it ended already, its exit code says why
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -149,8 +158,9 @@ def _cause(code: int) -> str:
 
 def main() -> int:
     """The worker process: read the job, play the role, tell what happens."""
+    starter = os.getppid()
     _start_guardian()
-    return _play()
+    return _play(cast(Role, sys.argv[1]), starter)
 
 
 def _start_guardian() -> None:
@@ -170,7 +180,7 @@ def _start_guardian() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _play() -> int:
+def _play(role: Role, starter: int) -> int:
     # Only events may go to standard output: everything else that prints goes to the log. Standard input is ours too:
     # forked processes close sys.stdin, which hangs if a thread was reading it when they were forked.
     events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
@@ -189,20 +199,18 @@ def _play() -> int:
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    job = json.loads(commands.readline())
     try:
+        emit(State(text="getting ready"))
+        play = _role(role)
+        line = _job(commands, starter)
+        if not line:
+            return 0  # whoever started us has changed its mind, or is gone
+        job = json.loads(line)
+        os.environ.update(job.get("environment", {}))
         peer = PeerConfig.model_validate_json(json.dumps(job["peer"]))
         patience = LEAVE_SECONDS + peer.last_push_seconds
-        threading.Thread(target=_leave_with_parent, args=(commands, stop, patience), daemon=True).start()
-        emit(State(text="checking the machine"))
-        if job["role"] == "coordinator":
-            from dedloc_kit.coordinator import coordinator
-
-            coordinator(RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop)
-        else:
-            from dedloc_kit.volunteer import volunteer
-
-            volunteer(Invitation.parse(json.dumps(job["invitation"])), peer, emit, stop)
+        threading.Thread(target=_leave_with_parent, args=(commands, starter, stop, patience), daemon=True).start()
+        play(job, peer, emit, stop)
         return 0
     except UserError as error:
         emit(Failed(text=str(error)))
@@ -214,10 +222,40 @@ def _play() -> int:
         return 1
 
 
-def _leave_with_parent(commands: IO[bytes], stop: threading.Event, patience: float) -> None:
-    """Whoever started us closes our standard input to make us leave, also by dying."""
-    while commands.read(4096):
-        pass
+def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEvent], None], threading.Event], None]:
+    """Import what the role needs; takes seconds."""
+    if role == "coordinator":
+        from dedloc_kit.coordinator import coordinator
+
+        return lambda job, peer, emit, stop: coordinator(
+            RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
+        )
+
+    from dedloc_kit.volunteer import volunteer
+
+    return lambda job, peer, emit, stop: volunteer(Invitation.parse(json.dumps(job["invitation"])), peer, emit, stop)
+
+
+def _job(commands: IO[bytes], starter: int) -> bytes:
+    """The job's line; empty if none comes any more. Until it comes, import what most tasks will need."""
+    for module in ("transformers.modeling_utils", "datasets"):
+        if not select.select([commands], [], [], 0)[0]:
+            import_module(module)
+    while os.getppid() == starter:
+        if select.select([commands], [], [], PARENT_SECONDS)[0]:
+            return commands.readline()
+    return b""
+
+
+def _leave_with_parent(commands: IO[bytes], starter: int, stop: threading.Event, patience: float) -> None:
+    """Whoever started us closes our standard input to make us leave, also by dying.
+
+    A copy of its end may live on in a process that a notebook has forked: so look for the parent as well.
+    """
+    while os.getppid() == starter:
+        ready, _, _ = select.select([commands], [], [], PARENT_SECONDS)
+        if ready and not commands.read(4096):
+            break
     stop.set()
     time.sleep(patience)
     os.killpg(0, signal.SIGKILL)

@@ -22,12 +22,16 @@ class LoopbackHub:
     def __init__(self) -> None:
         self.commits: dict[str, list[Files]] = {}
         self.private: set[str] = set()
+        self.names: dict[str, str] = {}
+        """Who is known by which token; the one of all tests needs none."""
         self.failing = threading.Event()
         """Answer everything with 503."""
         self.silent = threading.Event()
         """Answer nothing at all."""
         self.over = threading.Event()
         """Set to end the silence for those who wait."""
+        self.refused = ""
+        """The token that is not valid any more."""
         self.read_only = False
         self.asked = threading.Semaphore(0)
         """Released by every request that fails."""
@@ -95,6 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.hub.failing.is_set():
             self._answer(503, {"error": "told to fail"})
             self.hub.asked.release()
+        elif self.hub.refused and self.headers["Authorization"] == f"Bearer {self.hub.refused}":
+            self._answer(401, {"error": "invalid"}, {"X-Error-Message": "Invalid credentials in Authorization header"})
         else:
             self._route([unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")], body)
 
@@ -102,6 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
         match path:
             case ["api", "validate-yaml"]:
                 self._answer(200, {"errors": [], "warnings": []})
+            case ["api", "whoami-v2"]:
+                name = self.hub.names.get((self.headers["Authorization"] or "").removeprefix("Bearer "))
+                self._answer(200, {"name": name}) if name else self._answer(401, {"error": "Invalid credentials"})
             case ["api", "repos", "create"]:
                 self._create(json.loads(body))
             case ["api", "models", owner, name, *rest] if f"{owner}/{name}" in self.hub.commits:

@@ -49,7 +49,14 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
         assert word in errors[0], said
 
 
-PROGRESS = ("checking the machine", "starting", "connecting", "loading the training state")
+PROGRESS = (
+    "getting ready",
+    "reading the invitation",
+    "loading the libraries",
+    "starting",
+    "connecting",
+    "loading the training state",
+)
 
 
 def run_file(folder: Path, task: str = "albert", tokenizer: str = "./tokenizer", dataset: str = "./corpus") -> Path:
@@ -114,6 +121,10 @@ def test_a_swarm_port_in_use_is_said_with_the_fix(tmp_path: Path, tokenizer: Pat
     assert_refused(result, f"127.0.0.1:{taken_port}", "--swarm-port")
 
 
+def test_a_value_that_a_peer_cannot_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    assert_refused(launch(run_file(tmp_path), "--announce-host", "two words"), "announce_host", "two words")
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     result = launch(run_file(tmp_path), "--folder", str(tmp_path / "file" / "run"))
@@ -140,6 +151,15 @@ def test_an_invitation_with_a_wrong_fingerprint_is_refused(tmp_path: Path) -> No
     path = tmp_path / "invitation.json"
     path.write_text(json.dumps(changed))
     assert_refused(dedloc("join", path, folder=tmp_path), "wrong fingerprint", run.run_id)
+
+
+def test_a_run_is_paused_and_goes_on_by_its_folder_and_another_folder_is_refused(tmp_path: Path) -> None:
+    assert_refused(dedloc("pause", tmp_path, folder=tmp_path), "not the folder of a run", "runs/RUN-ID")
+    (tmp_path / "invitation.json").touch()
+    assert dedloc("pause", tmp_path, folder=tmp_path).returncode == 0
+    assert (tmp_path / "paused").exists()
+    assert dedloc("resume", tmp_path, folder=tmp_path).returncode == 0
+    assert not (tmp_path / "paused").exists()
 
 
 def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:

@@ -1,14 +1,29 @@
 """Getting the invitation, also on a day when the coordinator does not answer."""
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dedloc_kit.client import NoAnswer, fetch_invitation, keep_invitation, kept_invitation
+from dedloc_kit.client import (
+    NoAnswer,
+    Refused,
+    fetch_invitation,
+    fetch_state,
+    find_invitation,
+    keep_invitation,
+    kept_invitation,
+)
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Invitation
+from dedloc_kit.events import Peers, PeerSeen
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.memory import Memory
+from dedloc_kit.records import GlobalStep, Invitation
+from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.test_cli import dedloc
 from tests.tiny import tiny_run
 
@@ -17,7 +32,7 @@ NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYF
 
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
-    served = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
+    served = Dashboard(tiny_run(), tmp_path / "ledger.sqlite", most_volunteers=2)
     served.start()
     yield served
     served.stop()
@@ -29,6 +44,147 @@ def test_an_invitation_is_fetched_as_it_is_now(dashboard: Dashboard) -> None:
     for peers in ((NOBODY,), (NOBODY, NOBODY.replace("/9/", "/10/"))):
         dashboard.invitation = Invitation.of(tiny_run(), peers, dashboard.url)
         assert fetch_invitation(dashboard.url).peers == peers
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    with loopback_hub(monkeypatch, tmp_path / "cache") as served:
+        yield served
+
+
+def test_an_invitation_on_the_hub_is_taken_as_it_was_pushed_last(hub: LoopbackHub) -> None:
+    peers = [(NOBODY,), (NOBODY.replace("/9/", "/10/"),)]
+    invitations = [Invitation.of(tiny_run(), peer).model_dump_json().encode() for peer in peers]
+    hub.commits["us/model"] = []
+    for invitation, expected in zip(invitations, peers, strict=True):
+        hub.commits["us/model"].append({"invitation.json": invitation})
+        assert fetch_invitation("us/model").peers == expected
+
+
+def test_the_coordinator_that_an_invitation_on_the_hub_names_knows_better(
+    hub: LoopbackHub, dashboard: Dashboard
+) -> None:
+    kept = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    hub.commits["us/model"] = [{"invitation.json": kept.model_dump_json().encode()}]
+    assert fetch_invitation("us/model") == kept, "it is still starting"
+    newer = NOBODY.replace("/9/", "/10/")
+    dashboard.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    assert fetch_invitation("us/model").peers == (newer,)
+    dashboard.invitation = Invitation.of(tiny_run("other"), (newer,), dashboard.url)
+    assert fetch_invitation("us/model") == kept, "another run has taken its place"
+    dashboard.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    train(dashboard, "QmA", "QmB")
+    with pytest.raises(Refused, match="as many volunteers as it has room for"):
+        fetch_invitation("us/model")
+    assert fetch_state("us/model")["run_id"] == tiny_run().run_id, "anyone may watch"
+
+
+def test_a_token_that_the_hub_refuses_does_not_hide_a_public_invitation(hub: LoopbackHub) -> None:
+    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    hub.commits["us/model"] = [{"invitation.json": invitation.model_dump_json().encode()}]
+    hub.refused = "of-a-test"
+    assert fetch_invitation("us/model") == invitation
+    with pytest.raises(UserError, match="no us/none on the Hub"):
+        fetch_invitation("us/none")
+
+
+def test_what_is_no_invitation_on_the_hub_is_explained(hub: LoopbackHub, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no us/model on the Hub that you may read, and no such file"):
+        fetch_invitation("us/model")
+    hub.commits["us/model"] = [{"README.md": b""}]
+    with pytest.raises(UserError, match=r"us/model holds no invitation.json"):
+        fetch_invitation("us/model")
+    for content, why in ((b"{}", "is not an invitation"), (b"\xff", "cannot be read"), (b" " * 2_000_000, "too large")):
+        hub.commits["us/model"].append({"invitation.json": content})
+        with pytest.raises(UserError, match=why):
+            fetch_invitation("us/model")
+    hub.failing.set()
+    with pytest.raises(NoAnswer, match="503"):
+        fetch_invitation("us/model")
+
+
+def test_a_file_comes_before_a_repository(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "us").mkdir()
+    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    (tmp_path / "us" / "model").write_text(invitation.model_dump_json())
+    assert fetch_invitation("us/model") == invitation
+
+
+def train(dashboard: Dashboard, *volunteers: str) -> None:
+    """Tell the dashboard that these train now, beside the coordinator."""
+    seen: dict[str, Any] = {
+        "name": "",
+        "device": "",
+        "step": 0,
+        "samples": 0,
+        "samples_per_second": 1.0,
+        "client_mode": True,
+    }
+    peers = [PeerSeen(peer=peer, follower=peer == "QmC", **seen) for peer in ("QmC", *volunteers)]
+    dashboard.publish(Peers(peers=tuple(peers)))
+
+
+def test_a_full_run_asks_newcomers_to_come_later_and_lets_those_in_who_come_back(dashboard: Dashboard) -> None:
+    dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    train(dashboard, "QmA")
+    fetch_invitation(dashboard.url)
+    train(dashboard, "QmA", "QmB")
+    for newcomer in ("", "QmNew"):
+        with pytest.raises(UserError, match="as many volunteers as it has room for; try again later") as refused:
+            fetch_invitation(dashboard.url, newcomer)
+        assert dashboard.url in str(refused.value)
+        assert not isinstance(refused.value, NoAnswer)  # then the invitation of the last time would be tried
+    fetch_invitation(dashboard.url, "QmB")
+    train(dashboard, "QmB")
+    fetch_invitation(dashboard.url)
+
+
+def test_a_volunteer_that_crashed_comes_back_into_a_full_run(dashboard: Dashboard, tmp_path: Path) -> None:
+    dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    train(dashboard, "QmA", "QmGhost")
+    with pytest.raises(UserError, match="room for"):
+        find_invitation(dashboard.url, tmp_path)
+    Memory(tmp_path, tiny_run().run_id, "QmGhost", port=0).update({})
+    assert find_invitation(dashboard.url, tmp_path) == (dashboard.invitation, True)
+
+
+def test_whoever_comes_after_the_last_step_is_thanked_and_shown_the_result(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    last = GlobalStep(step=1000, round="ab", time=1.0, samples=64, loss=1.0, peers=2, seconds=0.5)
+    Ledger(tmp_path / "ledger.sqlite").record_step(last, {})
+    with pytest.raises(UserError, match="over, thank you") as refused:
+        fetch_invitation(dashboard.url, "QmA")
+    assert dashboard.url in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "answer"),
+    [
+        (503, '{"reason": "full", "more": "\x1b[2J"}', "no coordinator answers behind"),
+        (503, '{"reason": "bored"}', "no coordinator answers behind"),
+        (502, "<html>bad gateway", "no coordinator answers behind"),
+        (404, "not found", "is this the address of a coordinator"),
+        (410, "[]", "is this the address of a coordinator"),
+    ],
+)
+def test_an_answer_that_is_no_refusal_is_not_taken_for_one(status: int, body: str, answer: str) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Be quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(UserError, match=answer) as caught:
+            fetch_invitation(f"http://127.0.0.1:{server.server_port}")
+    assert "\x1b" not in str(caught.value)
 
 
 def test_an_invitation_is_kept_for_the_place_it_came_from(tmp_path: Path) -> None:

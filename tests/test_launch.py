@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from dedloc_kit import __version__
 from dedloc_kit.events import Joined, Peers
 from dedloc_kit.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.memory import Memory
@@ -17,11 +18,13 @@ def test_the_invitation_lists_the_coordinator_and_some_volunteers_that_can_be_re
     run = tiny_run()
     coordinator = Coordinator(run, PeerConfig(folder=tmp_path), host="127.0.0.1", port=0, on_event=lambda event: None)
     mine = (address("C"), address("C", "10.0.0.1"))
-    joined = Joined(run_id=run.run_id, peer="C", session="a", addresses=mine, step=0, device="CPU", parameters=1)
+    joined = Joined(run_id=run.run_id, peer="C", session="a", addresses=mine, step=0, device="CPU", parameters=18)
     coordinator._heard(joined)
     assert coordinator.invitation().peers == mine
+    assert coordinator.invitation().version == __version__
+    assert coordinator.invitation().parameters == 18
 
-    memory = Memory(tmp_path, run.run_id, port=31337)
+    memory = Memory(tmp_path, run.run_id, "QmMe", port=31337)
     memory.update({"V": [address("V")]})
     coordinator._heard(Peers(peers=()))
     assert coordinator.invitation().peers == (*mine, address("V"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.memory import MOST_PEERS, Memory, SwarmMemory, initial_peers, of_first_peers, recall
+from dedloc_kit.memory import MOST_PEERS, Memory, SwarmMemory, initial_peers, of_first_peers, own_id, recall
 from dedloc_kit.records import Invitation
 from tests.tiny import tiny_run
 
@@ -16,12 +16,12 @@ def address(peer: str, host: str = "192.0.2.1") -> str:
 
 
 def test_what_was_seen_is_remembered_by_the_next_session_newest_first(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, RUN, port=31337)
+    memory = Memory(tmp_path, RUN, "QmMe", port=31337)
     memory.update({"A": [address("A")], "B": [address("B"), address("B", "10.0.0.1")]})
     memory.update({"C": [address("C")]})
     assert recall(tmp_path, RUN).port == 31337
     assert recall(tmp_path, RUN).peers[0] == address("C")
-    later = Memory(tmp_path, RUN, port=0)
+    later = Memory(tmp_path, RUN, "QmMe", port=0)
     later.update({"A": [address("A")]})
     assert recall(tmp_path, RUN).port == 31337, "it may be reachable again in the session after this"
     assert recall(tmp_path, RUN).peers == (
@@ -33,7 +33,7 @@ def test_what_was_seen_is_remembered_by_the_next_session_newest_first(tmp_path: 
 
 
 def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, RUN, port=1)
+    memory = Memory(tmp_path, RUN, "QmMe", port=1)
     memory.update({"A": [address("A")], "B": [address("B")]})
     (tmp_path / "swarm.json").unlink()
     memory.update({"B": [address("B")], "A": [address("A")]})
@@ -41,12 +41,12 @@ def test_nothing_is_written_while_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_an_address_that_names_another_peer_is_not_remembered(tmp_path: Path) -> None:
-    Memory(tmp_path, RUN, port=1).update({"A": [address("B"), address("A")]})
+    Memory(tmp_path, RUN, "QmMe", port=1).update({"A": [address("B"), address("A")]})
     assert recall(tmp_path, RUN).peers == (address("A"),)
 
 
 def test_the_memory_has_a_limit(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, RUN, port=1)
+    memory = Memory(tmp_path, RUN, "QmMe", port=1)
     for first in (0, 50, 100):
         memory.update({str(n): [address(str(n))] for n in range(first, first + 50)})
     peers = recall(tmp_path, RUN).peers
@@ -55,8 +55,14 @@ def test_the_memory_has_a_limit(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_another_run_is_not_used(tmp_path: Path) -> None:
-    Memory(tmp_path, RUN, port=7).update({"A": [address("A")]})
+    Memory(tmp_path, RUN, "QmMe", port=7).update({"A": [address("A")]})
     assert recall(tmp_path, "other-0123456789abcdef") == SwarmMemory()
+
+
+def test_a_folder_knows_the_id_of_its_peer_whatever_the_run(tmp_path: Path) -> None:
+    assert own_id(tmp_path) == ""
+    Memory(tmp_path, RUN, "QmMe", port=7).update({})
+    assert own_id(tmp_path) == "QmMe"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"peers": ["nonsense"]}', '{"port": 99999}', "\x00"])
@@ -67,7 +73,7 @@ def test_a_damaged_memory_is_no_memory(tmp_path: Path, text: str) -> None:
 
 def test_a_newcomer_tries_the_coordinator_then_whom_it_remembers_then_the_invited_ones(tmp_path: Path) -> None:
     run = tiny_run()
-    Memory(tmp_path, run.run_id, port=1).update({"A": [address("A")], "V": [address("V")]})
+    Memory(tmp_path, run.run_id, "QmMe", port=1).update({"A": [address("A")], "V": [address("V")]})
     invitation = Invitation.of(run, (address("C"), address("C", "10.0.0.1"), address("V"), address("W")))
     assert initial_peers(invitation, tmp_path) == (
         address("C"),
@@ -80,7 +86,7 @@ def test_a_newcomer_tries_the_coordinator_then_whom_it_remembers_then_the_invite
 
 def test_the_number_of_peers_to_try_is_limited_and_not_that_of_their_addresses(tmp_path: Path) -> None:
     run = tiny_run()
-    Memory(tmp_path, run.run_id, port=1).update({f"A{n}": [address(f"A{n}")] for n in range(30)})
+    Memory(tmp_path, run.run_id, "QmMe", port=1).update({f"A{n}": [address(f"A{n}")] for n in range(30)})
     chosen = initial_peers(Invitation.of(run, (address("C"), address("C", "10.0.0.1"))), tmp_path)
     assert len(chosen) == MOST_PEERS + 1
     assert chosen[0] == address("C")

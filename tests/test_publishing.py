@@ -14,15 +14,17 @@ import torch
 
 from dedloc_kit import publishing
 from dedloc_kit.events import AnyEvent, Pushed, Warned
+from dedloc_kit.hub import names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE, GlobalStep, Receipt
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
+from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.lamb import Lamb
 from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.swarm.harness import wait_until
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run()
@@ -42,8 +44,9 @@ class ExportedTask(TinyTask):
 class Coordinator:
     """What a publisher sees of one: a state that goes on, a ledger, someone who hears events."""
 
-    def __init__(self, folder: Path, task: TinyTask, **settings: Any) -> None:
+    def __init__(self, folder: Path, task: TinyTask, run: RunConfig = RUN, **settings: Any) -> None:
         folder.mkdir()
+        self.run = run
         self.peer = PeerConfig(folder=folder, hub=NAME, **settings)
         self.task = task
         self.state = TrainingState(task.build_model(), lambda m: Lamb(task.parameter_groups(m, 0.0), lr=0.1), RUN)
@@ -52,7 +55,7 @@ class Coordinator:
         self._news = threading.Condition()
 
     def publisher(self) -> Publisher:
-        return Publisher(RUN, self.peer, self.state, self.task, self.ledger, self._heard)
+        return Publisher(self.run, self.peer, self.state, self.task, self.ledger, self._heard)
 
     def go_on(self, step: int) -> None:
         """Be at this step, with other parameters."""
@@ -221,3 +224,49 @@ def test_a_repository_that_turns_out_to_be_another_runs_is_left_alone(hub: Loopb
         publisher.step_done(1)
         coordinator.wait_for(Warned, lambda event: "belongs to the run other-0123456789abcdef" in event.text)
     assert len(hub.commits[NAME]) == 1
+
+
+def test_the_invitation_is_pushed_when_it_is_there_and_again_when_it_has_changed(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(publishing, "INVITATION_SECONDS", 0.0)
+    monkeypatch.setattr(publishing, "FIRST_PAUSE", 0.3)
+    coordinator = Coordinator(tmp_path / "c", TinyTask(RUN))
+    file = tmp_path / "c" / INVITATION_FILE
+    file.write_text("one")
+    hub.failing.set()
+    failed = "the invitation is not on the Hub yet (the Hub answers with 503); trying again in"
+    with publishing_of(coordinator):
+        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 0 s")
+        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 1 s")  # 0.6: pauses grow
+        hub.failing.clear()
+        wait_until(lambda: _invitation(hub) == "one", "the first one was not pushed")
+        file.write_text("other")
+        wait_until(lambda: _invitation(hub) == "other", "the changed one was not pushed")
+    assert len(hub.commits[NAME]) == 4, "made, claimed, and pushed twice"
+
+
+def test_an_invitation_that_names_the_organizers_files_is_not_pushed(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = threading.Semaphore(0)
+
+    def look(run: RunConfig) -> bool:
+        looks.release()
+        return names_local_files(run)
+
+    monkeypatch.setattr(publishing, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(publishing, "names_local_files", look)
+    run = tiny_run(data={"train": [{"dataset": "/home/asha/corpus"}]})
+    coordinator = Coordinator(tmp_path / "c", TinyTask(run), run)
+    (tmp_path / "c" / INVITATION_FILE).write_text("{}")
+    with publishing_of(coordinator):
+        for _ in range(3):
+            assert looks.acquire(timeout=30.0)
+    assert NAME not in hub.commits
+
+
+def _invitation(hub: LoopbackHub) -> str | None:
+    content = hub.files(NAME).get(INVITATION_FILE) if NAME in hub.commits else None
+    return None if content is None else content.decode()

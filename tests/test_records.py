@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Invitation, Progress, Record, StateInfo
+from dedloc_kit.records import Contribution, GlobalStep, Invitation, Progress, Record, Refusal, StateInfo
 from dedloc_kit.run import RunConfig, parse_run
 
 RUN_ID = "demo-0123456789abcdef"
@@ -40,6 +41,7 @@ VALID: dict[type[Record], dict[str, Any]] = {
     },
     StateInfo: {"run_id": RUN_ID, "step": 3, "rounds": ["ab", "cd"]},
     GlobalStep: {"step": 1, "round": "ab", "time": 1.5, "samples": 8, "loss": None, "peers": 3, "seconds": 0.5},
+    Refusal: {"reason": "full"},
 }
 
 
@@ -80,6 +82,7 @@ NUMBER = [float("nan"), float("inf"), "1", True, b"1", {}, [1]]
 TEXT = ["\x1b[2J", "a\nb", "x" * 65, 5, None, b"ab", ["ab"]]
 OUT_OF_BOUNDS: dict[str, list[Any]] = {
     "run_id": [5, None, b"ab"],
+    "reason": ["bored", "", 5, None],
     "step": [*NUMBER, -1, 2**64, 1.0, None],
     "samples": [*NUMBER, -1, 2**64, None],
     "session_samples": [*NUMBER, -1, 2**64, None],
@@ -194,5 +197,62 @@ def test_something_else_is_no_invitation_and_the_message_says_so_in_one_line(tex
 @pytest.mark.parametrize("inner", [{}, {"a\nb": 1}, {"name": 1}, {"name": "x", "global_batch": -1}])
 def test_an_unusable_configuration_is_reported_in_one_line(inner: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="the invitation's run configuration") as caught:
-        Invitation(run_id=RUN_ID, peers=(ADDRESS,), run=inner).run_config()
+        Invitation(version=__version__, run_id=RUN_ID, peers=(ADDRESS,), run=inner).run_config()
     assert "\n" not in str(caught.value)
+
+
+def of_version(version: object, url: str | None = "http://example.org:8000", **keys: object) -> str:
+    values = Invitation.of(run(), (ADDRESS,)).model_dump(mode="json")
+    return json.dumps(values | {"version": version, "url": url} | keys)
+
+
+def test_an_invitation_tells_the_version_and_the_size_of_the_model() -> None:
+    invitation = Invitation.of(run(), (ADDRESS,), parameters=18_000_000)
+    again = Invitation.parse(invitation.model_dump_json())
+    assert (again.version, again.parameters, again.url) == (__version__, 18_000_000, None)
+
+
+@pytest.mark.parametrize("version", ["0.0.9", "99.1.0", "1.0rc1", "2"])
+@pytest.mark.parametrize("unknown", [{}, {"password_hint": "none", "peers": {"new": "form"}}])
+def test_an_invitation_of_another_version_says_what_to_install(version: str, unknown: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as caught:
+        Invitation.parse(of_version(version, **unknown))
+    assert str(caught.value) == (
+        f"this run uses dedloc_kit {version}, here is {__version__}; "
+        'run  %pip install -q -r "http://example.org:8000/requirements.txt"  and restart the kernel'
+    )
+
+
+def test_without_an_address_an_invitation_of_another_version_names_the_version() -> None:
+    with pytest.raises(UserError) as caught:
+        Invitation.parse(of_version("99.1.0", None))
+    assert str(caught.value) == (
+        f"this run uses dedloc_kit 99.1.0, here is {__version__}; install that version and restart the kernel"
+    )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"version": "99.1.0\x1b[2J"},
+        {"version": "99.1.0; rm -rf ~"},
+        {"version": "9" * 40},
+        {"version": "99.1.0", "url": 'http://example.org"; rm -rf ~; "'},
+        {"version": "99.1.0", "url": "http://example.org/$(rm)"},
+        {"version": "99.1.0", "url": "file:///etc/passwd"},
+        {"version": 99},
+        {"version": None},
+        {"parameters": -1},
+        {"parameters": "many"},
+    ],
+)
+def test_nothing_that_an_invitation_says_gets_into_a_command_unchecked(keys: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="this is not an invitation") as caught:
+        Invitation.parse(of_version(**{"version": __version__} | keys))
+    assert "%pip" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://[::1]:80", "https://a-b.example.org/run_1", None])
+def test_an_address_is_taken_as_a_coordinator_has_it(url: str | None) -> None:
+    assert Invitation.parse(Invitation.of(run(), (ADDRESS,), url).model_dump_json()).url == url

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from dedloc_kit.distribution import package_files
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -72,6 +75,12 @@ def test_the_wheel_holds_the_package_and_nothing_of_the_checkout_beside_it(wheel
     tops = {line.split("/")[0] for line in names.splitlines()[1:]}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"dedloc_kit"}
     assert "__pycache__" not in names
+
+
+def test_the_wheel_that_a_coordinator_serves_has_the_same_content(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        built = {name: archive.read(name) for name in archive.namelist() if name.startswith("dedloc_kit/")}
+    assert package_files() == built
 
 
 @pytest.mark.slow

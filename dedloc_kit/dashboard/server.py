@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, Query
+from fastapi import FastAPI, HTTPException, Query, Request
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import Invitation, PeerId, Refusal
 from dedloc_kit.run import RunConfig
 
 _STATIC = Path(__file__).parent / "static"
@@ -65,8 +66,13 @@ class Dashboard:
         host: str = "127.0.0.1",
         port: int = 0,
         public_host: str | None = None,
+        most_volunteers: int | None = None,
     ) -> None:
-        """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`."""
+        """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`.
+
+        With `most_volunteers` or more, newcomers are asked to come later. Whoever has the address of a peer could
+        join all the same: this spreads load and keeps nobody out.
+        """
         self._public_host = public_host or (_own_address() if host in _ANY_ADDRESS else host)
         self.url = _url(self._public_host, port)
         """Where others find the page; with port 0 known once `start` has returned."""
@@ -74,7 +80,7 @@ class Dashboard:
         """Set by the launcher once the coordinator has joined, and renewed as volunteers come; volunteers fetch it
         from here."""
         self._run = run
-        self._host, self._port = host, port
+        self._host, self._port, self._most_volunteers = host, port, most_volunteers
         self._view = RunView(run, ledger)
         self._news = asyncio.Event()
         self._viewers = Viewers(self._news)
@@ -129,6 +135,7 @@ class Dashboard:
         # The generated documentation pages would load scripts from elsewhere.
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
         app.add_middleware(SecureHeaders)
+        app.add_exception_handler(UserError, lambda _request, error: _json({"message": str(error)}, 404))
         app.mount("/static", GZipMiddleware(StaticFiles(directory=_STATIC), compresslevel=6), name="static")
 
         @app.get("/")
@@ -141,10 +148,23 @@ class Dashboard:
             return _json({"run_id": self._run.run_id, "fingerprint": self._run.fingerprint, "run": values})
 
         @app.get("/api/invitation")
-        def invitation() -> Response:
-            if self.invitation is None:
-                return _json({"message": "the coordinator has not joined yet; try again in a moment"}, 503)
+        def invitation(peer: Annotated[PeerId, Query()] = "") -> Response:
+            refusal = self._refusal(self._view.state(), peer)
+            if refusal is not None:
+                return _json(refusal.model_dump(), 410 if refusal.reason == "over" else 503)
+            assert self.invitation is not None
             return Response(self.invitation.model_dump_json(), media_type="application/json")
+
+        @app.get("/requirements.txt")
+        def requirements(request: Request) -> Response:
+            # As the one who asks reached us: behind a tunnel that is not the address that we know of ourselves.
+            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{running_wheel().name}\n")
+
+        @app.get("/wheel/{name}")
+        def wheel(name: str) -> Response:
+            if name != running_wheel().name:
+                raise HTTPException(404)
+            return Response(running_wheel().content, media_type="application/octet-stream")
 
         @app.get("/api/state")
         def state() -> Response:
@@ -153,6 +173,12 @@ class Dashboard:
         @app.get("/api/history")
         def history(after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
             return _json(self._view.history(after))
+
+        @app.get("/api/standing")
+        def standing(
+            peer: Annotated[str, Query(max_length=128)], after: Annotated[int, Query(ge=0, le=2**53)] = 0
+        ) -> Response:
+            return Response(self._view.standing(peer, after).model_dump_json(), media_type="application/json")
 
         @app.get("/api/events")
         async def events() -> Response:
@@ -200,7 +226,19 @@ class Dashboard:
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
 
     def _state(self) -> dict[str, Any]:
-        return {**self._view.state(), "joinable": self.invitation is not None}
+        state = self._view.state()
+        refusal = self._refusal(state)
+        return {**state, "refusal": refusal.reason if refusal is not None else None}
+
+    def _refusal(self, state: dict[str, Any], peer: str = "") -> Refusal | None:
+        """Why a volunteer with this peer id cannot join now; its own ghost, if it comes back after a crash, is no
+        reason."""
+        if state["status"] == "finished":
+            return Refusal(reason="over")
+        if self.invitation is None:
+            return Refusal(reason="starting")
+        full = self._most_volunteers is not None and self._view.volunteers(without=peer) >= self._most_volunteers
+        return Refusal(reason="full") if full else None
 
 
 class SecureHeaders:

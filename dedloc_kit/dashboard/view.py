@@ -15,7 +15,7 @@ from typing import Any
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, State, Warned
 from dedloc_kit.ledger import Ledger, UnreadyLedger
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records import GlobalStep, Standing
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -24,6 +24,8 @@ LISTED = 200
 """Peers and contributors beyond these are counted, not listed, so that a push stays small."""
 STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 """A curve with more points than a screen has pixels is thinned to these."""
+LOSS_POINTS = 300
+"""For a volunteer's small chart."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class RunView:
         self._opening = threading.Lock()
         self._peers: tuple[PeerSeen, ...] = ()
         self._joined = False
-        self._gone = False
+        self._gone = self._paused = False
         self._heard = 0.0  # monotonic time of the last event
         self._message = ""
         self._notices: deque[dict[str, Any]] = deque(maxlen=5)
@@ -57,7 +59,7 @@ class RunView:
                 case Joined():
                     self._joined, self._gone = True, False
                 case Peers(peers=peers):
-                    self._joined, self._gone, self._peers = True, False, peers
+                    self._joined, self._gone, self._peers, self._paused = True, False, peers, event.paused
                 case Warned(text=text):
                     self._notices.append({"time": time.time(), "text": text})
                 case Failed(text=text):
@@ -75,6 +77,11 @@ class RunView:
             known = _NOTHING_RECORDED
         with self._lock:
             return {**self._now(known), **known, "problem": self._problem}
+
+    def volunteers(self, without: str = "") -> int:
+        """How many train now, besides the one with this peer id."""
+        with self._lock:
+            return sum(not peer.follower and peer.peer != without for peer in self._peers)
 
     def history(self, after: int = 0, evaluations_after: int | None = None) -> dict[str, Any]:
         """The curves after a global step, thinned to what a chart can show; the newest point is always there."""
@@ -96,6 +103,24 @@ class RunView:
             "steps": [step.model_dump(exclude={"round"}) for step in steps],
             "evaluations": [asdict(evaluation) for evaluation in evaluations[::-1][::every][::-1]],
         }
+
+    def standing(self, peer: str, after: int) -> Standing:
+        """Where a peer stands, with the losses after a global step."""
+        ledger = self._open()
+        contributors = ledger.contributors() if ledger else []
+        ranks = {contributor.peer: rank for rank, contributor in enumerate(contributors, start=1)}
+        mine = contributors[ranks[peer] - 1].samples if peer in ranks else 0
+        steps = ledger.steps(after, every=max(1, (ledger.last_step() - after) // LOSS_POINTS)) if ledger else []
+        with self._lock:
+            volunteers = sum(not seen.follower for seen in self._peers)
+        return Standing(
+            samples=mine,
+            samples_total=sum(contributor.samples for contributor in contributors),
+            rank=ranks.get(peer, 0),
+            contributors=len(contributors),
+            volunteers=volunteers,
+            losses=tuple((step.step, step.loss) for step in steps if step.loss is not None),
+        )
 
     def close(self) -> None:
         """Close the ledger."""
@@ -140,6 +165,8 @@ class RunView:
             status = "coordinator lost"
         elif not self._joined:
             status = "starting"
+        elif self._paused:
+            status = "paused"
         else:
             status = "training" if volunteers else "waiting for volunteers"
         return {

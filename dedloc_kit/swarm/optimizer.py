@@ -79,6 +79,9 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
+        self._computing = True
+        self.paused = False
+        """Told to the others; what the coordinator says here holds for the run."""
         self.averager = GradientAverager(
             state.layout,
             dht=dht,
@@ -104,17 +107,13 @@ class CollaborativeOptimizer:
 
     # Joining and leaving
 
-    def join(self) -> None:
-        """Load the current state from a peer, then take part. Nothing is contributed before.
-
-        Raises UserError if nobody hands out the state.
-        """
+    def load(self) -> None:
+        """Load the current state from a peer. Raises UserError if nobody hands it out."""
         if not self._catch_up.load() and not self._stop.is_set():
             raise UserError("no peer of this run hands out the training state; is the coordinator running?")
-        self.lead()
 
-    def lead(self) -> None:
-        """Take part with the state that this peer holds: the coordinator, when it starts or resumes a run."""
+    def begin(self) -> None:
+        """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
         if self._replica is not None:
             self._replica.refresh()
         self.averager.share(True)
@@ -123,6 +122,22 @@ class CollaborativeOptimizer:
         if self._overlap or self._replica is None:
             self._background = threading.Thread(target=self._run, name="rounds", daemon=True)
             self._background.start()
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until this peer's samples are part of a global step; False if that is not to come in time.
+
+        It computes no more, so the batch has to be full, or the others have to fill it.
+
+        :param deadline: by `time.monotonic()`
+        """
+        self._computing = False
+        while self.gradients.samples and self._error is None:
+            if time.monotonic() + self.seconds_left > deadline:
+                return False
+            if self._background is None:
+                self._advance()
+            time.sleep(BUSY_SECONDS)
+        return self._error is None
 
     def leave(self) -> None:
         """Finish the round under way, hand the state over, tell the swarm, and end the background processes.
@@ -165,13 +180,18 @@ class CollaborativeOptimizer:
 
     @property
     def samples_per_second(self) -> float:
-        """How fast this peer computes; 0 before its first microbatch."""
-        return float(self._speed.samples_per_second) if self._speed.num_updates else 0.0
+        """How fast this peer computes; 0 before its first microbatch and after its last one."""
+        return float(self._speed.samples_per_second) if self._speed.num_updates and self._computing else 0.0
 
     @property
     def samples(self) -> int:
         """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
         return self._rounds.samples
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the batch is full, or 0 while it is averaged."""
+        return 0.0 if self._rounds.begun else self._rounds.seconds_left(self.samples_per_second)
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
@@ -290,6 +310,7 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
                 follower=self._replica is None,
+                paused=self.paused,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 device=self._device,

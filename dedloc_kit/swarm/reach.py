@@ -12,13 +12,11 @@ import asyncio
 import ipaddress
 import json
 import secrets
-import socket
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind.dht import DHTNode
@@ -27,10 +25,9 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
 
+from dedloc_kit.dialling import CONNECT_SECONDS, in_own_loop
 from dedloc_kit.records import Record
 
-CONNECT_SECONDS = 3.0
-"""A connection that takes longer is no use for training; what a firewall drops never comes."""
 ANSWER_SECONDS = 10.0
 ASKED_PEERS = 3
 BUSY_PAUSES = (0.0, 2.0, 4.0)
@@ -40,7 +37,6 @@ PER_MINUTE, PER_MINUTE_AND_HOST = 300, 30
 CLOSED = "so it only makes outgoing connections, which is enough to train"
 
 _MOST_BYTES = 512
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -119,52 +115,6 @@ def find_out(host: str, port: int, peers: Sequence[str]) -> Reach:
     return in_own_loop(_find_out(host, port, peers))
 
 
-def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in a thread that is gone afterwards: hivemind must not fork while others run, and the caller's
-    thread may have an event loop already."""
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, work).result()
-
-
-async def answering(addresses: Sequence[str], seconds: float = CONNECT_SECONDS, grace: float = 1.0) -> list[str]:
-    """Those of the addresses at which a TCP connection is accepted, in their order; addresses of no known form are
-    skipped.
-
-    Tries all at once and returns as soon as all have been tried, `grace` seconds after the first success, or after
-    `seconds`. Asking here first matters: hivemind's start waits 5 s for every silent address, one after the other,
-    and libp2p refuses to dial an address again for up to 5 minutes after some failures.
-    """
-    tries = {asyncio.create_task(_accepts(address)): address for address in dict.fromkeys(addresses)}
-    waiting, living = set(tries), set[str]()
-    end = time.monotonic() + seconds
-    while waiting and time.monotonic() < end:
-        done, waiting = await asyncio.wait(waiting, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
-        found = {tries[task] for task in done if task.result()}
-        if found and not living:
-            end = min(end, time.monotonic() + grace)
-        living |= found
-    for task in waiting:
-        task.cancel()
-    return [address for address in tries.values() if address in living]
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Of a multiaddress `/ip4/HOST/tcp/PORT/p2p/ID`; raises ValueError if it has another form."""
-    _, _kind, host, transport, port, _p2p, _peer = address.split("/")
-    if transport != "tcp":
-        raise ValueError(f"{address} is not a TCP address")
-    return host, int(port)
-
-
-async def _accepts(address: str) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(*host_and_port(address))
-    except (OSError, ValueError, OverflowError):  # no such host, port or form
-        return False
-    writer.close()
-    return True
-
-
 async def _read_secret(host: str, port: int) -> bytes:
     """What the listener at this address hands out; nothing if it does not."""
     try:
@@ -240,16 +190,6 @@ async def _ask(p2p: P2P, peer: PeerID, question: Question) -> Answer | None:
         if answer.verdict != "busy":
             return answer
     return None
-
-
-def own_address() -> str | None:
-    """The address from which this machine sends to the world, in its own network; none without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
 
 
 def _packed(record: Record) -> BytesValue:

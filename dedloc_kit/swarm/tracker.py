@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.dialling import any_host_responds, in_own_loop
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.node import dial
@@ -32,6 +33,8 @@ REDIAL_LOST = 5.0
 """The same for peers that were known, but are not seen or have fallen silent."""
 LATER_DIAL = 2.0
 """Seconds that the one of two peers waits which is not to dial first."""
+ONLINE_SECONDS = 30.0
+"""For so long a line that was up is taken to be up."""
 MOST_KNOWN = 32
 LONGEST_SUSPICION = 600.0
 
@@ -71,6 +74,7 @@ class Tracker(threading.Thread):
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
         self._dialled: dict[str, float] = {}
+        self._online_until = 0.0
         self.rejected: Counter[str] = Counter()
         """Records that were ignored, by reason."""
 
@@ -108,6 +112,18 @@ class Tracker(threading.Thread):
         """Is anybody else alive, as far as known?"""
         with self._lock:
             return any(_alive(progress) for progress in self._others.values())
+
+    def cut_off(self) -> bool:
+        """Is nobody there because this machine's line is down? Then no machine says anything. May take some seconds.
+
+        Who knows nobody's address is alone, not cut off.
+        """
+        known = [address for addresses in self._known.values() for address in addresses]
+        if not known or time.monotonic() < self._online_until:
+            return False
+        online = in_own_loop(any_host_responds(known))
+        self._online_until = time.monotonic() + (ONLINE_SECONDS if online else 0.0)
+        return not online
 
     def at(self, step: int, round_id: str) -> dict[str, Progress]:
         """The others who hold the state that this round led to."""

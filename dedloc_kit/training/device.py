@@ -1,11 +1,11 @@
 """What this machine computes with."""
 
-import os
 from typing import Literal
 
 import torch
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine import cores
 
 
 def pick_device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -23,8 +23,8 @@ def describe_device(device: torch.device) -> str:
     """The device in words for the dashboard, at most 64 characters: `Tesla T4` or `CPU, 2 cores`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)[:64]
-    cores = _cores()
-    return f"CPU, {cores} core{'' if cores == 1 else 's'}"
+    count = cores()
+    return f"CPU, {count} core{'' if count == 1 else 's'}"
 
 
 def half_precision(device: torch.device) -> torch.dtype | None:
@@ -42,11 +42,4 @@ def half_precision(device: torch.device) -> torch.dtype | None:
 
 def set_threads(count: int) -> None:
     """Let torch compute with `count` CPU threads; 0 takes as many as this process has cores."""
-    torch.set_num_threads(count or _cores())
-
-
-def _cores() -> int:
-    """The cores that this process may use (a container or `taskset` may grant fewer than the machine has)."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    torch.set_num_threads(count or cores())

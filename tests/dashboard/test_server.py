@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import requests
 
-from dedloc_kit.dashboard import view
+from dedloc_kit.dashboard import server, view
 from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Invitation
+from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
 
 DEADLINE = 20.0
@@ -171,11 +172,63 @@ def test_the_run_is_told_with_its_fingerprint(dashboard: Dashboard) -> None:
 def test_there_is_no_invitation_until_the_coordinator_has_joined(dashboard: Dashboard) -> None:
     answer = get(dashboard, "/api/invitation")
     assert answer.status_code == 503
-    assert "\n" not in answer.json()["message"]
-    assert state_of(dashboard)["joinable"] is False
+    assert Refusal.parse(answer.json()) == Refusal(reason="starting")
+    assert state_of(dashboard)["refusal"] == "starting"
     dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
     assert Invitation.parse(get(dashboard, "/api/invitation").text).run_config() == RUN
-    assert state_of(dashboard)["joinable"] is True
+    assert state_of(dashboard)["refusal"] is None
+
+
+def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_back(path: Path) -> None:
+    dashboard = Dashboard(RUN, path, most_volunteers=1)
+    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.start()
+    dashboard.publish(Peers(peers=(COORDINATOR,)))
+    assert get(dashboard, "/api/invitation").status_code == 200
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p"))))
+    answer = get(dashboard, "/api/invitation?peer=q")
+    assert (answer.status_code, Refusal.parse(answer.json())) == (503, Refusal(reason="full"))
+    assert state_of(dashboard)["refusal"] == "full"
+    assert get(dashboard, "/api/invitation?peer=p").status_code == 200
+    assert get(dashboard, "/api/invitation?peer=<p>").status_code == 422
+    dashboard.stop()
+
+
+def test_after_the_last_step_nobody_is_invited(dashboard: Dashboard, path: Path) -> None:
+    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    record(Ledger(path), 100)
+    answer = get(dashboard, "/api/invitation")
+    assert (answer.status_code, Refusal.parse(answer.json())) == (410, Refusal(reason="over"))
+    assert state_of(dashboard)["refusal"] == "over"
+
+
+def test_the_wheel_is_served_under_the_address_that_the_requirements_name(dashboard: Dashboard) -> None:
+    answer = get(dashboard, "/requirements.txt")
+    assert answer.headers["content-type"].startswith("text/plain")
+    wheel = running_wheel()
+    assert answer.text == f"dedloc_kit @ {dashboard.url}/wheel/{wheel.name}\n"
+    answer = requests.get(answer.text.split()[-1], timeout=DEADLINE)
+    assert answer.content == wheel.content
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-length"] == str(len(wheel.content))
+    assert get(dashboard, "/wheel/dedloc_kit-9.9.9-py3-none-any.whl").status_code == 404
+
+
+def test_the_requirements_name_the_address_at_which_the_dashboard_was_reached(dashboard: Dashboard) -> None:
+    headers = {"Host": "tunnel.example.org", "X-Forwarded-Proto": "https"}
+    answer = requests.get(dashboard.url + "/requirements.txt", headers=headers, timeout=DEADLINE)
+    assert answer.text.startswith("dedloc_kit @ https://tunnel.example.org/wheel/dedloc_kit-")
+
+
+def test_without_an_installation_the_dashboard_says_why_it_has_no_wheel(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_installed() -> Wheel:
+        raise UserError("dedloc_kit was not installed by pip")
+
+    monkeypatch.setattr(server, "running_wheel", not_installed)
+    answer = get(dashboard, "/requirements.txt")
+    assert (answer.status_code, answer.json()) == (404, {"message": "dedloc_kit was not installed by pip"})
 
 
 def test_before_there_is_a_ledger_the_run_is_starting(dashboard: Dashboard, path: Path) -> None:

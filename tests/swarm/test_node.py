@@ -85,6 +85,15 @@ def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce
     wait_until(connected, "they are not connected")
 
 
+def test_one_peer_with_a_wrong_clock_keeps_no_newcomer_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as wrong:
+        wrong.setattr("hivemind.dht.protocol.get_dht_time", lambda: get_dht_time() + 5.0)
+        late, _ = start(client_mode=False)  # its process keeps this clock
+    newcomer, signer = start(addresses_of(late), client_mode=True)
+    publish(newcomer, signer, contribution())
+    wait_until(lambda: bool(collect(late, RUN, lambda _: None)), "nothing came")
+
+
 async def _connections(_dht: DHT, node: Any) -> list[str]:
     return [info.peer_id.to_base58() for info in await node.p2p.list_peers()]
 
@@ -142,3 +151,16 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         assert not mine.anyone()
     finally:
         mine.leave()
+
+
+def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone(start: Start) -> None:
+    node, signer = start()
+    peer = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
+    silent, closed = f"/ip4/192.0.2.1/tcp/9/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
+
+    def cut_off(*known: str) -> bool:
+        return Tracker(node, signer, RUN, 64, known, lambda _: None).cut_off()
+
+    assert cut_off(silent)
+    assert not cut_off(silent, closed)
+    assert not cut_off(), "who knows nobody cannot be cut off from them"

@@ -17,6 +17,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import reach
@@ -49,7 +50,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def port(node: Node) -> int:
-    return reach.host_and_port(addresses_of(node)[0])[1]
+    return host_and_port(addresses_of(node)[0])[1]
 
 
 def shared(writer: DHT, reader: DHT) -> bool:
@@ -120,7 +121,7 @@ def ask(node: Node, *requests: bytes) -> list[Any]:
         await p2p.shutdown()
         return answers
 
-    return reach.in_own_loop(ask_all())
+    return in_own_loop(ask_all())
 
 
 def test_who_can_be_reached_is_a_full_peer(start: Start) -> None:
@@ -173,7 +174,7 @@ def test_where_nobody_can_tell_the_peer_is_a_client_and_says_so(start: Start) ->
 
 def test_a_peer_that_is_asked_too_often_is_busy(start: Start) -> None:
     node = start()
-    closed = reach.host_and_port(refusing_address())[1]
+    closed = host_and_port(refusing_address())[1]
     *answers, last = ask(node, *[question(closed)] * (reach.PER_MINUTE_AND_HOST + 1))
     assert {answer["verdict"] for answer in answers} == {"unreached"}
     assert last["verdict"] == "busy"
@@ -202,7 +203,7 @@ def test_an_asked_peer_tells_nothing_about_ports_where_its_asker_does_not_listen
         listener() as (closing_at_once, _),
         silent_address() as silent,
     ):
-        ports = (mine, other, closing_at_once, reach.host_and_port(silent)[1])
+        ports = (mine, other, closing_at_once, host_and_port(silent)[1])
         answers = ask(node, *(question(port, secret) for port in ports))
     assert [answer["verdict"] for answer in answers] == ["reached", "unreached", "unreached", "unreached"]
     assert visitors == ["127.0.0.1"], "it tries once"
@@ -237,11 +238,11 @@ def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
         await Reachability().add_p2p_handlers(liar)
         try:
             addresses = [str(address) for address in await liar.get_visible_maddrs()]
-            return await reach._find_out("127.0.0.1", reach.host_and_port(refusing_address())[1], addresses)
+            return await reach._find_out("127.0.0.1", host_and_port(refusing_address())[1], addresses)
         finally:
             await liar.shutdown()
 
-    found = reach.in_own_loop(ask_the_liar())
+    found = in_own_loop(ask_the_liar())
     assert found.client_mode
     assert found.host is None
 
@@ -252,7 +253,7 @@ def test_one_address_that_answers_is_enough_whatever_the_others_do(start: Start)
     with silent_address() as silent:
         several = [silent, refusing_address(), living, "/ip4/127.0.0.1/udp/9/p2p/x", "nonsense"]
         # The long limit is not waited for, or this would fail.
-        found = reach.in_own_loop(asyncio.wait_for(reach.answering(several, seconds=3600), DEADLINE))
+        found = in_own_loop(asyncio.wait_for(answering(several, seconds=3600), DEADLINE))
         assert found == [living]
         newcomer = start((silent, refusing_address(), living))
         assert shared(newcomer, node)
@@ -285,7 +286,7 @@ def test_a_node_that_comes_back_has_its_address_and_place_and_a_client_finds_it_
 
     wait_until(forgotten, "the client still counts on the node that is gone", DEADLINE)
 
-    back = start(name="first", port=reach.host_and_port(addresses[0])[1])
+    back = start(name="first", port=host_and_port(addresses[0])[1])
     assert addresses_of(back) == addresses
 
     def found_again() -> bool:
@@ -307,7 +308,7 @@ async def _known_nodes(_dht: DHT, node: Any) -> dict[int, PeerID]:
 def test_a_preferred_port_is_taken_if_it_is_free(tmp_path: Path) -> None:
     config = PeerConfig(folder=tmp_path, host="127.0.0.1")
     identity = Identity(tmp_path / "identity.key")
-    free = reach.host_and_port(refusing_address())[1]
+    free = host_and_port(refusing_address())[1]
     for preferred, given in ((free, True), (free, False)):
         with closing(socket.socket()) as other:
             if not given:

@@ -38,7 +38,7 @@ def test_asking_for_a_gpu_that_is_not_there_says_what_to_do_in_one_line() -> Non
 
 @pytest.mark.parametrize(("cores", "text"), [(1, "CPU, 1 core"), (2, "CPU, 2 cores")])
 def test_a_cpu_is_described_by_its_cores(monkeypatch: pytest.MonkeyPatch, cores: int, text: str) -> None:
-    monkeypatch.setattr(device, "_cores", lambda: cores)
+    monkeypatch.setattr(device, "cores", lambda: cores)
     assert device.describe_device(torch.device("cpu")) == text
 
 
@@ -67,7 +67,7 @@ def test_a_cpu_computes_in_float32() -> None:
 
 def test_threads_are_set_and_zero_takes_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setattr(device, "_cores", lambda: 2)
+    monkeypatch.setattr(device, "cores", lambda: 2)
     try:
         device.set_threads(3)
         assert torch.get_num_threads() == 3

@@ -10,6 +10,7 @@ const STATUS = {
   starting: "Starting",
   "waiting for volunteers": "Waiting for volunteers",
   training: "Training",
+  paused: "Paused",
   finished: "Finished",
   "coordinator lost": "Coordinator lost",
 };
@@ -258,6 +259,7 @@ function showPeers() {
   let note = "";
   if (hidden > 0) note = `and ${plural(hidden, "more peer")}.`;
   else if (state.status === "waiting for volunteers") note = "Nobody is training yet. The first volunteer sets it going.";
+  else if (state.status === "paused") note = "The organizer has paused the run. Volunteers wait until it goes on.";
   else if (state.status === "starting") note = state.message ? `The coordinator says: ${state.message}.` : "The coordinator is starting.";
   byId("peers-note").textContent = note;
 }
@@ -356,9 +358,10 @@ function showNotices() {
 
 function showJoin() {
   const { hostname } = location;
-  let note = "With dedloc_kit installed, one command joins. Stop whenever you like.";
-  if (state.status === "finished") note = "This run is finished. Thank you to everyone who took part.";
-  else if (!state.joinable) note = "Joining opens as soon as the coordinator is ready.";
+  let note = "One command joins. Stop whenever you like.";
+  if (state.refusal === "over") note = "This run is finished. Thank you to everyone who took part.";
+  else if (state.refusal === "starting") note = "Joining opens as soon as the coordinator is ready.";
+  else if (state.refusal === "full") note = "As many train already as this run has room for. Please come back later.";
   else if (/^(localhost|127\.|\[::1\])/.test(hostname)) note += " This address works on this computer only.";
   byId("join-note").textContent = note;
 }
@@ -458,7 +461,9 @@ async function copyCommand() {
 // ---- begin --------------------------------------------------------------------------------------------------
 
 // The page may live below a path, as behind a proxy.
-byId("join-command").textContent = `dedloc join ${new URL(".", location.href).href.replace(/\/$/, "")}`;
+const address = new URL(".", location.href).href.replace(/\/$/, "");
+byId("join-command").textContent = `dedloc join ${address}`;
+byId("join-install").textContent = `pip install -r ${address}/requirements.txt`;
 byId("join-copy").addEventListener("click", copyCommand);
 byId("contributors-more").addEventListener("click", () => {
   everyContributor = !everyContributor;

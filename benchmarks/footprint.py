@@ -1,0 +1,92 @@
+"""How much memory does a volunteer take? The rule in `dedloc_kit/machine.py` comes from here.
+
+A coordinator and two volunteers on this machine, for each number of parameters anew; the second volunteer comes when
+the first has taken a step, so that one gives the training state and the other receives it. Counted are all processes
+of a volunteer, at the highest of many moments; what they share counts once.
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import linear_regression
+
+from benchmarks.forked import session_memory
+from benchmarks.peers import Peer, end_on_signal, start_coordinator, start_volunteer
+from benchmarks.task import SPREAD, simulated_run
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Invitation
+
+_MICROBATCH, _MICROBATCH_SECONDS, _BATCH, _STEPS = 8, 0.2, 64, 4
+_LOOK_SECONDS = 0.1
+
+
+class Watch(threading.Thread):
+    """Looks again and again how much memory peers take, and remembers the most."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most: dict[str, int] = {}
+        self._peers: dict[str, int] = {}
+        self._ended = threading.Event()
+
+    def add(self, peer: Peer) -> None:
+        self._peers[peer.name] = peer.pid
+
+    def run(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            for name, pid in tuple(self._peers.items()):
+                self.most[name] = max(self.most.get(name, 0), session_memory({pid}))
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def measure(parameters: int, mode: str, folder: Path) -> dict[str, int]:
+    """The most bytes that each volunteer has taken, without what only the simulated task needs."""
+    averaging = {"mode": mode, "local_batch": _MICROBATCH}
+    run = simulated_run("footprint", parameters, _MICROBATCH_SECONDS, _BATCH, averaging=averaging)
+    watch = Watch()
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(start_coordinator(run, folder))
+        invitation = Invitation.of(run, tuple(coordinator.wait_for("joined")["addresses"]))
+        watch.start()
+        for name in ("first", "second"):
+            peer = start_volunteer(invitation, folder, name, microbatch=_MICROBATCH)
+            watch.add(stack.enter_context(peer))
+            peer.wait_for("step", number=_STEPS, deadline=300.0)
+        watch.end()
+    simulated = 4 * (parameters + SPREAD)
+    return {name: most - simulated for name, most in watch.most.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=float, nargs="+", default=[4e6, 18e6, 40e6])
+    parser.add_argument("--mode", choices=["global-batch", "local-steps"], default="global-batch")
+    options = parser.parse_args()
+    end_on_signal()
+    points: dict[str, list[tuple[int, int]]] = {}
+    try:
+        for parameters in map(int, options.parameters):
+            with tempfile.TemporaryDirectory(prefix="dedloc-footprint-") as folder:
+                most = measure(parameters, options.mode, Path(folder))
+            for name, size in most.items():
+                points.setdefault(name, []).append((parameters, size))
+            told = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in most.items())
+            print(f"{parameters / 1e6:6.0f} million parameters: {told}", flush=True)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if len(options.parameters) > 1:
+        for name, measured in points.items():
+            slope, fixed = linear_regression(*zip(*measured, strict=True))
+            print(f"{name}: {fixed / 1e6:.0f} MB and {slope:.0f} bytes for each parameter")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

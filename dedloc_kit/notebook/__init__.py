@@ -1,0 +1,1 @@
+"""A volunteer's notebook: `join` and its panel."""

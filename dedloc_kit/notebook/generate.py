@@ -1,0 +1,157 @@
+"""Writes the volunteers' notebooks: the same cells for Colab, Kaggle and Jupyter, from `cells.md`.
+
+`python -m dedloc_kit.notebook.generate` writes those of the checkout, into which a volunteer puts the invitation;
+`dedloc notebook INVITATION` writes them for one run. The same input gives the same bytes.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dedloc_kit.client import fetch_invitation
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import HUB_REPOSITORY, RunConfig
+
+_CELLS = Path(__file__).with_name("cells.md")
+_CHECKOUT = Path(__file__).parents[2] / "notebooks"
+_MARK = re.compile(r"^<!-- cell: ([a-z ]+) -->$", re.MULTILINE)
+_URL = re.compile(r"https?://[\w.:\[\]/~-]+", re.ASCII)
+"""Addresses that mean nothing but themselves in Python, in a shell and in IPython, where all this comes to stand."""
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Where a notebook is opened."""
+
+    name: str
+    file: str
+    fields: tuple[str, str]
+    """What stands behind the invitation and the name in the cell; Colab makes form fields of its own comments."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Asks for a GPU and, on Kaggle, for the Internet."""
+
+
+_FORM = '# @param {type:"string"}'
+_HINTS = ("# the address that the organizer gave you", "# how everyone sees you")
+PLATFORMS = (
+    Platform("jupyter", "join.ipynb", _HINTS),
+    Platform(
+        "colab",
+        "join_colab.ipynb",
+        (_FORM, _FORM),
+        {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}},
+    ),
+    Platform(
+        "kaggle",
+        "join_kaggle.ipynb",
+        _HINTS,
+        {
+            "kaggle": {
+                "accelerator": "nvidiaTeslaT4",
+                "dataSources": [],
+                "isGpuEnabled": True,
+                "isInternetEnabled": True,
+                "language": "python",
+                "sourceType": "notebook",
+            }
+        },
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The run that a notebook joins."""
+
+    invitation: str = ""
+    """The coordinator's URL or `OWNER/NAME` on the Hub; empty where the volunteer puts it in."""
+    url: str = "{INVITATION.rstrip('/')}"
+    """The coordinator's, from which the kit is installed; by default IPython takes it from the line above."""
+    text: str = (
+        "Which model it is, the organizer of the run has told you, and has given you an invitation: an address that\n"
+        "begins with `http`. Put it between the quotes behind `INVITATION`."
+    )
+    """Of which run and for whom, as Markdown."""
+
+
+def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
+    """Write the notebooks of a run, by default to `runs/RUN-ID/notebooks`; returns their paths.
+
+    :param invitation: a URL, `OWNER/NAME` on the Hub, or a file; a file's URL is what then stands in the notebooks
+    Raises UserError if there is no such run, volunteers could not use the notebooks, or the folder cannot be written.
+    """
+    found = fetch_invitation(invitation)
+    on_the_hub = re.fullmatch(HUB_REPOSITORY, invitation) and not Path(invitation).exists()
+    url = invitation if invitation.startswith(("http://", "https://")) else found.url
+    if url is None:
+        raise UserError(f"the invitation {invitation} names no coordinator's address; give its URL, http://HOST:PORT")
+    url = url.rstrip("/")
+    if not _URL.fullmatch(url):
+        raise UserError(f"a notebook cannot hold the address {url!r}; give the coordinator's URL, http://HOST:PORT")
+    run = Target(invitation if on_the_hub else url, url, _about(found.run_config()))
+    return _write(run, folder or Path("runs") / found.run_id / "notebooks")
+
+
+def _write(run: Target, folder: Path) -> list[Path]:
+    paths = [folder / platform.file for platform in PLATFORMS]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for platform, path in zip(PLATFORMS, paths, strict=True):
+            path.write_text(notebook(platform, run), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --output") from None
+    return paths
+
+
+def notebook(platform: Platform, run: Target) -> str:
+    """One notebook in the Jupyter format 4.5."""
+    cells = [
+        {"id": f"cell-{number}", "metadata": {}, "source": source.splitlines(keepends=True), **kind}
+        for number, (kind, source) in enumerate(_cells(platform, run), start=1)
+    ]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    values = {
+        "cells": cells,
+        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}, **platform.metadata},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _cells(platform: Platform, run: Target) -> Iterator[tuple[dict[str, Any], str]]:
+    """The kind of each cell and its text."""
+    _, *parts = _MARK.split(_CELLS.read_text(encoding="utf-8"))
+    for names, text in zip(parts[::2], parts[1::2], strict=True):
+        if names == "join":
+            yield {"cell_type": "code", "execution_count": None, "outputs": []}, _code(platform, run)
+        elif platform.name in names.split() or names == "all":
+            yield {"cell_type": "markdown"}, text.strip().replace("{run}", run.text)
+
+
+def _code(platform: Platform, run: Target) -> str:
+    lines = [
+        f"INVITATION = {json.dumps(run.invitation)}  {platform.fields[0]}",
+        f'NAME = ""  {platform.fields[1]}',
+        "",
+        f'%pip install -q -r "{run.url}/requirements.txt"',
+        "from dedloc_kit import join",
+        "",
+        "join(INVITATION, name=NAME or None)",
+    ]
+    if not run.invitation:
+        lines[2:3] = ['assert INVITATION, "Put the invitation between the quotes behind INVITATION first."', ""]
+    return "\n".join(lines)
+
+
+def _about(run: RunConfig) -> str:
+    """What the organizer says of the run; as character references nothing in it means anything to Markdown."""
+    about = "".join(c if c.isalnum() or c in " .,'" else f"&#{ord(c)};" for c in run.about)
+    return f"This notebook joins the run **{run.name}**." + (f"\n\n> {about}" if about else "")
+
+
+if __name__ == "__main__":
+    _write(Target(), _CHECKOUT)

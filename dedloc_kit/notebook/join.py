@@ -1,0 +1,115 @@
+"""`join`: one call in a notebook cell, or in a script, and this machine takes part."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+from dedloc_kit.session import Session
+
+REFRESH_SECONDS = 0.5
+
+_sessions: dict[str, Session] = {}
+"""Those of this kernel that go on, by invitation: a cell that is run again shows the same session again."""
+
+
+class Participation:
+    """What `join` returns in a notebook: the same as the panel's buttons, for other cells."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def pause(self) -> None:
+        """Free this machine for a while; what is finished counts."""
+        self._session.pause()
+
+    def resume(self) -> None:
+        """Take part again."""
+        self._session.resume()
+
+    def leave(self, timeout: float = 60.0) -> None:
+        """Leave, and wait until nothing runs any more."""
+        self._session.leave()
+        self._session.ended.wait(timeout)
+
+    def wait(self) -> None:
+        """Block the cell until the run is over; interrupting the cell leaves."""
+        _wait(self._session)
+
+    def _ipython_display_(self) -> None:
+        """Nothing: as a cell's last value it would show below the panel otherwise."""
+
+
+def join(
+    invitation: str,
+    *,
+    name: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    folder: str | Path | None = None,
+    task_module: str | None = None,
+    block: bool | None = None,
+) -> Participation | None:
+    """See `dedloc_kit.join`."""
+    where = platform()
+    if block is None:
+        block = where in ("colab", "kaggle batch", "terminal")
+    session = _sessions.get(invitation)
+    if session is None or session.ended.is_set():
+        settings = {"name": name, "device": device, "task_module": task_module}
+        session = Session(
+            invitation,
+            folder=Path(folder) if folder else None,
+            settings={key: value for key, value in settings.items() if value is not None},
+        )
+        _sessions[invitation] = session
+    if where == "terminal":
+        from dedloc_kit.session_display import watch
+
+        watch(session)
+        return None
+
+    from IPython.display import display
+
+    from dedloc_kit.notebook.panel import Panel
+
+    panel = Panel(session, buttons=not block)
+    panel.show(session.snapshot())
+    display(panel.widget)
+    if block:
+        _wait(session, panel)
+        return None
+    threading.Thread(target=_keep_up_to_date, args=(session, panel), name="panel", daemon=True).start()
+    return Participation(session)
+
+
+def platform() -> Literal["colab", "kaggle batch", "kaggle", "jupyter", "terminal"]:
+    """Where this runs. A Kaggle batch is a notebook that runs from top to bottom, with nobody before it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None or not hasattr(shell, "kernel"):
+        return "terminal"
+    if os.environ.get("COLAB_RELEASE_TAG"):
+        return "colab"
+    if os.environ.get("KAGGLE_KERNEL_RUN_TYPE"):
+        return "kaggle batch" if os.environ["KAGGLE_KERNEL_RUN_TYPE"] == "Batch" else "kaggle"
+    return "jupyter"
+
+
+def _keep_up_to_date(session: Session, panel: Any) -> None:
+    while not session.ended.wait(REFRESH_SECONDS):
+        panel.show(session.snapshot())
+    panel.show(session.snapshot())
+
+
+def _wait(session: Session, panel: Any = None) -> None:
+    """Until the session has ended; an interrupt leaves. On Colab only the main thread can update a panel, so here."""
+    while True:
+        try:
+            while not session.ended.wait(REFRESH_SECONDS):
+                if panel is not None:
+                    panel.show(session.snapshot())
+            break
+        except KeyboardInterrupt:
+            session.leave()
+    if panel is not None:
+        panel.show(session.snapshot())

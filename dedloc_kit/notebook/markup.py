@@ -1,0 +1,162 @@
+"""The parts of the panel as HTML, each a pure function of the snapshot. What others wrote is escaped here."""
+
+from html import escape
+from urllib.parse import urlsplit
+
+from dedloc_kit.human import count, duration, rate, share, size
+from dedloc_kit.session import Phase, Snapshot
+
+_HEADLINES: dict[Phase, str] = {
+    "starting": "Getting ready",
+    "loading": "Fetching the model",
+    "training": "Training",
+    "waiting": "Waiting",
+    "restarting": "Starting again",
+    "paused": "Paused",
+    "leaving": "Leaving",
+    "left": "You have left",
+    "finished": "The model is trained",
+    "failed": "This did not work",
+}
+ENDED: frozenset[Phase] = frozenset({"left", "finished", "failed"})
+_MOST_WARNINGS = 3
+
+
+def head(snapshot: Snapshot) -> str:
+    """What the run is and for whom, and where to see more."""
+    about = f'<div class="about">{escape(snapshot.about)}</div>' if snapshot.about else ""
+    title = f'<span class="title">{escape(_run_name(snapshot))}</span>'
+    return f'<div class="head">{title}{_link(snapshot.url, "see the run live")}</div>{about}'
+
+
+def state(snapshot: Snapshot) -> str:
+    """What goes on now; a screen reader says it when it changes."""
+    headline, text = _HEADLINES[snapshot.phase], snapshot.text
+    more = f'<span class="quiet">{escape(text)}</span>' if text.casefold() != headline.casefold() else ""
+    if snapshot.problem:
+        more = f"<span>{escape(snapshot.problem)}</span>"
+    return (
+        f'<div class="state" role="status" aria-live="polite"><span class="dot {snapshot.phase}"></span>'
+        f"<div><b>{headline}</b> {more}</div></div>"
+    )
+
+
+def batch(snapshot: Snapshot) -> str:
+    """How full the global batch is, and how much of it is mine."""
+    if snapshot.phase in ENDED or not snapshot.global_batch:
+        return ""
+    whole = snapshot.global_batch
+    everyone = min(snapshot.batch_samples, whole)
+    mine = min(snapshot.my_batch_samples, everyone)
+    steps = f"step {snapshot.step + 1:,} of {snapshot.total_steps:,}"
+    if snapshot.step >= snapshot.total_steps:
+        steps = f"all {snapshot.total_steps:,} steps are done"
+    words = f"{everyone:,} of {count(whole, 'sample')}"
+    return (
+        f'<div class="row"><span>Together {words}, <span class="accent">{mine:,} by you</span></span>'
+        f'<span class="quiet">{steps}</span></div>'
+        f'<div class="bar" role="progressbar" aria-label="samples toward the next step" aria-valuemin="0" '
+        f'aria-valuemax="{whole}" aria-valuenow="{everyone}">'
+        f'<i class="mine" style="width:{100 * mine / whole:.2f}%"></i>'
+        f'<i class="others" style="width:{100 * (everyone - mine) / whole:.2f}%"></i></div>'
+        '<div class="quiet small">Each time the bar is full, everyone’s work makes the model one step better.</div>'
+    )
+
+
+def figures(snapshot: Snapshot) -> str:
+    """My samples, share, rank and time."""
+    if snapshot.phase == "failed" and not snapshot.session_samples:
+        return ""
+    total, rank, part = snapshot.total_samples, snapshot.rank, snapshot.share
+    cells = (
+        ("Your samples", f"{snapshot.session_samples:,}", f"{total:,} in all" if total else "this time"),
+        ("Time given", duration(snapshot.seconds_given), "this time"),
+        ("Your share", "–" if part is None else share(part), "of what all gave"),
+        ("Your rank", "–" if rank is None else f"{rank:,}", _among(snapshot.contributors)),
+    )
+    return (
+        '<div class="figures">'
+        + "".join(
+            f'<div><div class="small">{name}</div><div class="number">{value}</div>'
+            f'<div class="quiet small">{note}</div></div>'
+            for name, value, note in cells
+        )
+        + "</div>"
+    )
+
+
+def machine(snapshot: Snapshot) -> str:
+    """As whom I take part, who else does, and what my machine gives."""
+    name = f"<bdi>{escape(snapshot.name)}</bdi>"
+    facts = [f"you take part anonymously, as {name}" if snapshot.anonymous else f"you take part as {name}"]
+    if snapshot.peers:
+        facts.append(f"{count(snapshot.peers, 'volunteer')} training now")
+    if snapshot.device:
+        facts.append(f"your machine: {escape(snapshot.device)}")
+    if snapshot.samples_per_second > 0:
+        facts.append(f"{rate(snapshot.samples_per_second)} samples/s")
+    if snapshot.memory_bytes:
+        facts.append(f"{size(snapshot.memory_bytes)} of memory")
+    if snapshot.sent_bytes_per_second or snapshot.received_bytes_per_second:
+        sent, received = size(snapshot.sent_bytes_per_second), size(snapshot.received_bytes_per_second)
+        facts.append(f"sends {sent}/s, receives {received}/s")
+    return f'<div class="facts quiet small">{"".join(f"<span>{fact}</span>" for fact in facts)}</div>'
+
+
+def notes(snapshot: Snapshot, buttons: bool) -> str:
+    """Thanks, warnings, and how to leave where there are no buttons."""
+    if snapshot.phase in ENDED:
+        return _thanks(snapshot)
+    found = [f'<div class="note warning">{escape(text)}</div>' for text in snapshot.warnings[-_MOST_WARNINGS:]]
+    if not buttons and snapshot.phase != "leaving":
+        found.append(
+            '<div class="quiet small">To leave, stop this cell with its stop button (■). What you have finished '
+            "counts, and you can come back at any time.</div>"
+        )
+    return "".join(found)
+
+
+def details(snapshot: Snapshot) -> str:
+    """A fold with what somebody who helps needs to know."""
+    if not snapshot.details:
+        return ""
+    return (
+        "<details><summary>Details for whoever helps you</summary>"
+        f'<pre tabindex="0">{escape(snapshot.details)}</pre></details>'
+    )
+
+
+def _thanks(snapshot: Snapshot) -> str:
+    name = f"<bdi>{escape(snapshot.name)}</bdi>"
+    if not snapshot.session_samples:
+        if snapshot.phase == "failed":
+            return ""
+        return f'<div class="note">Thank you for coming, {name}. No sample was finished this time.</div>'
+    gave = f"{count(snapshot.session_samples, 'sample')} in {duration(snapshot.seconds_given)} of computing"
+    total = snapshot.total_samples
+    so_far = f" With your earlier visits that is {count(total, 'sample')}" if total else ""
+    if total and snapshot.share is not None:
+        so_far += f", {share(snapshot.share)} of all that everyone gave"
+    back = " To come back, run the cell again." if snapshot.phase == "left" else ""
+    where = _link(snapshot.url, "see how the model is doing")
+    return f'<div class="note"><b>Thank you, {name}!</b> You gave {gave}.{so_far}{"." if so_far else ""}{back} {where}</div>'
+
+
+def _among(contributors: int | None) -> str:
+    return "known soon" if contributors is None else f"of {count(contributors, 'volunteer')}"
+
+
+def _run_name(snapshot: Snapshot) -> str:
+    """The name without the fingerprint, which tells a volunteer nothing."""
+    return snapshot.run_id.rpartition("-")[0] or snapshot.run_id or "Joining"
+
+
+def _link(url: str | None, words: str) -> str:
+    """Only to the web: a `javascript:` address would run in the notebook."""
+    try:
+        safe = url is not None and urlsplit(url).scheme in ("http", "https")
+    except ValueError:
+        safe = False
+    if not safe:
+        return ""
+    return f'<a href="{escape(url or "")}" target="_blank" rel="noopener noreferrer">{words} ↗</a>'

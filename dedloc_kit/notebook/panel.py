@@ -1,0 +1,102 @@
+"""The panel in a notebook: core widgets only, so that it works with ipywidgets 7 and 8 and fetches nothing."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.resources import files
+from typing import Any, Protocol
+
+import ipywidgets
+
+from dedloc_kit.notebook import markup
+from dedloc_kit.notebook.chart import loss_chart
+from dedloc_kit.session import Phase, Snapshot
+
+_CAN_PAUSE: frozenset[Phase] = frozenset({"training", "waiting", "paused"})
+_CAN_LEAVE: frozenset[Phase] = _CAN_PAUSE | {"starting", "loading", "restarting"}
+
+
+class Controls(Protocol):
+    """What the buttons do; each returns at once."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class Panel:
+    """Shows the snapshots of one session; `widget` is what the cell displays."""
+
+    def __init__(self, controls: Controls, *, buttons: bool = True) -> None:
+        """
+        :param buttons: false where buttons are dead while a cell runs (Colab); then the panel says how to leave
+        """
+        self._controls = controls
+        self._paused = False
+        self._parts: list[tuple[Any, Callable[[Snapshot], str]]] = []
+        self._pause = self._button("Pause", "Stop computing for a while; what you have finished counts")
+        self._pause.on_click(self._pause_or_resume)
+        self._leave = self._button("Leave", "Hand in what you have finished, and end")
+        self._leave.on_click(self._leave_now)
+        act = ipywidgets.HBox([self._part(markup.state)])
+        if buttons:
+            act.children += (ipywidgets.HBox([self._pause, self._leave]),)
+        act.add_class("dedloc-act")
+        middle = ipywidgets.HBox([self._part(markup.figures), self._part(_chart)])
+        middle.add_class("dedloc-middle")
+        self.widget = ipywidgets.VBox(
+            [
+                _style(),
+                self._part(markup.head),
+                act,
+                self._part(markup.batch),
+                middle,
+                self._part(markup.machine),
+                self._part(partial(markup.notes, buttons=buttons)),
+                self._part(markup.details),
+            ]
+        )
+        self.widget.add_class("dedloc")
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Bring the panel up to date; only the parts that have changed are sent to the browser."""
+        for widget, text in self._parts:
+            widget.value = text(snapshot)
+        self._paused = snapshot.phase == "paused"
+        self._pause.description = "Resume" if self._paused else "Pause"
+        self._pause.disabled = snapshot.phase not in _CAN_PAUSE
+        self._leave.disabled = snapshot.phase not in _CAN_LEAVE
+
+    def _part(self, text: Callable[[Snapshot], str]) -> Any:
+        widget = ipywidgets.HTML()
+        self._parts.append((widget, text))
+        return widget
+
+    def _button(self, description: str, tooltip: str) -> Any:
+        layout = ipywidgets.Layout(width="auto", min_width="84px")
+        return ipywidgets.Button(description=description, tooltip=tooltip, disabled=True, layout=layout)
+
+    def _pause_or_resume(self, button: Any) -> None:
+        button.disabled = True  # until the next snapshot, so that one is sure that the click was seen
+        if self._paused:
+            self._controls.resume()
+        else:
+            self._controls.pause()
+
+    def _leave_now(self, button: Any) -> None:
+        button.disabled = self._pause.disabled = True
+        self._controls.leave()
+
+
+def _chart(snapshot: Snapshot) -> str:
+    if snapshot.phase in markup.ENDED and not snapshot.losses:
+        return ""
+    return loss_chart(snapshot.losses)
+
+
+def _style() -> Any:
+    css = files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
+    widget = ipywidgets.HTML(f"<style>{css}</style>")
+    widget.add_class("dedloc-style")
+    return widget

@@ -1,0 +1,139 @@
+"""The volunteers' notebooks: valid, up to date, and nothing that an invitation holds becomes code."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+from dedloc_kit.cli import main
+from dedloc_kit.errors import UserError
+from dedloc_kit.notebook.generate import PLATFORMS, Platform, Target, notebook, notebooks_for
+from dedloc_kit.records import Invitation
+from tests.tiny import tiny_run
+
+CHECKED_IN = Path(__file__).parents[2] / "notebooks"
+PEER = "/ip4/192.0.2.1/tcp/31337/p2p/C"
+each_platform = pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
+
+
+def invitation_file(folder: Path, url: str | None = "http://192.0.2.1:8000", about: str = "") -> str:
+    path = folder / "invitation.json"
+    values = Invitation.of(tiny_run(about=about), (PEER,)).model_dump(mode="json")
+    path.write_text(json.dumps({**values, "url": url}))
+    return str(path)
+
+
+def cells(text: str, kind: str) -> list[str]:
+    return ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == kind]
+
+
+def code_of(path: Path) -> str:
+    (code,) = cells(path.read_text(), "code")
+    return code
+
+
+def assigned(code: str) -> dict[str, Any]:
+    """What the cell assigns, as Python reads it once IPython has put its magics into words."""
+    tree = ast.parse(TransformerManager().transform_cell(code))
+    statements = [node for node in tree.body if isinstance(node, ast.Assign)]
+    return {ast.unparse(node.targets[0]): ast.literal_eval(node.value) for node in statements}
+
+
+@each_platform
+def test_the_checked_in_notebooks_are_what_the_generator_makes(platform: Platform) -> None:
+    made = notebook(platform, Target())
+    assert (CHECKED_IN / platform.file).read_text() == made, "run python -m dedloc_kit.notebook.generate"
+
+
+@each_platform
+def test_a_notebook_is_valid_and_short_and_its_one_code_cell_comes_soon(platform: Platform) -> None:
+    read = nbformat.reads(notebook(platform, Target()), as_version=4)
+    nbformat.validate(read)
+    kinds = [cell.cell_type for cell in read.cells]
+    assert len(kinds) <= 6
+    assert kinds.count("code") == 1
+    assert kinds.index("code") <= 2
+    assert assigned(read.cells[2].source) == {"INVITATION": "", "NAME": ""}
+
+
+@each_platform
+def test_every_notebook_says_what_runs_what_leaves_and_how_to_stop(platform: Platform) -> None:
+    text = " ".join(cells(notebook(platform, Target()), "markdown"))
+    for words in ("What runs", "What leaves it", "IP address", "What stays with you", "How to stop", "trust"):
+        assert words in text
+    rules = {"colab": "https://research.google.com/colaboratory/faq.html", "kaggle": "https://www.kaggle.com/docs"}
+    for name, link in rules.items():
+        assert (link in text) == (name == platform.name)
+
+
+def test_colab_shows_form_fields_and_both_services_are_asked_for_a_gpu() -> None:
+    made = {platform.name: json.loads(notebook(platform, Target())) for platform in PLATFORMS}
+    assert notebook(PLATFORMS[1], Target()).count("# @param {type:") == 2
+    assert made["colab"]["metadata"]["accelerator"] == "GPU"
+    assert made["kaggle"]["metadata"]["kaggle"]["isGpuEnabled"]
+    assert made["kaggle"]["metadata"]["kaggle"]["isInternetEnabled"]
+
+
+def test_a_run_s_notebooks_hold_its_address_and_say_what_it_is_for(tmp_path: Path) -> None:
+    paths = notebooks_for(invitation_file(tmp_path, about="Bengali for all."), tmp_path / "out")
+    assert [path.name for path in paths] == ["join.ipynb", "join_colab.ipynb", "join_kaggle.ipynb"]
+    for path in paths:
+        nbformat.validate(nbformat.read(path, as_version=4))
+        assert assigned(code_of(path)) == {"INVITATION": "http://192.0.2.1:8000", "NAME": ""}
+        assert '%pip install -q -r "http://192.0.2.1:8000/requirements.txt"' in code_of(path)
+        assert "joins the run **tiny**.\n\n> Bengali for all." in cells(path.read_text(), "markdown")[0]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        'http://h/"\nimport os',
+        "http://h/$(id)",
+        "http://h/`id`",
+        "http://h/{id}",
+        "http://h/';id",
+        "http://h/ --user",
+        "http://name:secret@h/",
+        "file:///etc/passwd",
+        "http://h/\\",
+    ],
+)
+def test_an_address_that_could_become_code_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="this is not an invitation .url: |a notebook cannot hold the address"
+    ):
+        notebooks_for(invitation_file(tmp_path, url), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_organizer_says_of_the_run_is_only_ever_text(tmp_path: Path) -> None:
+    about = "<img src=x onerror=alert(1)> **[click](javascript:x)** $x$ `y` {run} বাংলা"
+    (path, *_) = notebooks_for(invitation_file(tmp_path, about=about), tmp_path)
+    shown = cells(path.read_text(), "markdown")[0].partition("> ")[2]
+    quoted = shown.splitlines()[0]
+    assert not set(quoted) & set("<>*[]()$`{}")
+    assert "&#60;img src&#61;x" in quoted
+
+
+def test_an_invitation_without_an_address_is_of_no_use_to_a_notebook(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="names no coordinator's address"):
+        notebooks_for(invitation_file(tmp_path, url=None), tmp_path)
+
+
+def test_the_command_writes_the_notebooks_into_the_run_s_folder_and_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["notebook", invitation_file(tmp_path)]) == 0
+    folder = Path("runs") / tiny_run().run_id / "notebooks"
+    assert [Path(line) for line in capsys.readouterr().out.splitlines()] == sorted(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["notebook", invitation_file(tmp_path), "--output", str(tmp_path / "file" / "folder")]) == 2
+    assert "--output" in capsys.readouterr().err
