@@ -36,7 +36,7 @@ from dedloc_kit.data.augmentation import (
     SIGMA,
     TOP,
     WIDTH,
-    Distortion,
+    Crops,
     draw_crops,
     make_crops,
 )
@@ -93,10 +93,9 @@ def _ways(setting: SwavOptions, microbatch: int) -> dict[str, Callable[[], list[
     pixels = generator.integers(0, 256, (microbatch, size, size, 3), np.uint8)
     pictures, as_pillow = torch.from_numpy(pixels).permute(0, 3, 1, 2), [Image.fromarray(each) for each in pixels]
     kinds = [kind for kind in (setting.large, setting.small) if kind is not None]
-    distortion = Distortion(**setting.distortion.model_dump())
 
-    def draw(kind: Any) -> Any:
-        return draw_crops(microbatch, kind.count, kind.scale, distortion, generator)
+    def draw(kind: Crops) -> Any:
+        return draw_crops(microbatch, kind, setting.distortion, generator)
 
     def ours() -> list[Tensor]:
         return [make_crops(pictures, torch.from_numpy(draw(kind)), kind.size) for kind in kinds]
@@ -142,7 +141,7 @@ def _crop(picture: Image.Image, numbers: Any, size: int) -> Tensor:
     return torch.from_numpy(values).permute(2, 0, 1)
 
 
-def _kornia(pictures: Tensor, setting: SwavOptions, kinds: list[Any]) -> Callable[[], list[Tensor]]:
+def _kornia(pictures: Tensor, setting: SwavOptions, kinds: list[Crops]) -> Callable[[], list[Tensor]]:
     import kornia.augmentation as K
 
     d = setting.distortion

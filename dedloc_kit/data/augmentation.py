@@ -12,53 +12,72 @@ after each change, and hues turn in the YIQ plane instead of on the HSV hexagon,
 """
 
 import math
-from dataclasses import dataclass
 from itertools import cycle
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
+
+from dedloc_kit.run import PositiveInt, Section
 
 LEFT, TOP, WIDTH, HEIGHT, FLIP, BRIGHTNESS, CONTRAST, SATURATION, HUE, SIGMA = range(10)
 """The numbers of a crop: a box in shares of the picture, -1 for mirrored or 1, three factors, a turn of the hues
 (1 is once around) and the blur's standard deviation in pixels of the crop (0: sharp)."""
 
 _ASPECT = 4 / 3
+_SIGMAS = (0.1, 2.0)
 _MEAN, _SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, by which pictures are put on a common scale."""
 _LUMA = (0.299, 0.587, 0.114)
 _YIQ = (_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 
 
-@dataclass(frozen=True)
-class Distortion:
-    """How strongly crops are distorted: widths of the ranges around "as it is", and shares of all crops."""
+Share = Annotated[float, Field(ge=0, le=1)]
 
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float
-    jitter: float
-    """The share of crops whose colours change."""
-    grayscale: float
-    blur: float
-    flip: float = 0.5
-    longest_blur: float = 2.0
-    """The largest standard deviation, in pixels."""
+
+class Crops(Section):
+    """Random crops of one size."""
+
+    count: PositiveInt
+    size: Annotated[int, Field(ge=8)]
+    """Pixels along each side."""
+    scale: Annotated[tuple[float, float], Field(strict=False)]
+    """Smallest and largest area, as shares of the picture."""
+
+    @model_validator(mode="after")
+    def _scale_is_a_range(self) -> "Crops":
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"large.scale and small.scale are two shares, the smaller one first, not {self.scale}")
+        return self
+
+
+class Distortion(Section):
+    """How crops are distorted; the defaults are SwAV's."""
+
+    brightness: Share = 0.8
+    contrast: Share = 0.8
+    saturation: Share = 0.8
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
+    """At most so much of a turn around the circle of hues."""
+    jitter: Share = 0.8
+    """The share of crops that the four above change."""
+    grayscale: Share = 0.2
+    blur: Share = 0.5
 
 
 def draw_crops(
-    samples: int, crops: int, scale: tuple[float, float], distortion: Distortion, generator: np.random.Generator
+    samples: int, crops: Crops, distortion: Distortion, generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """The numbers of `crops` random crops of each sample, [samples, crops, 10].
+    """The numbers of random crops of each sample, [samples, crops.count, 10].
 
-    `scale` is the range of a crop's area as a share of the picture; its sides are 3:4 to 4:3, or nearer to a square
-    where the crop would not fit otherwise.
+    Their sides are 3:4 to 4:3, or nearer to a square where the crop would not fit otherwise; half are mirrored.
     """
-    shape = (samples, crops)
-    area = generator.uniform(*scale, shape)
+    shape = (samples, crops.count)
+    area = generator.uniform(*crops.scale, shape)
     widest = np.log(np.minimum(_ASPECT, 1 / area))
     ratio = np.exp(generator.uniform(-1, 1, shape) * widest)
     width, height = np.sqrt(area * ratio), np.sqrt(area / ratio)
@@ -71,14 +90,14 @@ def draw_crops(
     numbers[..., LEFT] = generator.random(shape) * (1 - width)
     numbers[..., TOP] = generator.random(shape) * (1 - height)
     numbers[..., WIDTH], numbers[..., HEIGHT] = width, height
-    numbers[..., FLIP] = np.where(generator.random(shape) < distortion.flip, -1, 1)
+    numbers[..., FLIP] = np.where(generator.random(shape) < 0.5, -1, 1)
     numbers[..., BRIGHTNESS] = around_one(distortion.brightness)
     numbers[..., CONTRAST] = around_one(distortion.contrast)
     gray = generator.random(shape) < distortion.grayscale
     numbers[..., SATURATION] = np.where(gray, 0.0, around_one(distortion.saturation))
     numbers[..., HUE] = np.where(jittered, generator.uniform(-distortion.hue, distortion.hue, shape), 0.0)
     blurred = generator.random(shape) < distortion.blur
-    numbers[..., SIGMA] = np.where(blurred, generator.uniform(0.1, distortion.longest_blur, shape), 0.0)
+    numbers[..., SIGMA] = np.where(blurred, generator.uniform(*_SIGMAS, shape), 0.0)
     return numbers
 
 

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
-from dedloc_kit.data.augmentation import Distortion, as_they_are, draw_crops, make_crops
+from dedloc_kit.data.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
 from dedloc_kit.data.images import Labelled, Pixels, decoded, encoded_images
 from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.stream import in_order, mixture
@@ -33,42 +33,10 @@ from dedloc_kit.tasks.neighbours import knn_accuracy
 from dedloc_kit.tasks.resnet import ResNetArchitecture, SwavModel, calibrated
 from dedloc_kit.validation import describe
 
-Share = Annotated[float, Field(ge=0, le=1)]
-
 _EVALUATION_BATCH = 64
 _LOSS_SAMPLES = 256
 """The loss takes all crops of a sample, so it is measured on fewer."""
 _logger = logging.getLogger(__name__)
-
-
-class Crops(Section):
-    """Random crops of one size."""
-
-    count: PositiveInt
-    size: Annotated[int, Field(ge=8)]
-    """Pixels along each side."""
-    scale: Annotated[tuple[float, float], Field(strict=False)]
-    """Smallest and largest area, as shares of the picture."""
-
-    @model_validator(mode="after")
-    def _scale_is_a_range(self) -> "Crops":
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"large.scale and small.scale are two shares, the smaller one first, not {self.scale}")
-        return self
-
-
-class Distortions(Section):
-    """How crops are distorted; the defaults are SwAV's."""
-
-    brightness: Share = 0.8
-    contrast: Share = 0.8
-    saturation: Share = 0.8
-    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.2
-    """At most so much of a turn around the circle of hues."""
-    jitter: Share = 0.8
-    """The share of crops that the four above change."""
-    grayscale: Share = 0.2
-    blur: Share = 0.5
 
 
 class SwavOptions(Section):
@@ -79,7 +47,7 @@ class SwavOptions(Section):
     large: Crops = Crops(count=2, size=224, scale=(0.14, 1.0))
     """Their assignments are what all crops predict."""
     small: Crops | None = Crops(count=6, size=96, scale=(0.05, 0.14))
-    distortion: Distortions = Distortions()
+    distortion: Distortion = Distortion()
     temperature: PositiveFloat = 0.1
     epsilon: PositiveFloat = 0.03
     """Of the assignments: smaller is harder."""
@@ -140,10 +108,9 @@ class Swav:
             yield {"pictures": _stacked(some), **self._drawn(len(some), generator)}
 
     def _drawn(self, samples: int, generator: np.random.Generator) -> Batch:
-        distortion = Distortion(**self.options.distortion.model_dump())
         kinds = {"large": self.options.large, "small": self.options.small}
         return {
-            name: torch.from_numpy(draw_crops(samples, kind.count, kind.scale, distortion, generator))
+            name: torch.from_numpy(draw_crops(samples, kind, self.options.distortion, generator))
             for name, kind in kinds.items()
             if kind is not None
         }

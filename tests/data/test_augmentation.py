@@ -19,13 +19,14 @@ from dedloc_kit.data.augmentation import (
     SIGMA,
     TOP,
     WIDTH,
+    Crops,
     Distortion,
     as_they_are,
     draw_crops,
     make_crops,
 )
 
-SWAV = Distortion(0.8, 0.8, 0.8, 0.2, jitter=0.8, grayscale=0.2, blur=0.5)
+SWAV = Distortion()
 MEAN, SPREAD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 Array = NDArray[np.float64]
 
@@ -137,7 +138,7 @@ def test_a_blur_spreads_a_point_as_a_gaussian(sigma: float) -> None:
 
 def test_each_sample_and_each_crop_is_distorted_by_its_own_numbers() -> None:
     given = pictures(3)
-    drawn = torch.from_numpy(draw_crops(3, 2, (0.3, 1.0), SWAV, np.random.default_rng(1)))
+    drawn = torch.from_numpy(draw_crops(3, Crops(count=2, size=8, scale=(0.3, 1.0)), SWAV, np.random.default_rng(1)))
     together = make_crops(given, drawn, 8)
     assert together.shape == (6, 3, 8, 8)
     for sample in range(3):
@@ -148,7 +149,7 @@ def test_each_sample_and_each_crop_is_distorted_by_its_own_numbers() -> None:
 
 def test_boxes_lie_within_the_picture_and_have_the_areas_and_shapes_that_were_asked_for() -> None:
     for scale in ((0.05, 0.14), (0.14, 1.0), (1.0, 1.0)):
-        drawn = draw_crops(2000, 2, scale, SWAV, np.random.default_rng(0))
+        drawn = draw_crops(2000, Crops(count=2, size=8, scale=scale), SWAV, np.random.default_rng(0))
         left, top, width, height = drawn[..., LEFT], drawn[..., TOP], drawn[..., WIDTH], drawn[..., HEIGHT]
         assert min(left.min(), top.min()) >= 0
         assert max((left + width).max(), (top + height).max()) <= 1 + 1e-6
@@ -159,7 +160,7 @@ def test_boxes_lie_within_the_picture_and_have_the_areas_and_shapes_that_were_as
 
 
 def test_so_many_crops_are_distorted_as_was_asked_for() -> None:
-    drawn = draw_crops(5000, 2, (0.14, 1.0), SWAV, np.random.default_rng(0))
+    drawn = draw_crops(5000, Crops(count=2, size=8, scale=(0.14, 1.0)), SWAV, np.random.default_rng(0))
     shares = {
         "flipped": (drawn[..., FLIP] == -1).mean(),
         "jittered": (drawn[..., BRIGHTNESS] != 1).mean(),
