@@ -1,6 +1,6 @@
 """Multi-crop augmentation of whole batches of pictures, on whatever device they are.
 
-After Caron et al. 2020 (SwAV, arXiv 2006.09882, section 3.3 and appendix A.1). A crop is drawn as ten numbers, on the
+After Caron et al. 2020 (SwAV, arXiv 2006.09882, section 3.2). A crop is drawn as ten numbers, on the
 CPU and from a seed, and made of a picture later, where the model is: what a sample becomes is settled with the sample.
 
 Plain torch, since no library fits: torchvision has no CPU build where the kit is tested and would pull another torch

@@ -10,7 +10,7 @@ from dedloc_kit.training.lamb import blockwise_norm
 
 
 class Lars(torch.optim.Optimizer):
-    """LARS: You et al. 2017, "Large Batch Training of Convolutional Networks" (arXiv 1708.03888), section 4.
+    """LARS: You et al. 2017, "Large Batch Training of Convolutional Networks" (arXiv 1708.03888).
 
     With g the gradient of x and |.| the norm over one parameter tensor:
 

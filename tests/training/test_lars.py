@@ -15,7 +15,7 @@ from dedloc_kit.training.optimizers import build_optimizer
 def reference_lars(
     x: Tensor, gradients: list[Tensor], rates: list[float], momentum: float, decay: float, trust: float
 ) -> Tensor:
-    """Equations 5 and 6 of arXiv 1708.03888 for one layer in float64, the global rate outside the momentum."""
+    """The update of arXiv 1708.03888 for one layer in float64, the global rate outside the momentum."""
     x = x.double()
     v = torch.zeros_like(x)
     for gradient, rate in zip(gradients, rates, strict=True):
