@@ -144,7 +144,7 @@ class Learner:
 
     def gradient(self, batch: Batch) -> Tensor:
         """The gradient of a batch's mean loss as a flat vector."""
-        return self._flat(torch.autograd.grad(self.task.loss(self.model, batch), self.parameters))
+        return self._flat(torch.autograd.grad(self.task.loss(self.model, batch, self.step), self.parameters))
 
     def set_gradient(self, flat: Tensor) -> None:
         for view, parameter in zip(self.layout.views(flat), self.parameters, strict=True):
@@ -179,7 +179,7 @@ def train(learner: Learner, variant: Variant, steps: Sequence[Sequence[Batch]]) 
     if variant.codec is None:
         for batches in steps:
             for batch in batches:
-                (learner.task.loss(learner.model, batch) / PEERS).backward()
+                (learner.task.loss(learner.model, batch, learner.step) / PEERS).backward()
             learner.update()
         return 0
     all_reduce = AllReduce(learner.layout, variant.codec, variant.feedback)
@@ -208,7 +208,7 @@ def train_locally(learner: Learner, variant: Variant, steps: Sequence[Sequence[B
         for number, peer in enumerate(peers):
             peer.set_weights(common)
             for batches in steps[first : first + variant.local_steps]:
-                peer.task.loss(peer.model, batches[number]).backward()
+                peer.task.loss(peer.model, batches[number], peer.step).backward()
                 peer.update(variant.local_rate)
         learner.set_gradient(all_reduce.average([common - peer.weights() for peer in peers]))
         outer.step()

@@ -27,7 +27,7 @@ Event = dict[str, Any]
 class Peer:
     """A role in its own process and session; closing the context kills what is left of it.
 
-    :param module: what `python -m` runs; it reads its job from standard input as one JSON line, leaves when that
+    :param module: what `python -m` runs, with its arguments; it reads its job from standard input as one JSON line, leaves when that
         closes, and writes its events to standard output as JSON lines
     :param prefix: what comes before the command, such as `network.run_in(host)`
     """
@@ -50,7 +50,7 @@ class Peer:
         folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", module],
+                [*prefix, sys.executable, "-m", *module.split()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -167,7 +167,7 @@ def start_coordinator(
 ) -> Peer:
     """Our coordinator; its event `joined` has the addresses for `invitation`."""
     job = {"role": "coordinator", **coordinator_job(run, _config(folder, "coordinator", host, settings))}
-    return Peer("dedloc_kit.worker", job, name="coordinator", folder=folder, prefix=prefix)
+    return Peer("dedloc_kit.worker coordinator", job, name="coordinator", folder=folder, prefix=prefix)
 
 
 def start_volunteer(
@@ -182,7 +182,7 @@ def start_volunteer(
 ) -> Peer:
     """One of our volunteers."""
     job = {"role": "volunteer", **volunteer_job(invitation, _config(folder, name, host, settings))}
-    return Peer("dedloc_kit.worker", job, name=name, folder=folder, prefix=prefix, environment=environment)
+    return Peer("dedloc_kit.worker volunteer", job, name=name, folder=folder, prefix=prefix, environment=environment)
 
 
 def _config(folder: Path, name: str, host: str, settings: Mapping[str, Any]) -> PeerConfig:

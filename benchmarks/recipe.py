@@ -21,11 +21,11 @@ from dedloc_kit.records import Invitation, StateInfo
 from dedloc_kit.run import RunConfig, load_run, seed_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 
-_MICROBATCH = 4
 _ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"
+_METRIC_ROW = "{:>6}{:>30}{:>10}{:>10}"
 
 
 @dataclass
@@ -36,6 +36,8 @@ class Curve:
     """Of each global step."""
     held_out: dict[int, float]
     """Loss by global step."""
+    metrics: dict[int, dict[str, float]]
+    """What the task measures beside it, by global step."""
     seconds: float
 
 
@@ -43,7 +45,7 @@ def main() -> int:
     options = _parse()
     end_on_signal()
     run = load_run(options.run, options.overrides)
-    if not Path(str(run.task.options["tokenizer"])).exists():
+    if "tokenizer" in run.task.options and not Path(str(run.task.options["tokenizer"])).exists():
         prepare_tokenizer(run)
     options.folder.mkdir(parents=True, exist_ok=True)
     swarm = _swarm(run, options)
@@ -53,6 +55,10 @@ def main() -> int:
     for step in sorted(swarm.held_out.keys() & plain.held_out.keys()):
         one, other = swarm.held_out[step], plain.held_out[step]
         print(_ROW.format(step, sum(swarm.samples[:step]), f"{one:.4f}", f"{other:.4f}", f"{one / other:.4f}"))
+    print(_METRIC_ROW.format("step", "metric", "swarm", "plain"))
+    for step in sorted(swarm.metrics.keys() & plain.metrics.keys()):
+        for name, value in swarm.metrics[step].items():
+            print(_METRIC_ROW.format(step, name, f"{value:.4f}", f"{plain.metrics[step][name]:.4f}"))
     print(f"swarm {swarm.seconds:.0f} s, plain loop {plain.seconds:.0f} s")
     if options.json:
         options.json.write_text(json.dumps({"swarm": vars(swarm), "plain": vars(plain)}, indent=1) + "\n")
@@ -68,7 +74,9 @@ def _swarm(run: RunConfig, options: argparse.Namespace) -> Curve:
         invitation = Invitation.of(run, addresses)
         began = time.monotonic()
         names = [f"volunteer-{number}" for number in range(options.volunteers)]
-        volunteers = [start_volunteer(invitation, options.folder, name, microbatch=_MICROBATCH) for name in names]
+        volunteers = [
+            start_volunteer(invitation, options.folder, name, microbatch=options.microbatch) for name in names
+        ]
         try:
             done = coordinator.wait_for_step(last, deadline=options.hours * 3600)
             seconds = done["at"] - began
@@ -81,23 +89,22 @@ def _swarm(run: RunConfig, options: argparse.Namespace) -> Curve:
         coordinator.leave()
         coordinator.wait()
         samples = {step_of(event): int(event["step"]["samples"]) for event in coordinator.steps()}
-        held_out = {int(e["step"]): float(e["loss"]) for e in coordinator.events if e["event"] == "evaluated"}
-    return Curve([samples[step] for step in range(1, last + 1)], held_out, seconds)
+        evaluated = [event for event in coordinator.events if event["event"] == "evaluated"]
+        held_out = {int(event["step"]): float(event["loss"]) for event in evaluated}
+        metrics = {int(event["step"]): dict(event["metrics"]) for event in evaluated}
+    return Curve([samples[step] for step in range(1, last + 1)], held_out, metrics, seconds)
 
 
 def _plain(run: RunConfig, samples: list[int], options: argparse.Namespace) -> Curve:
     task, settings = create_task(run), run.optimizer
     model = task.build_model()
-    groups = task.parameter_groups(model, settings.weight_decay)
-    optimizer = Lamb(
-        groups, lr=0.0, betas=settings.betas, eps=settings.epsilon, max_weight_norm=settings.max_weight_norm
-    )
-    batches = task.batches(_MICROBATCH, seed_of(run.run_id, "plain"), print)
-    held_out = {0: task.evaluate(model).loss}
+    optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
+    batches = task.batches(options.microbatch, seed_of(run.run_id, "plain"), print)
+    found = {0: task.evaluate(model)}
     evaluating, began = 0.0, time.monotonic()
     for step, wanted in enumerate(samples):
-        for _ in range(wanted // _MICROBATCH):
-            (task.loss(model, next(batches)) * (_MICROBATCH / wanted)).backward()
+        for _ in range(wanted // options.microbatch):
+            (task.loss(model, next(batches), step) * (options.microbatch / wanted)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
@@ -105,13 +112,14 @@ def _plain(run: RunConfig, samples: list[int], options: argparse.Namespace) -> C
         optimizer.zero_grad()
         if (step + 1) % options.every == 0:
             paused = time.monotonic()
-            held_out[step + 1] = task.evaluate(model).loss
+            found[step + 1] = task.evaluate(model)
             evaluating += time.monotonic() - paused
-            print(f"plain loop: step {step + 1}, held-out loss {held_out[step + 1]:.4f}", file=sys.stderr, flush=True)
+            print(f"plain loop: step {step + 1}, {found[step + 1]}", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began - evaluating
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     save(options.folder / "plain.safetensors", named, StateInfo(run_id=run.run_id, step=len(samples), rounds=()))
-    return Curve(samples, held_out, seconds)
+    held_out = {step: each.loss for step, each in found.items()}
+    return Curve(samples, held_out, {step: each.metrics for step, each in found.items()}, seconds)
 
 
 def _parse() -> argparse.Namespace:
@@ -119,6 +127,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("run", type=Path, metavar="RUN.toml")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml")
     parser.add_argument("--volunteers", type=int, default=3)
+    parser.add_argument("--microbatch", type=int, default=4, help="samples that a peer takes at once")
     parser.add_argument("--every", type=int, default=40, help="global steps between two evaluations")
     parser.add_argument("--folder", type=Path, required=True, help="for logs and what was learned; must be new")
     parser.add_argument("--hours", type=float, default=1.0, help="give up after so long")

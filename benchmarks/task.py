@@ -85,7 +85,7 @@ class SimulatedTask:
         while True:
             yield {"x": torch.zeros(microbatch, 1)}
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         parameters = list(model.parameters())
         if self._noise is None:
             size = sum(parameter.numel() for parameter in parameters) + SPREAD
@@ -139,9 +139,9 @@ class WatchedAlbert(Albert):
         wait_for_start()
         yield from super().batches(microbatch, seed, warn)
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         self._device.begin()
-        loss = super().loss(model, batch)
+        loss = super().loss(model, batch, step)
         self._device.watch(loss, len(batch["input_ids"]))
         return loss
 

@@ -71,18 +71,32 @@ class TaskConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """LAMB with linear warm-up and linear decay; the defaults are DeDLOC's for ALBERT (section 4.2)."""
+    """The optimizer and its schedule; the defaults are DeDLOC's for ALBERT (section 4.2)."""
 
+    name: Literal["lamb", "lars"] = "lamb"
+    """`lamb` (You et al. 2020), or `lars` with momentum (You et al. 2017), as DeDLOC trains SwAV with."""
     learning_rate: PositiveFloat = 1.76e-3
+    start_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    """Where the linear warm-up begins."""
+    end_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    """What the rate falls to after the warm-up."""
+    schedule: Literal["linear", "cosine"] = "linear"
+    """How it falls."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5_000
     total_steps: PositiveInt = 125_000
-    """Global steps after which the learning rate is zero and the run is finished."""
+    """Global steps after which the run is finished."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """With `lamb`."""
     epsilon: PositiveFloat = 1e-6
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Not applied to biases and normalisation layers."""
+    """With `lamb`."""
     max_weight_norm: PositiveFloat = 10_000.0
-    """LAMB's upper bound on the norm of a layer's weights in the trust ratio."""
+    """With `lamb`: upper bound on the norm of a layer's weights in the trust ratio."""
+    momentum: Decay = 0.9
+    """With `lars`."""
+    trust_coefficient: PositiveFloat = 0.001
+    """With `lars`: the step of a layer at the rate 1, relative to the norm of its weights."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Which parameters do not decay (biases, say) is the task's choice."""
     max_gradient_norm: PositiveFloat = 1.0
     """The averaged gradient is scaled down to at most this norm."""
 

@@ -60,8 +60,11 @@ def volunteer(
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
-        assert me.replica is not None
-        compute = Compute(me.replica.model, me.task.loss, me.device, half_precision(me.device))
+        replica = me.replica
+        assert replica is not None
+        compute = Compute(
+            replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
+        )
         emit(State(text="loading the training state"))
         with ThreadPoolExecutor(max_workers=1) as line:  # the line is busy with the state, the processor with a trial
             loading = line.submit(me.optimizer.load)

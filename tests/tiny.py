@@ -46,7 +46,7 @@ class TinyTask:
         while True:
             yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
 
-    def loss(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._pause)
         if len(batch["x"]) > self._memory:
             raise torch.OutOfMemoryError

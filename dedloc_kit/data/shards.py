@@ -19,7 +19,7 @@ RETRY_PAUSES = (1.0, 4.0, 15.0, 30.0)
 LABELS_FILE = "labels.json"
 """In a local dataset: the names of the classes of each column of numbers, as `{"ner_tags": ["O", "B-PER"]}`."""
 
-_LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text"}
+_LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".tar": "webdataset"}
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 _SPLIT_NAME = re.compile(r"^(train|test|validation|valid|val|dev|eval)(?=[-_.])|^(\w+)(?=-\d+-of-\d+\.)")
 
@@ -152,7 +152,10 @@ def _open(shard: Shard) -> Any:
     # It also reports every opened file to the Hub, a local one too, and waits for the answer.
     config.HF_UPDATE_DOWNLOAD_COUNTS = False
     # `datasets` takes file names for patterns.
-    return load_dataset(shard.loader, data_files={"train": [glob.escape(shard.path)]}, split="train", streaming=True)
+    files = {"train": [glob.escape(shard.path)]}
+    rows = load_dataset(shard.loader, data_files=files, split="train", streaming=True)
+    # Pictures stay files: one that is broken must not take the rest of its shard with it.
+    return rows if rows.features is None else rows.decode(False)
 
 
 def _loader_of(path: Path) -> str | None:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.gradients import Gradients
-from dedloc_kit.swarm.state import Replica, TrainingState
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
 
 
 class LocalSteps(Gradients):
@@ -27,7 +26,7 @@ class LocalSteps(Gradients):
         self,
         replica: Replica,
         state: TrainingState,
-        optimizer: Lamb,
+        optimizer: SharedOptimizer,
         *,
         local_batch: int,
         max_norm: float,

@@ -18,7 +18,7 @@ from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 
@@ -118,18 +118,8 @@ def connected(
 def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> SharedOptimizer:
     """The optimizer of the global steps."""
     if run.averaging.mode == "global-batch":
-        return _lamb(run, task, model)
+        return build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
-
-
-def _lamb(run: RunConfig, task: Task, model: torch.nn.Module) -> Lamb:
-    return Lamb(
-        task.parameter_groups(model, run.optimizer.weight_decay),
-        lr=learning_rate(run.optimizer, 0),
-        betas=run.optimizer.betas,
-        eps=run.optimizer.epsilon,
-        max_weight_norm=run.optimizer.max_weight_norm,
-    )
 
 
 def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replica | None) -> Gradients:
@@ -140,7 +130,7 @@ def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replic
     return LocalSteps(
         replica,
         state,
-        _lamb(run, task, replica.model),
+        build_optimizer(run.optimizer, task.parameter_groups(replica.model, run.optimizer.weight_decay)),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
         learning_rate=lambda step: learning_rate(run.optimizer, step),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 """Tensors by name; the first dimension of each is the samples."""
 
-_TASKS = {"albert": "dedloc_kit.tasks.albert:Albert"}
+_TASKS = {"albert": "dedloc_kit.tasks.albert:Albert", "swav": "dedloc_kit.tasks.swav:Swav"}
 
 
 class Task(Protocol):
@@ -38,8 +38,12 @@ class Task(Protocol):
         """Batches of `microbatch` samples on the CPU, without end, in an order that `seed` decides."""
         ...
 
-    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """The mean loss over a batch that is on the model's device: a scalar with a gradient."""
+    def loss(self, model: torch.nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        """The mean loss over a batch that is on the model's device: a scalar with a gradient.
+
+        :param step: the finished global steps whose parameters the model holds. What changes in the course of a run
+            follows it, so that all peers agree; it makes a jump when a peer has caught up.
+        """
         ...
 
     def evaluate(self, model: torch.nn.Module) -> Evaluation:

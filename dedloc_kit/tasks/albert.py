@@ -155,7 +155,7 @@ class Albert:
             return read_token_shard(shard, self._vocabulary_hash, len(self.tokenizer), warn)
         return texts(source, shard, warn)
 
-    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
 
         Only the masked positions have labels, so only they go through the output layer: at 512 tokens and a vocabulary

@@ -1,17 +1,24 @@
 """The learning rate of a global step."""
 
+import math
+
 from dedloc_kit.run import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
     """The learning rate of the update that follows `step` finished updates (0 for the first update).
 
-    Linear warm-up: the updates 0, 1, 2 ... take 1, 2, 3 ... parts of `warmup_steps + 1`, so that the first one
-    already learns; update number `warmup_steps` takes `config.learning_rate`. From there it falls linearly to 0
-    at `total_steps`, and stays 0.
+    Linear warm-up: the updates 0, 1, 2 ... have gone 1, 2, 3 ... parts of `warmup_steps + 1` of the way from
+    `config.start_learning_rate`, so that the first one already learns; update number `warmup_steps` takes
+    `config.learning_rate`. From there it falls, on a line or half a cosine (Loshchilov and Hutter 2017, arXiv
+    1608.03983, section 3, without restarts), to `config.end_learning_rate` at `total_steps`, and stays there.
 
     It depends on the global step alone: a peer that loads the state of step N gets everyone's number.
     """
-    warm_up = (step + 1) / (config.warmup_steps + 1)
-    decay = (config.total_steps - step) / (config.total_steps - config.warmup_steps)
-    return config.learning_rate * max(0.0, min(warm_up, decay))
+    peak, start, end = config.learning_rate, config.start_learning_rate, config.end_learning_rate
+    if step < config.warmup_steps:
+        return start + (peak - start) * (step + 1) / (config.warmup_steps + 1)
+    left = max(0.0, (config.total_steps - step) / (config.total_steps - config.warmup_steps))
+    if config.schedule == "cosine":
+        left = (1 - math.cos(math.pi * left)) / 2
+    return end + (peak - end) * left

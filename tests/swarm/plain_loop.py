@@ -4,7 +4,7 @@ import torch
 
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.tasks import create_task
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 from tests.swarm.harness import Peer
 
@@ -14,13 +14,7 @@ def plain_loop(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: 
     task = create_task(run, tasks)
     model = task.build_model()
     settings = run.optimizer
-    optimizer = Lamb(
-        task.parameter_groups(model, settings.weight_decay),
-        lr=0.0,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        max_weight_norm=settings.max_weight_norm,
-    )
+    optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
     batches = {
         peer.joined.peer: task.batches(
             peer.config.microbatch, seed_of(run.run_id, peer.joined.peer, peer.joined.session), lambda _: None
@@ -35,7 +29,7 @@ def plain_loop(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: 
             assert samples % microbatch[peer] == 0
             for _ in range(samples // microbatch[peer]):
                 batch = next(batches[peer])
-                loss = task.loss(model, batch) * (microbatch[peer] / total)
+                loss = task.loss(model, batch, step) * (microbatch[peer] / total)
                 loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
         for group in optimizer.param_groups:

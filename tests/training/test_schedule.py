@@ -1,5 +1,7 @@
 """The learning rate is a pure function of the global step."""
 
+import math
+
 import pytest
 
 from dedloc_kit.run import OptimizerConfig
@@ -35,3 +37,24 @@ def test_without_warm_up_it_starts_at_the_peak() -> None:
 def test_it_never_exceeds_the_configured_rate() -> None:
     config = OptimizerConfig()
     assert max(learning_rate(config, step) for step in range(0, 130_000, 50)) == pytest.approx(config.learning_rate)
+
+
+def test_it_begins_and_ends_where_the_run_says() -> None:
+    config = OptimizerConfig(
+        learning_rate=1.0, start_learning_rate=0.5, end_learning_rate=0.2, warmup_steps=4, total_steps=8
+    )
+    rates = [learning_rate(config, step) for step in range(9)]
+    assert rates == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0, 0.8, 0.6, 0.4, 0.2])
+    assert learning_rate(config, 10_000) == pytest.approx(0.2)
+
+
+def test_it_falls_on_half_a_cosine_as_swavs_does() -> None:
+    config = OptimizerConfig(
+        learning_rate=2.4, start_learning_rate=0.3, end_learning_rate=0.0048, schedule="cosine",
+        warmup_steps=500, total_steps=5000,
+    )  # fmt: skip
+    for step in range(500, 5001, 100):  # equation 5 of arXiv 1608.03983
+        expected = 0.0048 + 0.5 * (2.4 - 0.0048) * (1 + math.cos(math.pi * (step - 500) / 4500))
+        assert learning_rate(config, step) == pytest.approx(expected)
+    assert learning_rate(config, 0) == pytest.approx(0.3, rel=0.02)
+    assert learning_rate(config, 6000) == pytest.approx(0.0048)

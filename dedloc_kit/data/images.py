@@ -1,0 +1,112 @@
+"""Pictures from shards: encoded as they come, decoded in threads as they are needed."""
+
+import io
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dedloc_kit.data.shards import Shard, Warn, one_line, read_rows
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import Source
+
+Pixels = NDArray[np.uint8]
+Picture = TypeVar("Picture")
+Labelled: TypeAlias = tuple[Picture, int | str | None]
+"""A picture and its class, where that is known and wanted."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""What is decoded; Pillow knows others that start programs (PostScript) or that nobody fuzzes."""
+MOST_PIXELS = 64_000_000
+"""Of a picture when it is decoded, some 200 MB: a small file can hold a very large one."""
+MOST_IN_A_ROW = 256
+"""So many pictures in a row that cannot be decoded are no accident."""
+
+
+def encoded_images(source: Source, shard: Shard, warn: Warn, label: str | None = None) -> Iterator[Labelled[bytes]]:
+    """The pictures of a shard as files, each with what its column `label` holds, if there is to be one.
+
+    Rows without that label are left out. Raises UserError if the source's column holds no pictures, or if `label`
+    holds no classes.
+    """
+    for row in read_rows(shard, (source.column, *([label] if label else [])), warn):
+        name = row[label] if label else None
+        if label and name is None:
+            continue
+        if not isinstance(name, int | str | None):
+            raise UserError(
+                f"the column '{label}' of {shard.path} holds {type(name).__name__}, not classes; set task.label"
+            )
+        yield _file(row[source.column], source, shard), name
+
+
+def _file(value: Any, source: Source, shard: Shard) -> bytes:
+    # Only ever the bytes: a path in someone's data may point at anything on this machine.
+    data = value.get("bytes", b"") if isinstance(value, dict) and value.keys() <= {"bytes", "path"} else value
+    if data is not None and not isinstance(data, bytes):
+        raise UserError(
+            f"the column '{source.column}' of {shard.path} holds {type(value).__name__}, not pictures; "
+            "set the source's column to one that holds them"
+        )
+    return data or b""
+
+
+def decode(data: bytes, size: int) -> Pixels:
+    """The middle square of a picture, resized: [size, size, 3].
+
+    Any kind of picture becomes red, green and blue, and a small one is enlarged. Raises ValueError if the file is
+    broken, truncated, no picture at all or too large.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            picture.draft("RGB", (size, size))  # a JPEG is then read at a fraction of its size
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
+            # A palette's transparency has to become a channel before it can be dropped.
+            colours = picture.convert("RGBA") if picture.has_transparency_data else picture
+            fitted = ImageOps.fit(colours.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+        return np.asarray(fitted)
+    except Exception as error:  # whatever a broken file makes its decoder raise
+        raise ValueError(one_line(error)) from None
+
+
+def decoded(items: Iterator[Labelled[bytes]], size: int, warn: Warn) -> Iterator[Labelled[Pixels]]:
+    """The pictures in their order, decoded a few ahead in threads (Pillow lets other threads run meanwhile).
+
+    Those that cannot be decoded are left out and counted; `warn` hears of the 1st, 10th, 100th ... Raises UserError
+    if none of very many in a row can be.
+    """
+    threads = min(8, os.cpu_count() or 1)
+    waiting: deque[Labelled[Future[Pixels]]] = deque()
+    seen = broken = in_a_row = 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+        try:
+            while True:
+                while len(waiting) < 4 * threads and (item := next(items, None)) is not None:
+                    waiting.append((pool.submit(decode, item[0], size), item[1]))
+                if not waiting:
+                    return
+                seen += 1
+                future, label = waiting.popleft()
+                try:
+                    pixels = future.result()
+                except ValueError as error:
+                    broken, in_a_row = broken + 1, in_a_row + 1
+                    if broken == 10 ** (len(str(broken)) - 1):
+                        warn(f"{broken} of {seen} pictures cannot be decoded and are left out (the last: {error})")
+                    if in_a_row == MOST_IN_A_ROW:
+                        raise UserError(
+                            f"none of {in_a_row} pictures in a row can be decoded ({error}); "
+                            "check the source and its column"
+                        ) from None
+                    continue
+                in_a_row = 0
+                yield pixels, label
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,71 @@
+"""The numerical pieces of SwAV: which prototypes a picture belongs to, and the loss that swaps the answers.
+
+Caron et al. 2020, "Unsupervised Learning of Visual Features by Contrasting Cluster Assignments" (arXiv 2006.09882),
+section 3.1.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
+    """Soft assignments of samples to prototypes that use all prototypes alike (equations 3 to 5).
+
+    The logarithm of the paper's iteration: `exp(scores / epsilon)` leaves float32's range at a small epsilon.
+
+    :param scores: cosines [samples, prototypes]
+    :returns: shares [samples, prototypes], each row with the sum 1
+    """
+    shares = scores.float() / epsilon
+    for _ in range(iterations):
+        shares = shares - shares.logsumexp(dim=0, keepdim=True)  # as much for each prototype
+        shares = shares - shares.logsumexp(dim=1, keepdim=True)  # as much for each sample
+    return shares.exp()
+
+
+def swapped_loss(scores: Sequence[Tensor], assignments: Sequence[Tensor], temperature: float) -> Tensor:
+    """How badly each crop's scores predict the assignments of the others (equations 2 and 6): a scalar.
+
+    :param scores: cosines [samples, prototypes] of each crop, those of the large ones first
+    :param assignments: shares [samples, prototypes] of each large crop
+    """
+    predictions = [functional.log_softmax(each.float() / temperature, dim=1) for each in scores]
+    terms = [
+        -(shares * prediction).sum(1).mean()
+        for number, shares in enumerate(assignments)
+        for other, prediction in enumerate(predictions)
+        if other != number
+    ]
+    return torch.stack(terms).mean()
+
+
+class FeatureQueue:
+    """The latest features of one peer, so that few samples at a time still spread over many prototypes (section 4.3).
+
+    It is never shared: features of the last few microbatches are as good here as anyone's, and a newcomer has filled
+    its own after `length` samples. Until then it adds nothing.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._kept: list[Tensor] = []
+        self._step = 0
+
+    def before(self, step: int) -> list[Tensor]:
+        """For each large crop the features [length, width] that came before; nothing until there are so many.
+
+        A peer that has skipped global steps has caught up with other weights: what it kept is thrown away.
+        """
+        if step - self._step > 1:
+            self._kept = []
+        self._step = step
+        return self._kept if self._kept and len(self._kept[0]) == self.length else []
+
+    def add(self, features: list[Tensor]) -> None:
+        """Keep the features [samples, width] of each large crop in the place of the oldest."""
+        features = [each.detach() for each in features]
+        kept = self._kept or [each[:0] for each in features]
+        self._kept = [torch.cat(pair)[-self.length :] for pair in zip(kept, features, strict=True)]

@@ -1,0 +1,196 @@
+"""SwAV: features of pictures without labels, by swapping cluster assignments (Caron et al. 2020, arXiv 2006.09882).
+
+As DeDLOC trains it with volunteers (section 4.1). What is shared and what is not:
+
+- weights and prototypes: their gradients are averaged like all others; the prototypes' first steps are none;
+- the queue of features: each peer's own, never sent;
+- the assignments: over a peer's own microbatch and queue, not over the global batch;
+- batch normalisation: over a peer's own microbatch; no statistics are kept (see `resnet.SwavModel`).
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError, model_validator
+from torch import nn
+
+from dedloc_kit.data.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
+from dedloc_kit.data.images import Labelled, Pixels, decoded, encoded_images
+from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Evaluation
+from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
+from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks.assignments import FeatureQueue, sinkhorn, swapped_loss
+from dedloc_kit.tasks.neighbours import knn_accuracy
+from dedloc_kit.tasks.resnet import ResNetArchitecture, SwavModel, calibrated
+from dedloc_kit.validation import describe
+
+_EVALUATION_BATCH = 64
+_LOSS_SAMPLES = 256
+"""The loss takes all crops of a sample, so it is measured on fewer."""
+_logger = logging.getLogger(__name__)
+
+
+class SwavOptions(Section):
+    """The keys of `task` for SwAV, beside its name; the defaults are DeDLOC's for ImageNet."""
+
+    picture_size: Annotated[int, Field(ge=8)] = 384
+    """Pixels along each side of the square that a picture is brought to; crops are cut from it."""
+    large: Crops = Crops(count=2, size=224, scale=(0.14, 1.0))
+    """Their assignments are what all crops predict."""
+    small: Crops | None = Crops(count=6, size=96, scale=(0.05, 0.14))
+    distortion: Distortion = Distortion()
+    temperature: PositiveFloat = 0.1
+    epsilon: PositiveFloat = 0.03
+    """Of the assignments: smaller is harder."""
+    sinkhorn_iterations: PositiveInt = 3
+    queue: Annotated[int, Field(ge=0)] = 3840
+    """Features of earlier samples that a peer adds to its own microbatch when it assigns; 0: none."""
+    queue_from_step: Annotated[int, Field(ge=0)] = 0
+    """The global step from which on the queue is used: before, features change too fast."""
+    frozen_prototypes: Annotated[int, Field(ge=0)] = 0
+    """Global steps in which the prototypes stay what they are."""
+    label: str = "label"
+    """The column with the classes of the held-out pictures."""
+    evaluation_samples: Annotated[int, Field(ge=2)] = 2000
+    neighbours: PositiveInt = 20
+    model: ResNetArchitecture = ResNetArchitecture()
+
+    @model_validator(mode="after")
+    def _two_views(self) -> "SwavOptions":
+        if self.large.count < 2:
+            raise ValueError("large.count must be at least 2: each crop predicts another one's assignment")
+        return self
+
+
+class Swav:
+    """The task `swav`; see `dedloc_kit.tasks.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.run = run
+        try:
+            self.options = SwavOptions.model_validate_json(json.dumps(run.task.options))
+        except ValidationError as error:
+            raise UserError(f"task.{describe(error, SwavOptions)}") from None
+        self._queue = FeatureQueue(self.options.queue)
+        self._held_out: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def build_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
+            torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
+            model = SwavModel(self.options.model)
+        return model.train()
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """As in SwAV all parameters decay alike."""
+        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
+
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        """Pictures, and what is to be cut from them: the same seed leads to the same crops on any device."""
+        data, size = self.run.data, self.options.picture_size
+        files = mixture(data.train, encoded_images, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        generator = np.random.default_rng(seed_of(seed, "crops"))
+        return self._batches(decoded(files, size, warn), microbatch, generator)
+
+    def _batches(
+        self, pictures: Iterator[Labelled[Pixels]], microbatch: int, generator: np.random.Generator
+    ) -> Iterator[Batch]:
+        while some := [pixels for pixels, _ in islice(pictures, microbatch)]:
+            yield {"pictures": _stacked(some), **self._drawn(len(some), generator)}
+
+    def _drawn(self, samples: int, generator: np.random.Generator) -> Batch:
+        kinds = {"large": self.options.large, "small": self.options.small}
+        return {
+            name: torch.from_numpy(draw_crops(samples, kind, self.options.distortion, generator))
+            for name, kind in kinds.items()
+            if kind is not None
+        }
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        assert isinstance(model, SwavModel)
+        frozen = step < self.options.frozen_prototypes
+        embeddings, scores = self._views(model, batch, frozen)
+        large = [each.detach() for each in embeddings[: self.options.large.count]]
+        earlier = self._queue.before(step)
+        assignments = self._assignments(model, large, earlier if step >= self.options.queue_from_step else [])
+        if self.options.queue:
+            self._queue.add(large)
+        return swapped_loss(scores, assignments, self.options.temperature)
+
+    def _views(self, model: SwavModel, batch: Batch, frozen: bool = False) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """The embeddings and the scores of each crop."""
+        kinds = [("large", self.options.large), ("small", self.options.small)]
+        crops = [make_crops(batch["pictures"], batch[name], kind.size) for name, kind in kinds if kind is not None]
+        embeddings = model.embed(crops)
+        samples = len(batch["pictures"])
+        return embeddings.split(samples), model.scores(embeddings, frozen).split(samples)
+
+    @torch.no_grad()
+    def _assignments(
+        self, model: SwavModel, large: list[torch.Tensor], earlier: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        together = [torch.cat(pair) for pair in zip(earlier, large, strict=True)] if earlier else large
+        return [
+            sinkhorn(model.scores(each), self.options.epsilon, self.options.sinkhorn_iterations)[-len(own) :]
+            for each, own in zip(together, large, strict=True)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """The training loss (without queue) on held-out pictures, and the classes that their neighbours tell."""
+        assert isinstance(model, SwavModel)
+        pictures, labels = self._evaluation_pictures()
+        device = next(model.parameters()).device
+
+        def parts() -> Iterator[torch.Tensor]:
+            return (as_they_are(part.to(device)) for part in pictures.split(_EVALUATION_BATCH))
+
+        fixed = calibrated(model, parts())
+        features = torch.cat([fixed.features(part) for part in parts()])
+        accuracy = knn_accuracy(features, labels.to(device), self.options.neighbours)
+        return Evaluation(loss=self._held_out_loss(model, pictures), metrics={"k-NN accuracy": accuracy})
+
+    def _held_out_loss(self, model: SwavModel, pictures: torch.Tensor) -> float:
+        device = next(model.parameters()).device
+        generator = np.random.default_rng(seed_of(self.run.seed, "evaluation crops"))
+        some, total = pictures[:_LOSS_SAMPLES], 0.0
+        for part in some.split(_EVALUATION_BATCH):
+            batch = {"pictures": part, **self._drawn(len(part), generator)}
+            embeddings, scores = self._views(model, {name: values.to(device) for name, values in batch.items()})
+            assignments = self._assignments(model, list(embeddings[: self.options.large.count]), [])
+            total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
+        return total / len(some)
+
+    def _evaluation_pictures(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Kept in memory, in an order of their own: uint8 [samples, 3, size, size], and classes from 0 on."""
+        if self._held_out is None:
+            source = self.run.data.evaluation
+            if source is None:
+                raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+            read = partial(encoded_images, label=self.options.label)
+            found = decoded(in_order(source, read, warn=_logger.warning), self.options.large.size, _logger.warning)
+            samples = list(islice(found, self.options.evaluation_samples))
+            classes, labels = np.unique([str(label) for _, label in samples], return_inverse=True)
+            if len(classes) < 2:
+                raise UserError(
+                    f"the first {len(samples)} labelled pictures of {source.dataset} are not of two classes or more; "
+                    "choose held-out data with several classes, in a mixed order"
+                )
+            # In an order of our own: batch normalisation must not meet one class at a time.
+            order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(samples))
+            self._held_out = _stacked([samples[number][0] for number in order]), torch.from_numpy(labels[order])
+        return self._held_out
+
+
+def _stacked(pictures: Sequence[Pixels]) -> torch.Tensor:
+    """Uint8 [samples, 3, size, size], with the colours side by side in the memory, as they come."""
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)

@@ -1,0 +1,80 @@
+"""LARS, the optimizer for large batches of images."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.training.lamb import blockwise_norm
+
+
+class Lars(torch.optim.Optimizer):
+    """LARS: You et al. 2017, "Large Batch Training of Convolutional Networks" (arXiv 1708.03888).
+
+    With g the gradient of x and |.| the norm over one parameter tensor:
+
+        v = momentum v + trust_coefficient |x| / (|g| + weight_decay |x|) * (g + weight_decay x)
+        x = x - lr v
+
+    The factor before the brackets is 1 where |x| or |g| is 0, so that what starts at zero can leave it. As in SwAV and
+    DeDLOC (there called LARC), the rate stands outside the momentum; in the paper's Algorithm 1 it is inside.
+
+    The state exists from the construction on, so that a peer can load it before its first update: `momentum` (v) of
+    each parameter, float32 and of its shape. On the CPU the same state and gradients lead to the same bits whatever
+    the number of threads.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-6,
+        trust_coefficient: float = 0.001,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters and their state, which starts at zero."""
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            self.state[param] = {"momentum": torch.zeros_like(param, dtype=torch.float32)}
+
+    def state_tensors(self) -> list[Tensor]:
+        """The live momentum of each parameter, in the order of the groups."""
+        return [self.state[param]["momentum"] for group in self.param_groups for param in group["params"]]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, param.grad.float(), group)
+        return loss
+
+    def _update(self, param: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        decay, momentum = group["weight_decay"], self.state[param]["momentum"]
+        weight_norm, gradient_norm = blockwise_norm(param), blockwise_norm(gradient)
+        ratio = group["trust_coefficient"] * weight_norm / (gradient_norm + decay * weight_norm)
+        # It stays on the device, so nothing waits for it.
+        ratio = torch.where((weight_norm > 0) & (gradient_norm > 0), ratio, 1.0).float()
+        momentum.mul_(group["momentum"]).addcmul_(gradient.add(param, alpha=decay), ratio)
+        param.add_(momentum, alpha=-group["lr"])

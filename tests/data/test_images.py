@@ -1,0 +1,179 @@
+"""Pictures of all kinds, and files that are none."""
+
+import io
+import struct
+import tarfile
+import threading
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dedloc_kit.data.images import MOST_IN_A_ROW, decode, decoded, encoded_images
+from dedloc_kit.data.shards import Shard, find_shards
+from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import Source
+from tests.pictures import draw, encoded, striped, write_pictures
+
+RED = Image.new("RGB", (40, 30), (250, 10, 10))
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+def numbered(number: int) -> bytes:
+    return encoded(Image.new("RGB", (4, 4), (number, 0, 0)))
+
+
+def is_red(data: bytes, tolerance: int = 12) -> bool:
+    pixels = decode(data, 8).astype(int)
+    assert pixels.shape == (8, 8, 3)
+    return bool((abs(pixels - np.array([250, 10, 10])) <= tolerance).all())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(RED, "PNG"),
+        encoded(RED, "JPEG"),
+        encoded(RED, "WEBP", lossless=True),
+        encoded(RED.convert("P"), "PNG"),
+        encoded(RED.convert("RGBA"), "PNG"),
+        encoded(RED.convert("CMYK"), "JPEG"),
+        encoded(RED.resize((1, 1)), "PNG"),
+        encoded(RED.resize((1, 300)), "PNG"),
+        encoded(RED.resize((20_000, 20)), "JPEG"),
+    ],
+    ids=["png", "jpeg", "webp", "palette", "transparent", "cmyk", "1x1", "thin", "wide"],
+)
+def test_any_kind_of_picture_becomes_red_green_and_blue(data: bytes) -> None:
+    assert is_red(data)
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "LA", "I;16"])
+def test_a_picture_without_colours_is_gray(mode: str) -> None:
+    pixels = decode(encoded(Image.new("L", (9, 9), 255).convert(mode)), 8)
+    assert (pixels == pixels[..., :1]).all()
+
+
+def test_a_picture_is_resized_whole_up_to_its_middle_square() -> None:
+    wide = Image.new("RGB", (60, 20))
+    wide.paste((255, 255, 255), (20, 0, 40, 20))
+    assert decode(encoded(wide), 10).min() > 200, "the black sides are cut off"
+
+
+@pytest.mark.parametrize("size", [9_000, 20_000])
+def test_a_picture_of_many_pixels_is_refused_before_it_is_decoded(size: int) -> None:
+    header = b"IHDR" + struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    claim = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    with pytest.raises(ValueError, match=r"9000 x 9000 pixels are too many|DecompressionBombError"):
+        decode(claim + struct.pack(">I", 0) + b"IDAT", 8)
+
+
+BROKEN = {
+    "empty": b"",
+    "text": b"no picture at all",
+    "truncated": encoded(draw(0), "PNG")[:-100],
+    "truncated jpeg": encoded(draw(0, 200), "JPEG")[:2000],
+    "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_whole_picture_raises_one_kind_of_error(name: str) -> None:
+    with pytest.raises(ValueError, match="Error: "):
+        decode(BROKEN[name], 8)
+
+
+def test_broken_pictures_are_left_out_and_counted_and_the_rest_keeps_order_and_labels(tmp_path: Path) -> None:
+    files: list[bytes | None] = [numbered(0), *BROKEN.values(), None, numbered(1), *[b"x"] * 6, numbered(2)]
+    write_pictures(tmp_path / "train.parquet", files, list(range(len(files))))
+    source = Source(dataset=str(tmp_path), column="image")
+    warnings: list[str] = []
+    read = partial(encoded_images, label="label")
+    found = list(decoded(in_order(source, read, warn=no_warning), 4, warnings.append))
+    assert [(int(pixels[0, 0, 0]), label) for pixels, label in found] == [(0, 0), (1, 7), (2, 14)]
+    assert [text.split(" pictures")[0] for text in warnings] == ["1 of 2", "10 of 12"]
+
+
+def test_a_stream_of_nothing_but_broken_pictures_ends_with_what_to_do() -> None:
+    broken = ((b"x", None) for _ in range(2 * MOST_IN_A_ROW))
+    with pytest.raises(UserError, match=r"none of 256 pictures in a row .*check the source"):
+        list(decoded(broken, 8, lambda _: None))
+
+
+def test_a_path_in_the_data_is_never_opened(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train.parquet", [None], [0])
+    ((data, _),) = encoded_images(*only_shard(tmp_path), no_warning)
+    assert data == b""
+
+
+def only_shard(folder: Path) -> tuple[Source, Shard]:
+    source = Source(dataset=str(folder), column="image")
+    (shard,) = find_shards(source, no_warning)
+    return source, shard
+
+
+def test_a_column_that_holds_no_pictures_or_no_classes_is_named(tmp_path: Path) -> None:
+    source, shard = only_shard(striped(tmp_path, 4))
+    with pytest.raises(UserError, match=r"column 'label' of .* holds int, not pictures"):
+        list(encoded_images(source.model_copy(update={"column": "label"}), shard, no_warning))
+    with pytest.raises(UserError, match=r"column 'image' of .* holds dict, not classes"):
+        list(encoded_images(source, shard, no_warning, label="image"))
+    with pytest.raises(UserError, match="no column 'colour'"):
+        list(encoded_images(source, shard, no_warning, label="colour"))
+
+
+def test_the_order_depends_on_the_seed_alone_however_the_threads_run(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train.parquet", [numbered(each) for each in range(100)], [0] * 100)
+    source = Source(dataset=str(tmp_path), column="image")
+
+    def order(seed: int) -> list[int]:
+        files = mixture([source], encoded_images, seed=seed, shuffle_buffer=50, warn=no_warning)
+        return [int(pixels[0, 0, 0]) for pixels, _ in islice(decoded(files, 2, no_warning), 400)]
+
+    assert order(1) == order(1) != order(2)
+    assert set(order(1)) == set(range(100)), "and it goes on after the last picture"
+
+
+def test_only_a_few_pictures_are_decoded_ahead_and_the_threads_end_with_the_stream() -> None:
+    taken = 0
+
+    def files() -> Iterator[tuple[bytes, None]]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield numbered(0), None
+
+    stream = decoded(files(), 4, no_warning)
+    for _ in range(5):
+        next(stream)
+    assert taken < 5 + 33
+    assert isinstance(stream, Iterator)
+    stream.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode") and stuck(thread)]
+
+
+def stuck(thread: threading.Thread) -> bool:
+    thread.join(10)
+    return thread.is_alive()
+
+
+def test_pictures_come_from_a_tar_of_webdataset_too(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for number in range(3):
+            for name, data in ((f"{number}.png", numbered(number)), (f"{number}.cls", str(number % 2).encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    source = Source(dataset=str(tmp_path), column="png")
+    read = partial(encoded_images, label="cls")
+    found = list(decoded(in_order(source, read, warn=no_warning), 4, no_warning))
+    assert [(int(pixels[0, 0, 0]), label) for pixels, label in found] == [(0, 0), (1, 1), (2, 0)]
