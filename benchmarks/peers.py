@@ -27,8 +27,8 @@ Event = dict[str, Any]
 class Peer:
     """A role in its own process and session; closing the context kills what is left of it.
 
-    :param module: what `python -m` runs, with its arguments; it reads its job from standard input as one JSON line, leaves when that
-        closes, and writes its events to standard output as JSON lines
+    :param module: what `python -m` runs, with its arguments; it reads its job from standard input as one JSON line,
+        leaves when that closes, and writes its events to standard output as JSON lines
     :param prefix: what comes before the command, such as `network.run_in(host)`
     """
 

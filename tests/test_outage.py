@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,7 @@ def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_
         for peer in (cut, asleep, steady):
             peer.wait_for("of its samples were mine")
         sleeping = family(asleep.process.pid)
+        stack.callback(wake, sleeping)  # whatever happens: who is stopped for ever cannot even be orphaned
         network.cut(1)
         for pid in sleeping:
             os.kill(pid, signal.SIGSTOP)
@@ -109,13 +110,18 @@ def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_
         steady.wait_for("of its samples were mine", after=before)  # the others are not held up
         time.sleep(max(0.0, end - time.monotonic()))  # the outage itself
         network.restore(1)
-        for pid in sleeping:
-            os.kill(pid, signal.SIGCONT)
+        wake(sleeping)
         for peer in (cut, asleep):
             peer.wait_for("of its samples were mine", after=len(peer.output))
             assert "Traceback" not in peer.output
         for peer in (cut, asleep, steady, coordinator):
             assert peer.stop() == 0
+
+
+def wake(processes: Sequence[int]) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):  # it has ended since
+            os.kill(pid, signal.SIGCONT)
 
 
 def family(pid: int) -> list[int]:
