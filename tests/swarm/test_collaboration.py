@@ -101,6 +101,8 @@ def test_one_joins_one_is_killed_and_one_leaves_and_no_step_is_lost(tmp_path: Pa
         after_leaving = coordinator.wait_for_step(max(left.step, coordinator.steps[-1].step.step) + 2)
         assert set(after_leaving.contributions) <= {stays.joined.peer, newcomer.joined.peer}
 
+        for peer in (stays, newcomer):  # both at once: who is left alone would go on
+            peer.worker.leave()
         for peer in (stays, newcomer):
             peer.worker.stop()
         coordinator.worker.stop()

@@ -54,6 +54,7 @@ def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_albert_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(tmp_path: Path) -> None:
     run = albert_run(tmp_path)
     coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.told_albert")
