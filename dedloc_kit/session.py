@@ -64,7 +64,6 @@ class Session:
         self._lock = threading.Lock()
         self._now = Snapshot()
         self._wish: Literal["train", "pause", "leave"] = "train"
-        self._invitation: Invitation | None = None
         self._account: Account | None = None
         self._peer = ""
         self._worker_samples = 0  # given by the worker that runs now
@@ -122,7 +121,6 @@ class Session:
         if not new:
             self._warn(f"no coordinator answers at {self._where}; trying the peers known from the last time")
         run = invitation.run_config()
-        self._invitation = invitation
         self._set(
             run_id=run.run_id,
             about=run.about,

@@ -65,18 +65,18 @@ def volunteer(
         compute = Compute(
             replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
         )
-        emit(State(text="loading the training state"))
-        with ThreadPoolExecutor(max_workers=1) as line:  # the line is busy with the state, the processor with a trial
-            loading = line.submit(me.optimizer.load)
-            microbatch = peer.microbatch or _try_microbatch(compute, me, run, emit, warn)
-            seed = seed_of(run.run_id, me.signer.peer, me.session)
-            batches = Prefetch(me.task.batches(microbatch, seed, warn), size=4)
-        with batches:
+        seed = seed_of(run.run_id, me.signer.peer, me.session)
+        with Prefetch(me.task.batches(peer.microbatch or largest_microbatch(run), seed, warn), size=4) as batches:
+            microbatches = Microbatches(batches)
+            emit(State(text="loading the training state"))
+            with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
+                loading = line.submit(me.optimizer.load)
+                if not peer.microbatch:
+                    _try_microbatch(microbatches, compute, emit)
             loading.result()
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            microbatches = Microbatches(batches)
             organizer = invitation.peers[0].rpartition("/p2p/")[2]
             while not stop.is_set() and me.optimizer.step < peer.last_step(run):
                 _wait_while_paused(me, organizer, emit, stop)
@@ -84,7 +84,7 @@ def volunteer(
                 _remember(memory, me, warn)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
-            while 0 < me.optimizer.seconds_left < until - time.monotonic():
+            while stop.is_set() and 0 < me.optimizer.seconds_left < until - time.monotonic():
                 _train_on(microbatches, compute, me, run, emit)
         if stop.is_set() and not me.optimizer.flush(until):
             warn(f"{me.optimizer.gradients.samples} samples were too early for the next step and are given up")
@@ -117,14 +117,13 @@ def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> Non
         warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 
 
-def _try_microbatch(
-    compute: Compute, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None], warn: Callable[[str], None]
-) -> int:
-    """The microbatch that suits this machine; the samples it is tried with are not those of the training."""
+def _try_microbatch(microbatches: Microbatches, compute: Compute, emit: Callable[[AnyEvent], None]) -> None:
+    """Let batches come in the size that suits this machine; the first one, which it is tried with, comes again."""
     emit(State(text="trying how many samples this machine takes at once"))
-    found = find_microbatch(compute, next(me.task.batches(largest_microbatch(run), seed_of(me.session, "trial"), warn)))
+    batch = next(microbatches)
+    found = find_microbatch(compute, batch)
+    microbatches.put_back(batch, found)
     emit(State(text=f"this machine takes {found} sample{'' if found == 1 else 's'} at once"))
-    return found
 
 
 def _train_on(
