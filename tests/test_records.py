@@ -168,8 +168,8 @@ def test_an_edited_run_id_is_a_wrong_fingerprint_too() -> None:
 
 def test_a_configuration_of_another_version_says_which_key_does_not_fit() -> None:
     values = json.loads(Invitation.of(run(), (ADDRESS,)).model_dump_json())
-    values["run"]["optimizer"]["momentum"] = 0.9
-    with pytest.raises(UserError, match=r"does not fit this version .*optimizer\.momentum") as caught:
+    values["run"]["optimizer"]["nesterov"] = 0.9
+    with pytest.raises(UserError, match=r"does not fit this version .*optimizer\.nesterov") as caught:
         Invitation.parse(json.dumps(values)).run_config()
     assert "\n" not in str(caught.value)
 
