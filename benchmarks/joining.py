@@ -193,7 +193,7 @@ def _join(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         joined = newcomer.wait_for("joined", deadline=_FETCH_SECONDS)
         after = [network.bytes_sent(k) for k in range(1 + others)]
         marks = [
-            newcomer.wait_for("state", lambda event: event["text"] == "checking the machine"),
+            newcomer.wait_for("state", lambda event: event["text"] == "getting ready"),
             newcomer.wait_for("state", lambda event: event["text"] == "connecting"),
             newcomer.wait_for("state", lambda event: event["text"].startswith("loading")),
             joined,
