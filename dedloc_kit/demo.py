@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, LocalProgress, State, StepDone
+from dedloc_kit.events import AnyEvent, State, StepDone
 from dedloc_kit.home import home
 from dedloc_kit.launch import Coordinator
 from dedloc_kit.ledger import Ledger
@@ -128,8 +128,8 @@ def _has_a_screen() -> bool:
 
 
 def _show_volunteer(display: RunDisplay, event: AnyEvent, name: str) -> None:
-    """Volunteers' steps and progress are shown once, by the coordinator."""
-    if not isinstance(event, StepDone | LocalProgress | State):
+    """Volunteers' steps are shown once, by the coordinator."""
+    if not isinstance(event, StepDone | State):
         display.show(event, name)
 
 

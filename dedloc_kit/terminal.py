@@ -9,7 +9,6 @@ from dedloc_kit.events import (
     Joined,
     Left,
     Loading,
-    LocalProgress,
     Peers,
     Pushed,
     State,
@@ -56,9 +55,6 @@ class RunDisplay(BarDisplay):
                 self.line(f"{prefix}held-out loss {event.loss:.4f}{metrics} at step {event.step}", "green")
             case Pushed():
                 self.line(f"{prefix}step {event.step} is on the Hub: {event.url}", "green")
-            case LocalProgress():
-                note = f"mine {event.samples}, {event.samples_per_second:.1f}/s, given {event.session_samples}"
-                self._fill(event.swarm_samples, note)
             case Peers(peers=peers):
                 volunteers = [peer for peer in peers if not peer.follower]
                 self._fill(sum(peer.samples for peer in volunteers), f"{len(volunteers)} volunteers")

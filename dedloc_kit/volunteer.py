@@ -84,10 +84,15 @@ def volunteer(
                 _remember(memory, me, warn)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
-            while stop.is_set() and 0 < me.optimizer.seconds_left < until - time.monotonic():
-                _train_on(microbatches, compute, me, run, emit)
-        if stop.is_set() and not me.optimizer.flush(until):
-            warn(f"{me.optimizer.gradients.samples} samples were too early for the next step and are given up")
+            while stop.is_set() and me.optimizer.gradients.samples:
+                left = me.optimizer.seconds_left
+                if time.monotonic() + left > until:
+                    warn(f"{me.optimizer.gradients.samples} samples were too early for the next step and are given up")
+                    break
+                if left:
+                    _train_on(microbatches, compute, me, run, emit)
+                else:  # what is computed during a round would be for the step after
+                    me.optimizer.await_round(until)
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)

@@ -174,9 +174,7 @@ class Dashboard:
             return _json(self._view.history(after))
 
         @app.get("/api/standing")
-        def standing(
-            peer: Annotated[str, Query(max_length=128)], after: Annotated[int, Query(ge=0, le=2**53)] = 0
-        ) -> Response:
+        def standing(peer: Annotated[PeerId, Query()], after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
             return Response(self._view.standing(peer, after).model_dump_json(), media_type="application/json")
 
         @app.get("/api/events")

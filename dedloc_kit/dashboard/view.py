@@ -111,14 +111,12 @@ class RunView:
         ranks = {contributor.peer: rank for rank, contributor in enumerate(contributors, start=1)}
         mine = contributors[ranks[peer] - 1].samples if peer in ranks else 0
         steps = ledger.steps(after, every=max(1, (ledger.last_step() - after) // LOSS_POINTS)) if ledger else []
-        with self._lock:
-            volunteers = sum(not seen.follower for seen in self._peers)
         return Standing(
             samples=mine,
             samples_total=sum(contributor.samples for contributor in contributors),
             rank=ranks.get(peer, 0),
             contributors=len(contributors),
-            volunteers=volunteers,
+            volunteers=self.volunteers(),
             losses=tuple((step.step, step.loss) for step in steps if step.loss is not None),
         )
 

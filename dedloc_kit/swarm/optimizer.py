@@ -79,7 +79,6 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self._computing = True
         self.paused = False
         """Told to the others; what the coordinator says here holds for the run."""
         self.averager = GradientAverager(
@@ -123,21 +122,12 @@ class CollaborativeOptimizer:
             self._background = threading.Thread(target=self._run, name="rounds", daemon=True)
             self._background.start()
 
-    def flush(self, deadline: float) -> bool:
-        """Wait until this peer's samples are part of a global step; False if that is not to come in time.
-
-        It computes no more, so the batch has to be full, or the others have to fill it.
-
-        :param deadline: by `time.monotonic()`
-        """
-        self._computing = False
-        while self.gradients.samples and self._error is None:
-            if time.monotonic() + self.seconds_left > deadline:
-                return False
+    def await_round(self, deadline: float) -> None:
+        """Wait while the batch is full or averaged, at most until then (by `time.monotonic()`)."""
+        while self.gradients.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
             if self._background is None:
                 self._advance()
             time.sleep(BUSY_SECONDS)
-        return self._error is None
 
     def leave(self) -> None:
         """Finish the round under way, hand the state over, tell the swarm, and end the background processes.
@@ -180,8 +170,8 @@ class CollaborativeOptimizer:
 
     @property
     def samples_per_second(self) -> float:
-        """How fast this peer computes; 0 before its first microbatch and after its last one."""
-        return float(self._speed.samples_per_second) if self._speed.num_updates and self._computing else 0.0
+        """How fast this peer computes; 0 before its first microbatch."""
+        return float(self._speed.samples_per_second) if self._speed.num_updates else 0.0
 
     @property
     def samples(self) -> int:

@@ -13,7 +13,7 @@ from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.training.checkpoint import is_finite
-from dedloc_kit.training.lamb import blockwise_norm
+from dedloc_kit.training.layerwise import blockwise_norm
 from dedloc_kit.training.schedule import learning_rate
 
 KEPT_ROUNDS = 16

@@ -1,15 +1,15 @@
 """LAMB, the optimizer for large batches."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_BLOCK = 4096
+from dedloc_kit.training.layerwise import LayerwiseOptimizer, blockwise_norm
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(LayerwiseOptimizer):
     """LAMB: You et al. 2020, "Large Batch Optimization for Deep Learning" (arXiv 1904.00962), Algorithm 2.
 
     With g the gradient of x, t the number of updates so far and phi(z) = min(z, max_weight_norm):
@@ -67,25 +67,6 @@ class Lamb(torch.optim.Optimizer):
             for key in ("step", "exp_avg", "exp_avg_sq")
         ]
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if params:
-                self._update(params, group)
-        return loss
-
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
         states = [self.state[param] for param in params]
@@ -121,17 +102,3 @@ def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor], max_weigh
     ratios = weight_norms.clamp(max=max_weight_norm) / update_norms
     usable = (weight_norms > 0) & (update_norms > 0)
     return list(torch.where(usable, ratios, 1.0).float().unbind())
-
-
-def blockwise_norm(tensor: Tensor) -> Tensor:
-    """The Euclidean norm as a float64 scalar.
-
-    Over blocks, since one float32 sum over millions of elements is off by 1e-4, and a float64 sum of float32
-    elements takes ten times as long. Threads share out whole blocks, so their number does not show in the result.
-    """
-    flat = tensor.reshape(-1)
-    whole = flat.numel() // _BLOCK * _BLOCK
-    block_norms = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1)
-    rest_norm = torch.linalg.vector_norm(flat[whole:]).view(1)
-    norm: Tensor = torch.linalg.vector_norm(torch.cat([block_norms, rest_norm]).double())
-    return norm

@@ -1,15 +1,15 @@
 """LARS, the optimizer for large batches of images."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.lamb import blockwise_norm
+from dedloc_kit.training.layerwise import LayerwiseOptimizer, blockwise_norm
 
 
-class Lars(torch.optim.Optimizer):
+class Lars(LayerwiseOptimizer):
     """LARS: You et al. 2017, "Large Batch Training of Convolutional Networks" (arXiv 1708.03888).
 
     With g the gradient of x and |.| the norm over one parameter tensor:
@@ -51,26 +51,12 @@ class Lars(torch.optim.Optimizer):
         """The live momentum of each parameter, in the order of the groups."""
         return [self.state[param]["momentum"] for group in self.param_groups for param in group["params"]]
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        for param in params:
+            assert param.grad is not None
+            self._update_one(param, param.grad.float(), group)
 
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._update(param, param.grad.float(), group)
-        return loss
-
-    def _update(self, param: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update_one(self, param: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         decay, momentum = group["weight_decay"], self.state[param]["momentum"]
         weight_norm, gradient_norm = blockwise_norm(param), blockwise_norm(gradient)
         ratio = group["trust_coefficient"] * weight_norm / (gradient_norm + decay * weight_norm)

@@ -1,0 +1,51 @@
+"""What the optimizers for large batches have in common: each parameter tensor gets a step by its own norms."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+_BLOCK = 4096
+
+
+class LayerwiseOptimizer(torch.optim.Optimizer):
+    """An optimizer that updates the parameters which have a gradient, group by group."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._update(params, group)
+        return loss
+
+    @abstractmethod
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Update these parameters of a group; each has a gradient."""
+
+
+def blockwise_norm(tensor: Tensor) -> Tensor:
+    """The Euclidean norm as a float64 scalar.
+
+    Over blocks, since one float32 sum over millions of elements is off by 1e-4, and a float64 sum of float32
+    elements takes ten times as long. Threads share out whole blocks, so their number does not show in the result.
+    """
+    flat = tensor.reshape(-1)
+    whole = flat.numel() // _BLOCK * _BLOCK
+    block_norms = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1)
+    rest_norm = torch.linalg.vector_norm(flat[whole:]).view(1)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat([block_norms, rest_norm]).double())
+    return norm
