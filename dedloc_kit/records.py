@@ -18,6 +18,7 @@ Address = Annotated[
     str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[^/\s]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
 ]
 """A multiaddress of a peer."""
+AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
 Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
 """Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
@@ -55,6 +56,13 @@ class Contribution(Record):
     loss: Annotated[float, Field(ge=-1e9, le=1e9)] | None
     """Mean training loss over the samples; none when there are none."""
     name: PeerText
+    time: Time
+
+
+class Announcement(Record):
+    """What the organizer tells everyone."""
+
+    text: AnnouncementText
     time: Time
 
 
@@ -106,10 +114,6 @@ class Progress(Record):
 
 INVITATION_FILE = "invitation.json"
 """The invitation, in the coordinator's folder and in a run's Hub repository."""
-
-
-PAUSED_FILE = "paused"
-"""In a coordinator's folder: as long as it is there, the run is paused."""
 
 
 STATE_FILE = "training_state.safetensors"
