@@ -75,9 +75,9 @@ class Coordinator:
         """Wait for the coordinator to be up; raises UserError with its reason if it does not come up."""
         if not self._joined.wait(START_SECONDS):
             raise UserError(f"the coordinator did not start within {START_SECONDS:.0f} seconds; see its log")
-        if self.dashboard.invitation is None:
+        if self.dashboard.entrance.invitation is None:
             raise UserError(self.failure or "the coordinator left before it had started")
-        return self.dashboard.invitation
+        return self.dashboard.entrance.invitation
 
     @property
     def failure(self) -> str | None:
@@ -108,7 +108,7 @@ class Coordinator:
         """Publish where to join: the coordinator, then volunteers that others can reach."""
         known = (*self._addresses, *recall(self._peer.folder, self.run.run_id).peers)
         peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
-        self.dashboard.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
+        self.dashboard.entrance.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
 
 
 def launch(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from dedloc_kit.dashboard import server, view
+from dedloc_kit.dashboard import entrance, view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
@@ -174,14 +174,14 @@ def test_there_is_no_invitation_until_the_coordinator_has_joined(dashboard: Dash
     assert answer.status_code == 503
     assert Refusal.parse(answer.json()) == Refusal(reason="starting")
     assert state_of(dashboard)["refusal"] == "starting"
-    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
     assert Invitation.parse(get(dashboard, "/api/invitation").text).run_config() == RUN
     assert state_of(dashboard)["refusal"] is None
 
 
 def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_back(path: Path) -> None:
     dashboard = Dashboard(RUN, path, most_volunteers=1)
-    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
     dashboard.start()
     dashboard.publish(Peers(peers=(COORDINATOR,)))
     assert get(dashboard, "/api/invitation").status_code == 200
@@ -195,7 +195,7 @@ def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_
 
 
 def test_after_the_last_step_nobody_is_invited(dashboard: Dashboard, path: Path) -> None:
-    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
     record(Ledger(path), 100)
     answer = get(dashboard, "/api/invitation")
     assert (answer.status_code, Refusal.parse(answer.json())) == (410, Refusal(reason="over"))
@@ -226,7 +226,7 @@ def test_without_an_installation_the_dashboard_says_why_it_has_no_wheel(
     def not_installed() -> Wheel:
         raise UserError("dedloc_kit was not installed by pip")
 
-    monkeypatch.setattr(server, "running_wheel", not_installed)
+    monkeypatch.setattr(entrance, "running_wheel", not_installed)
     answer = get(dashboard, "/requirements.txt")
     assert (answer.status_code, answer.json()) == (404, {"message": "dedloc_kit was not installed by pip"})
 
