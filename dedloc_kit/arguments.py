@@ -47,8 +47,19 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command="launch")
 
-    for name, what in (("pause", "let all volunteers of a run wait"), ("resume", "let a paused run go on")):
-        command = commands.add_parser(name, help=what)
+    for name, about, help_text in (
+        ("pause", None, "let all volunteers of a run wait"),
+        ("resume", None, "let a run go on that was paused or finished"),
+        ("finish", None, "let a run end with the global step that is under way"),
+        ("kick", "PEER", "send a volunteer away, by its id or name as the dashboard shows it"),
+        ("readmit", "PEER", "let a volunteer come back that was kicked"),
+        ("announce", "TEXT", "show a message to all volunteers and viewers; an empty one removes it"),
+    ):
+        command = commands.add_parser(name, help=help_text)
+        if about is None:
+            command.set_defaults(what="")
+        else:
+            command.add_argument("what", metavar=about)
         command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
         command.set_defaults(command=name)
 

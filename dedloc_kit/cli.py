@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, pause, resume, join, notebook, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, what steers a run (pause, announce ...), join, and tools."""
 
 import argparse
 import signal
@@ -15,7 +15,6 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.orders import OrderBook
 from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
@@ -88,20 +87,10 @@ def _launch(options: argparse.Namespace) -> int:
     )
 
 
-def _pause(options: argparse.Namespace) -> None:
-    _order_book(options.folder).pause()
-    Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
+def _order(options: argparse.Namespace) -> None:
+    from dedloc_kit.organizing import give
 
-
-def _resume(options: argparse.Namespace) -> None:
-    _order_book(options.folder).resume()
-    Console(highlight=False).print("the run goes on within seconds")
-
-
-def _order_book(folder: Path) -> OrderBook:
-    if not (folder / "invitation.json").exists():
-        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
-    return OrderBook(folder)
+    Console(highlight=False, markup=False, soft_wrap=True).print(give(options.command, options.folder, options.what))
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -199,8 +188,7 @@ def _number(value: float | None) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "launch": _launch,
-    "pause": _pause,
-    "resume": _resume,
+    **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
     "join": _join,
     "notebook": _notebook,
     "status": _status,

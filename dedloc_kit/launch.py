@@ -10,10 +10,11 @@ from typing import Self
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed, Warned
 from dedloc_kit.home import peer_folder
 from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
 from dedloc_kit.memory import of_first_peers, recall
+from dedloc_kit.orders import OrderBook
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.terminal import RunDisplay
@@ -100,7 +101,7 @@ class Coordinator:
         # The page is public: what goes wrong on the organizer's machine is for the organizer's eyes.
         if isinstance(event, Failed):
             self.dashboard.publish(Failed(text="the coordinator stopped"))
-        elif not isinstance(event, Warned):
+        elif not isinstance(event, Warned | PushFailed):
             self.dashboard.publish(event)
         self._on_event(event)
 
@@ -149,6 +150,8 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: 
             display.line(f"or soon:     dedloc join {peer.hub}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")
         display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
+        if OrderBook(peer.folder).read().finish:
+            display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
             if coordinator.invitation() != invitation:
                 invitation = coordinator.invitation()

@@ -38,7 +38,7 @@ ORDER = (
     {"session_display"},
     {"dashboard", "notebook", "terminal", "prepare"},
     {"launch", "pretokenize"},
-    {"demo", "arguments"},
+    {"demo", "organizing", "arguments"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
@@ -49,7 +49,7 @@ FOUNDATION = {
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "demo", "arguments", "cli"),
+    *("launch", "demo", "organizing", "arguments", "cli"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.

@@ -42,7 +42,8 @@ class RunView:
         self._opening = threading.Lock()
         self._peers: tuple[PeerSeen, ...] = ()
         self._joined = False
-        self._gone = self._paused = False
+        self._gone = False
+        self._wanted = Peers(peers=())  # what the organizer wants, as the coordinator said last
         self._heard = 0.0  # monotonic time of the last event
         self._message = ""
         self._notices: deque[dict[str, Any]] = deque(maxlen=5)
@@ -59,7 +60,7 @@ class RunView:
                 case Joined():
                     self._joined, self._gone = True, False
                 case Peers(peers=peers):
-                    self._joined, self._gone, self._peers, self._paused = True, False, peers, event.paused
+                    self._joined, self._gone, self._peers, self._wanted = True, False, peers, event
                 case Warned(text=text):
                     self._notices.append({"time": time.time(), "text": text})
                 case Failed(text=text):
@@ -157,13 +158,14 @@ class RunView:
         giving = [peer for peer in volunteers if peer.step == step]
         samples = sum(peer.samples for peer in giving)
         rate = sum(_finite(peer.samples_per_second) or 0.0 for peer in giving)
-        if known["step"] >= self._run.optimizer.total_steps:
+        last_step = self._run.optimizer.total_steps if self._wanted.last_step is None else self._wanted.last_step
+        if known["step"] >= last_step:
             status = "finished"
         elif self._gone or silent:
             status = "coordinator lost"
         elif not self._joined:
             status = "starting"
-        elif self._paused:
+        elif self._wanted.paused:
             status = "paused"
         else:
             status = "training" if volunteers else "waiting for volunteers"
@@ -173,6 +175,7 @@ class RunView:
             "status": status,
             "message": self._message,
             "notices": list(self._notices),
+            "announcement": self._wanted.announcement.model_dump() if self._wanted.announcement else None,
             "total_steps": self._run.optimizer.total_steps,
             "global_batch": self._run.global_batch,
             "eta_seconds": max(0, self._run.global_batch - samples) / rate if rate > 0 else None,
