@@ -59,7 +59,7 @@ def test_three_volunteers_train_for_twelve_global_steps(home: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_stopped_leaves_no_process(home: Path, tmp_path: Path, how: signal.Signals) -> None:
     demo = start_demo(home, tmp_path, "--volunteers", "1")
     assert demo.stdout is not None
