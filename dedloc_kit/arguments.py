@@ -44,6 +44,20 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--hub", type=_repository, metavar="OWNER/NAME", help="push model and training state there")
     launch.add_argument("--private", action="store_true", help="make that repository a private one")
     launch.add_argument("--push-every", type=_positive, default=50, metavar="STEPS")
+    launch.add_argument(
+        "--stall-minutes",
+        type=_positive,
+        default=30,
+        metavar="N",
+        help="alert when no global step was done for so long",
+    )
+    launch.add_argument(
+        "--webhook-file",
+        type=Path,
+        metavar="FILE",
+        help="post alerts to the webhook (of Slack, Discord ...) whose secret address is in this file, or in the "
+        "environment as DEDLOC_WEBHOOK",
+    )
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command="launch")
 
@@ -62,6 +76,10 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("what", metavar=about)
         command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
         command.set_defaults(command=name)
+
+    login = commands.add_parser("login", help="print the link with which you steer a run from its live page")
+    login.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+    login.set_defaults(command="login")
 
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help=_INVITATION)

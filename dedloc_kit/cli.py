@@ -64,7 +64,9 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
+    from dedloc_kit.webhook import webhook_address
 
+    webhook = webhook_address(options.webhook_file)
     run = load_run(options.run, options.overrides)
     settings = {
         **_machine(options),
@@ -84,6 +86,8 @@ def _launch(options: argparse.Namespace) -> int:
         port=options.port,
         resume=options.resume,
         most_volunteers=options.most_volunteers,
+        stall_minutes=options.stall_minutes,
+        webhook=webhook,
     )
 
 
@@ -91,6 +95,13 @@ def _order(options: argparse.Namespace) -> None:
     from dedloc_kit.organizing import give
 
     Console(highlight=False, markup=False, soft_wrap=True).print(give(options.command, options.folder, options.what))
+
+
+def _login(options: argparse.Namespace) -> None:
+    from dedloc_kit.dashboard.login import Keys
+    from dedloc_kit.organizing import dashboard_of
+
+    sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -189,6 +200,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "launch": _launch,
     **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
+    "login": _login,
     "join": _join,
     "notebook": _notebook,
     "status": _status,

@@ -1,14 +1,14 @@
-"""What the organizer does from the command line while a run goes on: pause, kick, announce and the like."""
+"""What the organizer orders while a run goes on, from the command line or the page: pause, kick, announce and more."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dedloc_kit.dashboard.known import known_peers
 from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Ledger, UnreadyLedger
 from dedloc_kit.memory import own_id
 from dedloc_kit.orders import OrderBook
-from dedloc_kit.records import INVITATION_FILE
+from dedloc_kit.records import INVITATION_FILE, Invitation
 
 _PEER_ID = re.compile(r"Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}")
 _MOST_CANDIDATES = 5
@@ -46,15 +46,42 @@ def give(order: str, folder: Path, what: str) -> str:
             peer, name = find_peer(what, {kicked.peer: kicked.name for kicked in book.read().kicked})
             book.readmit(peer)
             return f"{_called(peer, name)} may come back"
+        case "checkpoint":
+            book.checkpoint()
+            return "a checkpoint is written within seconds, unless there is one of this global step"
         case _:
             book.announce(what)
             return "volunteers and viewers see it within seconds" if what else "the announcement is gone within seconds"
+
+
+def dashboard_of(folder: Path) -> str:
+    """The address of the live page of the run in this folder; raises UserError if no run was launched in it."""
+    check_folder(folder)
+    invitation = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8"))
+    if invitation.url is None:
+        raise UserError(f"the invitation in {folder} names no live page; launch the run again")
+    return invitation.url
 
 
 def check_folder(folder: Path) -> None:
     """Raises UserError if no run was launched in this folder."""
     if not (folder / INVITATION_FILE).exists():
         raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
+
+
+def known_peers(folder: Path) -> dict[str, str]:
+    """The names of all contributors of the run in this folder, by peer id. Raises UserError if it cannot be read."""
+    path = folder / "ledger.sqlite"
+    if not path.exists():
+        return {}
+    try:
+        ledger = Ledger(path, read_only=True)
+    except UnreadyLedger:
+        return {}
+    try:
+        return {contributor.peer: contributor.name for contributor in ledger.contributors()}
+    finally:
+        ledger.close()
 
 
 def find_peer(text: str, known: Mapping[str, str]) -> tuple[str, str]:
