@@ -66,12 +66,13 @@ def volunteer(
             replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
         )
         seed = seed_of(run.run_id, me.signer.peer, me.session)
-        with Prefetch(me.task.batches(peer.microbatch or largest_microbatch(run), seed, warn), size=4) as batches:
+        size = peer.microbatch or run.microbatch
+        with Prefetch(me.task.batches(size or largest_microbatch(run), seed, warn), size=4) as batches:
             microbatches = Microbatches(batches)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
-                if not peer.microbatch:
+                if not size:
                     _try_microbatch(microbatches, compute, emit)
             loading.result()
             me.optimizer.begin()

@@ -31,12 +31,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def make_environment(folder: Path, *options: str) -> Path:
+    """A new virtual environment; returns its folder of commands."""
+    run(sys.executable, "-m", "venv", *options, folder, folder=folder.parent)
+    return folder / "bin"
+
+
 @pytest.fixture(scope="module")
 def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The commands of an environment where the wheel is installed; all other packages are those that run here."""
     folder = tmp_path_factory.mktemp("installed")
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "environment", folder=folder)
-    python = folder / "environment" / "bin" / "python"
+    python = make_environment(folder / "environment", "--without-pip") / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, folder=folder)
     # Behind a .pth file the .pth files of the running environment do not count, and with them the editable
     # installation of the checkout.
