@@ -129,15 +129,15 @@ def _notebook(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_state
+    from dedloc_kit.client import fetch_people, fetch_state
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
     console.print(f"{state['run_id']}: {state['status']}, step {state['step']} of {state['total_steps']}")
     console.print(f"{state['samples_total']} samples in all, training loss {_number(state['loss'])}")
     table = Table("volunteer", "samples", "steps")
-    for contributor in state["contributors"]:
-        table.add_row(str(contributor["name"]), str(contributor["samples"]), str(contributor["steps"]))
+    for person in fetch_people(options.invitation):
+        table.add_row(str(person["name"]), str(person["samples"]), str(person["steps"]))
     console.print(table)
 
 

@@ -68,10 +68,13 @@ class StepDone(Event):
 class PeerSeen(BaseModel):
     peer: str
     name: str
+    team: str = ""
     device: str
     step: int
     samples: int
     samples_per_second: float
+    upload: float | None = None
+    """Bytes per second."""
     follower: bool
     client_mode: bool
 

@@ -11,6 +11,7 @@ from dedloc_kit.validation import describe
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Time = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 # Text that a peer chose: no control characters, which could take over a terminal that shows it.
 PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
@@ -119,6 +120,9 @@ class Progress(Record):
     """Where others reach this peer; empty in client mode."""
     device: PeerText
     name: PeerText
+    team: PeerText = ""
+    upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
     time: Time
 
 
@@ -135,7 +139,7 @@ CONTRIBUTORS_FILE = "contributors.json"
 
 
 class Given(Record):
-    """What one peer gave to a run over all its sessions; times are what the peer's own clock said."""
+    """What one peer gave to a run over all its sessions; times by the coordinator's clock."""
 
     peer: Annotated[str, Field(max_length=128)]
     name: PeerText
@@ -176,7 +180,7 @@ class Receipt(Record):
     step: Count
     round: Digest
     time: Time
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
     signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
     """The contributions of all members of the all-reduce, each with its signature."""
@@ -192,8 +196,15 @@ class GlobalStep(Record):
     loss: float | None
     peers: Count
     """Members of the all-reduce, the followers included."""
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
+    # The coordinator's time since the step before, in four parts that follow each other; none where it missed a step.
+    compute: Seconds | None = None
+    """Until the batch was full."""
+    gather: Seconds | None = None
+    """From then until the group stood."""
+    average: Seconds | None = None
+    apply: Seconds | None = None
 
 
 class Refusal(Record):
