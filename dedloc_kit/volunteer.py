@@ -1,11 +1,13 @@
 """The volunteer: takes batches, accumulates gradients, and lets the collaborative optimizer do the rest."""
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from dedloc_kit.account import CODE
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.memory import Memory, initial_peers, recall
@@ -49,6 +51,8 @@ def volunteer(
         run,
         peer,
         initial_peers(invitation, peer.folder),
+        organizer=invitation.organizer,
+        secret=os.environ.pop(CODE, ""),  # before any process is started that would inherit it
         follower=False,
         preferred_port=recall(peer.folder, run.run_id).port,
         stop=stop,
@@ -77,9 +81,8 @@ def volunteer(
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            organizer = invitation.peers[0].rpartition("/p2p/")[2]
             while not stop.is_set() and me.optimizer.step < peer.last_step(run):
-                _wait_while_paused(me, organizer, emit, stop)
+                _wait_while_paused(me, invitation.organizer, emit, stop)
                 _train_on(microbatches, compute, me, run, emit)
                 _remember(memory, me, warn)
             emit(State(text="leaving"))
