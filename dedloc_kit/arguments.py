@@ -81,11 +81,29 @@ def parser() -> argparse.ArgumentParser:
     login.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
     login.set_defaults(command="login")
 
+    for name, what in (
+        ("invite", 'make a personal code that lets somebody into a run with access = "invite"'),
+        ("revoke", "withdraw the invitations of a person, or lock an account of the Hub out"),
+    ):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+        command.add_argument("person", metavar="NAME", help="a name of your choice for them, or their account")
+        if name == "invite":
+            command.add_argument("--days", type=_positive, default=30, metavar="N", help="how long it is good for")
+        command.set_defaults(command=name)
+
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+    join.add_argument(
+        "--code-file",
+        type=Path,
+        metavar="FILE",
+        help="holds your personal code, for a run that is not open to all; default: the variable DEDLOC_CODE, else you "
+        "are asked for it",
     )
     reach = join.add_mutually_exclusive_group()
     reach.add_argument(

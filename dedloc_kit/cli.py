@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, what steers a run (pause, announce ...), join, and tools."""
+"""The `dedloc` command and what each of its commands calls."""
 
 import argparse
 import signal
@@ -104,7 +104,24 @@ def _login(options: argparse.Namespace) -> None:
     sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
 
 
+def _invite(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import invite
+
+    code = invite(options.folder, options.person, options.days)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the personal code of {options.person}, good for {options.days} days; it is for nobody else:")
+    console.print(code)
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import revoke
+
+    revoke(options.folder, options.person)
+    Console(highlight=False, markup=False).print(f"{options.person} is out within a minute, if the run is up")
+
+
 def _join(options: argparse.Namespace) -> int:
+    from dedloc_kit.personal_code import personal_code
     from dedloc_kit.session import Session
     from dedloc_kit.session_display import watch
 
@@ -112,7 +129,8 @@ def _join(options: argparse.Namespace) -> int:
     settings |= {"microbatch": options.microbatch, "client_mode": options.client_mode}
     if options.name:
         settings["name"] = options.name
-    session = Session(options.invitation, folder=options.folder, settings=settings)
+    code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
+    session = Session(options.invitation, folder=options.folder, settings=settings, code=code)
     watch(session)
     problem = session.snapshot().problem
     if problem:
@@ -201,6 +219,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "launch": _launch,
     **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
     "login": _login,
+    "invite": _invite,
+    "revoke": _revoke,
     "join": _join,
     "notebook": _notebook,
     "status": _status,

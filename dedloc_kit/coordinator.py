@@ -59,6 +59,7 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
         run,
         peer,
         memory.peers,
+        organizer=None,
         follower=True,
         may_start_alone=True,
         stop=stop,

@@ -111,6 +111,7 @@ class CollaborativeOptimizer:
     def load(self) -> None:
         """Load the current state from a peer. Raises UserError if nobody hands it out."""
         if not self._catch_up.load() and not self._stop.is_set():
+            self.check()
             raise UserError("no peer of this run hands out the training state; is the coordinator running?")
 
     def begin(self) -> None:
@@ -220,8 +221,12 @@ class CollaborativeOptimizer:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
         return self._error is None and 2 * self.gradients.samples > MOST_BATCHES * self.run.global_batch
 
+    def give_up(self, reason: Exception) -> None:
+        """Take part no more: the training loop raises this at its next boundary."""
+        self._error = self._error or reason
+
     def check(self) -> None:
-        """For a follower: raises what went wrong in the background."""
+        """For whoever is not in the training loop: raises what went wrong in the background."""
         if self._error is not None:
             raise self._error
 
