@@ -470,9 +470,10 @@ def test_whoever_is_back_within_a_minute_has_not_left(watching: Watching) -> Non
 
 def test_a_visit_goes_on_when_the_coordinator_starts_again_at_once(watching: Watching, path: Path) -> None:
     watching.see(100, a_peer())
-    watching.ledger.close()  # ten seconds after the last mark
+    watching.ledger.close()  # nine seconds after the last mark
     again = Ledger(path, clock=watching.now)
     assert again.here() == {}
+    assert again.people()[0].seconds == 99.0
     watching.ledger = again
     watching.see(10, a_peer())
     assert watching.visits() == [(0.0, 100.0, True)]
