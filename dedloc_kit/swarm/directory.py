@@ -32,14 +32,17 @@ class Directory:
         self._shares = [f"{name}.{share:x}" for share in range(SHARES)]
         self._looks = 0
 
+    def key(self, peer: str, peers: int) -> str:
+        """Where the record of a peer belongs when there are so many others."""
+        return self._shares[hashlib.sha256(peer.encode()).digest()[0] % SHARES] if peers >= MANY else self._name
+
     def store(self, signer: Signer, value: object, *, seconds: float, peers: int) -> Any:
         """Put this peer's record there for so long, instead of its last one; a future.
 
         :param peers: how many others there are
         """
-        share = hashlib.sha256(signer.peer.encode()).digest()[0] % SHARES
         return self._dht.store(
-            self._shares[share] if peers >= MANY else self._name,
+            self.key(signer.peer, peers),
             subkey=signer.subkey,
             value=value,
             expiration_time=get_dht_time() + seconds,
