@@ -17,7 +17,7 @@ from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import AccessAnswer, Notice
 from dedloc_kit.swarm.access import TOKEN_SECONDS, NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
-from dedloc_kit.swarm.directory import Node
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.signing import Signer, author

@@ -19,7 +19,7 @@ from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_addre
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
-from dedloc_kit.swarm.directory import Node
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, serve
 
