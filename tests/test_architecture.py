@@ -27,6 +27,8 @@ ORDER = (
     {"evaluation"},
     {"swarm"},
     {"ledger"},
+    {"ledger_tables"},
+    {"ledger_copy"},
     {"resuming"},
     {"curve"},
     {"model_card"},
@@ -46,14 +48,22 @@ FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
     *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "client"),
 }
-ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
+ROLES = {
+    *("swarm", "ledger", "ledger_tables", "ledger_copy", "resuming", "curve", "model_card", "publishing"),
+    *("volunteer", "coordinator"),
+}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
     *("launch", "demo", "arguments", "cli"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
-ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("demo", "ledger")}
+ALLOWED_SHORT_CUTS = {
+    ("dashboard", "ledger"),
+    ("dashboard", "ledger_tables"),
+    ("dashboard", "ledger_copy"),
+    ("demo", "ledger"),
+}
 
 
 def imported_modules(source: str) -> Iterator[str]:
