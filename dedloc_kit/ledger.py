@@ -135,6 +135,10 @@ class Ledger:
                 [(c.peer, c.name, c.samples, c.steps, c.first_seen, c.last_seen) for c in contributors],
             )
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
     def last_step(self) -> int:
         """The newest global step, 0 if there is none."""
         return int(self._rows("SELECT coalesce(max(step), 0) FROM steps")[0][0])

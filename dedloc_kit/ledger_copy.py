@@ -20,15 +20,13 @@ from dedloc_kit.ledger_tables import (
     table_names,
     write_parquet,
 )
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records import MOST_LEDGER_BYTES, Evaluation
 from dedloc_kit.run import PLAIN_TEXT
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-MOST_BYTES = 2**31
-"""Of one file; a million contributions take about 30 MB."""
 _MOST_ROWS = 10**8
 _MOST_GROUP_BYTES = 2**28
 """Of what is unpacked at a time."""
@@ -143,7 +141,7 @@ def _opened(path: Path) -> "parquet.ParquetFile":
     """The file, unless it would take more memory or time than a ledger does."""
     from pyarrow import parquet
 
-    if path.stat().st_size > MOST_BYTES:
+    if path.stat().st_size > MOST_LEDGER_BYTES:
         raise ValueError("is too large")
     table = parquet.ParquetFile(path, pre_buffer=False)
     groups = (table.metadata.row_group(n) for n in range(table.metadata.num_row_groups))

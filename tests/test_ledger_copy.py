@@ -169,7 +169,7 @@ def test_a_strange_table_and_a_newer_version_are_refused(copy: Path, path: Path,
 def test_a_file_that_would_unpack_to_too_much_is_refused(
     copy: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("MOST_BYTES", "_MOST_ROWS", "_MOST_GROUP_BYTES"):
+    for name in ("MOST_LEDGER_BYTES", "_MOST_ROWS", "_MOST_GROUP_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(ledger_copy, name, 1)
             with pytest.raises(UserError, match="is too large"):
