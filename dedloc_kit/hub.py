@@ -134,7 +134,7 @@ def upload(
 def training_state(where: str) -> Path:
     """The training state that a person names, on this machine; from the Hub it is downloaded first, whole.
 
-    The ledger, or at least who contributed to it, lies beside it.
+    The ledger, or at least who contributed to it, and the run's invitation lie beside it.
 
     :param where: a file or a folder, or a repository `OWNER/NAME`, `OWNER/NAME@REVISION`
     Raises UserError if there is no such thing or it cannot be downloaded.
@@ -239,8 +239,9 @@ def _download(repository: str, revision: str | None) -> Path:
             raise UserError(f"{repository} has no revision {revision}; its page lists the commits") from None
         except RemoteEntryNotFoundError:
             raise UserError(f"{repository} holds no {STATE_FILE}, so no run can be resumed from it") from None
-        with suppress(RemoteEntryNotFoundError):  # nobody has to have given anything
-            hf_hub_download(repository, CONTRIBUTORS_FILE, revision=state.parent.name)  # of the very same commit
+        for name in (CONTRIBUTORS_FILE, INVITATION_FILE):
+            with suppress(RemoteEntryNotFoundError):
+                hf_hub_download(repository, name, revision=state.parent.name)  # of the very same commit
     ledger_copy(repository, state.parent.name)
     return state
 

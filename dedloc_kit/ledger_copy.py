@@ -5,12 +5,14 @@ A copy comes from the Hub or from another coordinator: nothing in it is believed
 
 import json
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger_tables import (
     BATCH_ROWS,
     Column,
@@ -56,29 +58,38 @@ def write_copy(ledger: Path, folder: Path) -> None:
 def restore(ledger: Path, folder: Path) -> None:
     """Make a ledger what its copy in this folder says, whole or not at all; what it held before is gone.
 
-    `ledger` is the file of one that was opened by this version, so that its tables are there. A copy of an earlier
-    version may lack tables and columns. Raises UserError, and changes nothing, if the copy is none of a ledger, is
-    incomplete or holds what no ledger does.
+    Others may have the ledger open. A copy of an earlier version may lack tables and columns. Raises UserError, and
+    changes nothing, if the copy is none of a ledger, is incomplete or holds what no ledger does.
     """
-    with _writing(ledger) as connection:
-        ours = _version(connection)
-        files = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
-        if not files:
-            raise UserError(f"there is no copy of a ledger in {folder}")
-        tables = table_names(connection)
-        for name in tables:
-            connection.execute(f"DELETE FROM {name}")
-        for name, path in files.items():
-            with _reading(path), _opened(path) as table:
-                version = _version_of(table)
-                if version > ours:
-                    raise ValueError("was made by a newer version of dedloc_kit; upgrade this installation")
-                missing = sorted(set(tables) - files.keys()) if version == ours else []
-                if missing or name not in tables:
-                    raise ValueError(f"lies there without {missing[0]}" if missing else "is no table of a ledger")
-                _fill(connection, name, table, complete=version == ours)
-        if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-            raise UserError(f"the copy of the ledger in {folder} does not fit together; use another one")
+    try:
+        with tempfile.TemporaryDirectory(dir=ledger.parent) as place:
+            fresh = Path(place) / "ledger.sqlite"
+            Ledger(fresh).close()
+            with closing(sqlite3.connect(fresh)) as connection, connection:
+                _fill_tables(connection, folder)
+            Ledger(fresh).close()  # what a coordinator does that starts, it does with this one too
+            with closing(sqlite3.connect(fresh)) as source, closing(sqlite3.connect(ledger, timeout=30)) as target:
+                source.backup(target)
+    except (sqlite3.Error, OSError) as error:
+        raise UserError(f"{ledger}: the ledger cannot be written ({error}); free disk space") from None
+
+
+def _fill_tables(connection: sqlite3.Connection, folder: Path) -> None:
+    ours, tables = _version(connection), table_names(connection)
+    files = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
+    if not files:
+        raise UserError(f"there is no copy of a ledger in {folder}")
+    for name, path in files.items():
+        with _reading(path), _opened(path) as table:
+            version = _version_of(table)
+            if version > ours:
+                raise ValueError("was made by a newer version of dedloc_kit; upgrade this installation")
+            missing = sorted(set(tables) - files.keys()) if version == ours else []
+            if missing or name not in tables:
+                raise ValueError(f"lies there without {missing[0]}" if missing else "is no table of a ledger")
+            _fill(connection, name, table, complete=version == ours)
+    if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
+        raise UserError(f"the copy of the ledger in {folder} does not fit together; use another one")
 
 
 def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile", *, complete: bool) -> None:
@@ -179,17 +190,3 @@ def _reading(path: Path) -> Iterator[None]:
         said = (str(e).splitlines() or [""])[0]
         what = said if type(e) is ValueError else f"cannot be read ({said:.200})"
         raise UserError(f"{path.name} {what}") from None
-
-
-@contextmanager
-def _writing(ledger: Path) -> Iterator[sqlite3.Connection]:
-    """A transaction that is undone if anything fails."""
-    connection = sqlite3.connect(ledger, timeout=30, isolation_level=None)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        yield connection
-        connection.execute("COMMIT")
-    except sqlite3.OperationalError as error:
-        raise UserError(f"{ledger}: the ledger cannot be written ({error}); free disk space") from None
-    finally:
-        connection.close()

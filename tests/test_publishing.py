@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from dedloc_kit import publishing
+from dedloc_kit.client import fetch_invitation
 from dedloc_kit.events import AnyEvent, Pushed, Warned
 from dedloc_kit.hub import ledger_copy, names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger_copy import restore
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Invitation, Receipt
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Usage
@@ -268,6 +269,19 @@ def test_the_invitation_is_pushed_when_it_is_there_and_again_when_it_has_changed
         file.write_text("other")
         wait_until(lambda: _invitation(hub) == "other", "the changed one was not pushed")
     assert len(hub.commits[NAME]) == 4, "made, claimed, and pushed twice"
+
+
+def test_a_coordinator_that_has_moved_is_found_under_the_same_name(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "LOOK_SECONDS", 0.01)
+    for machine in ("192.0.2.1", "192.0.2.2"):
+        invitation = Invitation.of(RUN, (f"/ip4/{machine}/tcp/31337/p2p/QmA",))
+        coordinator = Coordinator(tmp_path / machine, TinyTask(RUN))
+        (tmp_path / machine / INVITATION_FILE).write_text(invitation.model_dump_json())
+        with publishing_of(coordinator):
+            wait_until(lambda expected=invitation: _invitation(hub) == expected.model_dump_json(), "it is not pushed")  # type: ignore[misc]
+            assert fetch_invitation(NAME) == invitation
 
 
 def test_an_invitation_that_names_the_organizers_files_is_not_pushed(
