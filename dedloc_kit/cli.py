@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, pause, resume, join, notebook, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, pause, resume, join, notebook, dashboard, status, evaluate, tokenizer, corpus."""
 
 import argparse
 import signal
@@ -128,6 +128,12 @@ def _notebook(options: argparse.Namespace) -> None:
         console.print(str(path))
 
 
+def _dashboard(options: argparse.Namespace) -> None:
+    from dedloc_kit.mirror import mirror
+
+    mirror(options.invitation, host=options.host, port=options.port, folder=options.folder)
+
+
 def _status(options: argparse.Namespace) -> None:
     from dedloc_kit.client import fetch_state
 
@@ -203,6 +209,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "resume": _resume,
     "join": _join,
     "notebook": _notebook,
+    "dashboard": _dashboard,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,

@@ -250,17 +250,5 @@ class _Coordinator:
         others = self._me.optimizer.tracker.others()
         return Peers(
             paused=self._me.optimizer.paused,
-            peers=tuple(
-                PeerSeen(
-                    peer=peer_id,
-                    name=progress.name,
-                    device=progress.device,
-                    step=progress.step,
-                    samples=progress.samples,
-                    samples_per_second=progress.samples_per_second,
-                    follower=progress.follower,
-                    client_mode=progress.client_mode,
-                )
-                for peer_id, progress in others.items()
-            ),
+            peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
         )

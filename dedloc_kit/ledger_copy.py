@@ -68,10 +68,15 @@ def restore(ledger: Path, folder: Path) -> None:
             with closing(sqlite3.connect(fresh)) as connection, connection:
                 _fill_tables(connection, folder)
             Ledger(fresh).close()  # what a coordinator does that starts, it does with this one too
-            with closing(sqlite3.connect(fresh)) as source, closing(sqlite3.connect(ledger, timeout=30)) as target:
-                source.backup(target)
+            replace(ledger, fresh)
     except (sqlite3.Error, OSError) as error:
         raise UserError(f"{ledger}: the ledger cannot be written ({error}); free disk space") from None
+
+
+def replace(ledger: Path, other: Path) -> None:
+    """Let a ledger, which others may have open, be the same as another one; raises sqlite3.Error."""
+    with closing(sqlite3.connect(other)) as source, closing(sqlite3.connect(ledger, timeout=30)) as target:
+        source.backup(target)
 
 
 def _fill_tables(connection: sqlite3.Connection, folder: Path) -> None:

@@ -29,17 +29,17 @@ ORDER = (
     {"ledger"},
     {"ledger_tables"},
     {"ledger_copy"},
-    {"resuming"},
+    {"resuming", "copies"},
     {"curve"},
     {"model_card"},
     {"publishing"},
-    {"volunteer", "coordinator"},
+    {"volunteer", "coordinator", "collector"},
     {"worker"},
     {"supervisor"},
     {"session"},
     {"session_display"},
     {"dashboard", "notebook", "terminal", "prepare"},
-    {"launch", "pretokenize"},
+    {"launch", "mirror", "pretokenize"},
     {"demo", "arguments"},
     {"cli"},
 )
@@ -50,11 +50,11 @@ FOUNDATION = {
 }
 ROLES = {
     *("swarm", "ledger", "ledger_tables", "ledger_copy", "resuming", "curve", "model_card", "publishing"),
-    *("volunteer", "coordinator"),
+    *("volunteer", "coordinator", "collector", "copies"),
 }
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "demo", "arguments", "cli"),
+    *("launch", "mirror", "demo", "arguments", "cli"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.

@@ -21,6 +21,7 @@ from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
 from dedloc_kit.swarm.group import Round
+from dedloc_kit.swarm.receipts import global_step
 from dedloc_kit.swarm.rounds import Rounds
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, TrainingState
@@ -263,20 +264,7 @@ class CollaborativeOptimizer:
         self._tell(receipt, outcome.contributions)
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution]) -> None:
-        samples = sum(c.samples for c in contributions.values())
-        losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None and c.samples]
-        self._on_step(
-            GlobalStep(
-                step=receipt.step,
-                round=receipt.round,
-                time=receipt.time,
-                samples=samples,
-                loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
-                peers=len(contributions),
-                seconds=receipt.seconds,
-            ),
-            contributions,
-        )
+        self._on_step(global_step(receipt, contributions), contributions)
 
     # Keeping up with the swarm
 
