@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, pause, resume, join, notebook, dashboard, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: demo, launch, what steers a run (pause, announce ...), join, and tools."""
 
 import argparse
 import signal
@@ -15,7 +15,6 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.records import PAUSED_FILE
 from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
@@ -65,7 +64,9 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
+    from dedloc_kit.webhook import webhook_address
 
+    webhook = webhook_address(options.webhook_file)
     run = load_run(options.run, options.overrides)
     settings = {
         **_machine(options),
@@ -85,23 +86,22 @@ def _launch(options: argparse.Namespace) -> int:
         port=options.port,
         resume=options.resume,
         most_volunteers=options.most_volunteers,
+        stall_minutes=options.stall_minutes,
+        webhook=webhook,
     )
 
 
-def _pause(options: argparse.Namespace) -> None:
-    _paused_file(options.folder).touch()
-    Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
+def _order(options: argparse.Namespace) -> None:
+    from dedloc_kit.organizing import give
+
+    Console(highlight=False, markup=False, soft_wrap=True).print(give(options.command, options.folder, options.what))
 
 
-def _resume(options: argparse.Namespace) -> None:
-    _paused_file(options.folder).unlink(missing_ok=True)
-    Console(highlight=False).print("the run goes on within seconds")
+def _login(options: argparse.Namespace) -> None:
+    from dedloc_kit.dashboard.login import Keys
+    from dedloc_kit.organizing import dashboard_of
 
-
-def _paused_file(folder: Path) -> Path:
-    if not (folder / "invitation.json").exists():
-        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
-    return folder / PAUSED_FILE
+    sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -135,15 +135,15 @@ def _dashboard(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_state
+    from dedloc_kit.client import fetch_people, fetch_state
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
     console.print(f"{state['run_id']}: {state['status']}, step {state['step']} of {state['total_steps']}")
     console.print(f"{state['samples_total']} samples in all, training loss {_number(state['loss'])}")
     table = Table("volunteer", "samples", "steps")
-    for contributor in state["contributors"]:
-        table.add_row(str(contributor["name"]), str(contributor["samples"]), str(contributor["steps"]))
+    for person in fetch_people(options.invitation):
+        table.add_row(str(person["name"]), str(person["samples"]), str(person["steps"]))
     console.print(table)
 
 
@@ -205,8 +205,8 @@ def _number(value: float | None) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "launch": _launch,
-    "pause": _pause,
-    "resume": _resume,
+    **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
+    "login": _login,
     "join": _join,
     "notebook": _notebook,
     "dashboard": _dashboard,

@@ -7,6 +7,7 @@ does. What only the coordinator knows, it is told: the evaluations, and the hist
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from dedloc_kit.client import Measured, fetch_measured
 from dedloc_kit.copies import Copies
@@ -14,7 +15,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, initial_peers
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import Announcement, Instructions, Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.watching import Finished, Onlooker, watching
 
@@ -53,6 +54,7 @@ class _Collector:
         self, invitation: Invitation, peer: PeerConfig, repository: str | None, emit: Callable[[AnyEvent], None]
     ) -> None:
         self._run, self._invitation, self._peer, self._emit = invitation.run_config(), invitation, peer, emit
+        self._said = Peers(peers=())
         self._copies = Copies(invitation.url, repository, peer.folder)
         self._open()
 
@@ -96,8 +98,11 @@ class _Collector:
             collect_due = 0.0
             while not stop.wait(POLL_SECONDS):
                 peers = swarm.peers()
-                memory.update({peer: progress.addresses for peer, progress in peers.items() if progress.addresses})
-                self._emit(Peers(peers=tuple(PeerSeen.of(*seen) for seen in peers.items()), paused=swarm.paused))
+                with suppress(OSError):  # a full disk
+                    memory.update({peer: progress.addresses for peer, progress in peers.items() if progress.addresses})
+                here = tuple(PeerSeen.of(*seen) for seen in peers.items())
+                self._emit(self._as_seen(here, swarm.instructions))
+                self._ledger.record_presence(here)
                 self._record(swarm.finished(self.step, self._rounds))
                 if time.monotonic() >= collect_due:
                     self._collect(swarm)
@@ -105,6 +110,15 @@ class _Collector:
                     collect_due = time.monotonic() + COLLECT_SECONDS
             self._collect(swarm)
             self._emit(Left(step=self.step, session_samples=0))
+
+    def _as_seen(self, here: tuple[PeerSeen, ...], said: Instructions | None) -> Peers:
+        """Who is here, with what the organizer wants; while the coordinator is away, that is what it said last."""
+        if said is not None:
+            before = self._said.announcement
+            if said.announcement != (before.text if before else ""):
+                before = Announcement(text=said.announcement, time=time.time()) if said.announcement else None
+            self._said = Peers(peers=(), paused=said.paused, last_step=said.last_step, announcement=before)
+        return self._said.model_copy(update={"peers": here})
 
     def _record(self, finished: list[Finished]) -> None:
         if finished and finished[0][0].step > self.step + 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Contributor, Ledger
-from dedloc_kit.ledger_copy import restore, write_copy
+from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.state import TrainingState

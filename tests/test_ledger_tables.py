@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from dedloc_kit import ledger_tables
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Ledger
-from dedloc_kit.ledger_tables import TABLES, TableName, write_table
+from dedloc_kit.ledger import Ledger, tables
+from dedloc_kit.ledger.tables import TABLES, TableName, write_table
 from dedloc_kit.records import Evaluation
 from tests.test_ledger import GAP, a_step, given
 
@@ -73,10 +72,10 @@ def test_whatever_a_name_begins_with_it_is_text(tmp_path: Path, name: str) -> No
 
 
 def test_a_table_is_read_in_batches_and_as_it_stood_at_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_tables, "BATCH_ROWS", 2)
-    with ledger_tables.read_snapshot(path) as connection:
-        columns = ledger_tables.columns_of(connection, "contributions")
-        batches = ledger_tables.read_query(connection, "SELECT * FROM contributions", columns)
+    monkeypatch.setattr(tables, "BATCH_ROWS", 2)
+    with tables.read_snapshot(path) as connection:
+        columns = tables.columns_of(connection, "contributions")
+        batches = tables.read_query(connection, "SELECT * FROM contributions", columns)
         assert next(batches).num_rows == 2
         ledger = Ledger(path)
         ledger.record_step(a_step(4, 10), {"12D3KooAsha": given(4, 10, 40)})

@@ -10,7 +10,7 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Contributor, Ledger
-from dedloc_kit.ledger_copy import write_copy
+from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, STATE_FILE, Contribution, Evaluation, GlobalStep
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import RunConfig
@@ -139,7 +139,7 @@ def given(step: int, session: str, samples: int, time: float) -> Contribution:
 
 def a_ledger(folder: Path, samples: int = 0) -> Ledger:
     folder.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(folder / "ledger.sqlite")
+    ledger = Ledger(folder / "ledger.sqlite", clock=lambda: 5.0)
     if samples:
         step = GlobalStep(step=1, round="ab", time=5.0, samples=samples, loss=2.0, peers=2, seconds=0.1)
         ledger.record_step(step, {"12D3Koo": given(1, "a1", samples, 5.0)})

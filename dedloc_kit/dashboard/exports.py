@@ -12,8 +12,8 @@ from fastapi import APIRouter
 from starlette.responses import FileResponse
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger_copy import write_copy
-from dedloc_kit.ledger_tables import TableFormat, TableName, write_table
+from dedloc_kit.ledger.copying import write_copy
+from dedloc_kit.ledger.tables import TableFormat, TableName, write_table
 
 FRESH_SECONDS = 30.0
 """Whoever asks so soon after another gets the same file."""

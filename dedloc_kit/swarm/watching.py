@@ -18,7 +18,7 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt, StateInfo
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.fetching import CONNECT_SECONDS
@@ -64,10 +64,10 @@ class Onlooker:
         return self._tracker.others()
 
     @property
-    def paused(self) -> bool:
-        """Does the organizer say so?"""
+    def instructions(self) -> Instructions | None:
+        """What the organizer wants now; none while the coordinator is away."""
         organizer = self.peers().get(self._organizer)
-        return organizer is not None and organizer.paused
+        return organizer.instructions if organizer is not None else None
 
     def contributions(self) -> dict[str, Contribution]:
         """The latest contribution of every peer; raises TimeoutError if the directory does not answer."""

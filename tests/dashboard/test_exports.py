@@ -14,8 +14,8 @@ from pyarrow import parquet
 from dedloc_kit.dashboard import exports
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.ledger_copy import restore
-from dedloc_kit.ledger_tables import TABLES, write_table
+from dedloc_kit.ledger.copying import restore
+from dedloc_kit.ledger.tables import TABLES, write_table
 from tests.test_ledger import a_step, given
 from tests.tiny import tiny_run
 

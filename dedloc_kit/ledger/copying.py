@@ -6,14 +6,15 @@ A copy comes from the Hub or from another coordinator: nothing in it is believed
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Ledger
-from dedloc_kit.ledger_tables import (
+from dedloc_kit.ledger.ledger import Ledger
+from dedloc_kit.ledger.schema import VERSION, prepare
+from dedloc_kit.ledger.tables import (
     BATCH_ROWS,
     Column,
     columns_of,
@@ -49,7 +50,8 @@ def write_copy(ledger: Path, folder: Path) -> None:
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror})") from None
     with read_snapshot(ledger) as connection:
-        mark = {_VERSION_KEY: str(_version(connection)).encode()}
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        mark = {_VERSION_KEY: str(version).encode()}
         for name in table_names(connection):
             table = read_query(connection, f"SELECT * FROM {name}", columns_of(connection, name))
             write_parquet(_marked(table, mark), folder / f"{name}.parquet")
@@ -58,15 +60,20 @@ def write_copy(ledger: Path, folder: Path) -> None:
 def restore(ledger: Path, folder: Path) -> None:
     """Make a ledger what its copy in this folder says, whole or not at all; what it held before is gone.
 
-    Others may have the ledger open. A copy of an earlier version may lack tables and columns. Raises UserError, and
-    changes nothing, if the copy is none of a ledger, is incomplete or holds what no ledger does.
+    Others may have the ledger open. A copy of an earlier version is brought up to date. Raises UserError, and changes
+    nothing, if the copy is none of a ledger, is incomplete or holds what no ledger does.
     """
+    files = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
+    if not files:
+        raise UserError(f"there is no copy of a ledger in {folder}")
     try:
         with tempfile.TemporaryDirectory(dir=ledger.parent) as place:
             fresh = Path(place) / "ledger.sqlite"
-            Ledger(fresh).close()
-            with closing(sqlite3.connect(fresh)) as connection, connection:
-                _fill_tables(connection, folder)
+            with closing(sqlite3.connect(fresh, isolation_level=None)) as connection:
+                prepare(connection, _common_version(files))
+                connection.execute("BEGIN")
+                _fill_tables(connection, files)
+                connection.execute("COMMIT")
             Ledger(fresh).close()  # what a coordinator does that starts, it does with this one too
             replace(ledger, fresh)
     except (sqlite3.Error, OSError) as error:
@@ -79,32 +86,38 @@ def replace(ledger: Path, other: Path) -> None:
         source.backup(target)
 
 
-def _fill_tables(connection: sqlite3.Connection, folder: Path) -> None:
-    ours, tables = _version(connection), table_names(connection)
-    files = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
-    if not files:
-        raise UserError(f"there is no copy of a ledger in {folder}")
+def _common_version(files: Mapping[str, Path]) -> int:
+    """Of the ledger that was copied."""
+    versions = set()
+    for path in files.values():
+        with _reading(path), _opened(path) as table:
+            versions.add(_version_of(table))
+    if len(versions) > 1:
+        raise UserError("the copy of the ledger does not fit together; use another one")
+    return versions.pop()
+
+
+def _fill_tables(connection: sqlite3.Connection, files: Mapping[str, Path]) -> None:
+    tables = set(table_names(connection))
+    for strange in sorted(files.keys() - tables):
+        raise UserError(f"{strange}.parquet is no table of a ledger")
+    for missing in sorted(tables - files.keys()):
+        raise UserError(f"the copy of the ledger lacks {missing}.parquet")
     for name, path in files.items():
         with _reading(path), _opened(path) as table:
-            version = _version_of(table)
-            if version > ours:
-                raise ValueError("was made by a newer version of dedloc_kit; upgrade this installation")
-            missing = sorted(set(tables) - files.keys()) if version == ours else []
-            if missing or name not in tables:
-                raise ValueError(f"lies there without {missing[0]}" if missing else "is no table of a ledger")
-            _fill(connection, name, table, complete=version == ours)
+            _fill(connection, name, table)
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise UserError(f"the copy of the ledger in {folder} does not fit together; use another one")
+        raise UserError("the copy of the ledger does not fit together; use another one")
 
 
-def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile", *, complete: bool) -> None:
+def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile") -> None:
     columns = {column.name: column for column in columns_of(connection, name)}
     given = table.schema_arrow
-    if len(set(given.names)) != len(given.names) or not columns.keys() >= set(given.names):
+    missing = [column for column in columns if column not in given.names]
+    if missing:
+        raise ValueError(f"lacks the column '{missing[0]}'")
+    if len(given.names) != len(columns):
         raise ValueError("has columns that no ledger has")
-    missing = [column for column in columns.values() if column.name not in given.names]
-    if missing and (complete or any(column.required and not column.has_default for column in missing)):
-        raise ValueError(f"lacks the column '{missing[0].name}'")
     for field in given:
         if field.type != columns[field.name].type:
             raise ValueError(f"has the column '{field.name}' of another type")
@@ -168,13 +181,14 @@ def _opened(path: Path) -> "parquet.ParquetFile":
 
 def _version_of(table: "parquet.ParquetFile") -> int:
     try:
-        return int((table.schema_arrow.metadata or {})[_VERSION_KEY])
+        version = int((table.schema_arrow.metadata or {})[_VERSION_KEY])
     except (KeyError, ValueError):
-        raise ValueError("is no table of a ledger") from None
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+        version = 0
+    if version < 1:
+        raise ValueError("is no table of a ledger")
+    if version > VERSION:
+        raise ValueError("was made by a newer version of dedloc_kit; upgrade this installation")
+    return version
 
 
 def _marked(table: "pa.RecordBatchReader", mark: dict[bytes, bytes]) -> "pa.RecordBatchReader":

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import quote
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Contributor, Ledger
+from dedloc_kit.ledger.ledger import Ledger
+from dedloc_kit.ledger.reading import Person
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,10 +55,10 @@ def write_table(ledger: Path, name: TableName, kind: TableFormat, path: Path) ->
 class Column:
     """A column of a table in SQLite, with the Arrow type that its declared type stands for."""
 
-    def __init__(self, name: str, declared: str, required: bool, has_default: bool) -> None:
+    def __init__(self, name: str, declared: str, required: bool) -> None:
         import pyarrow as pa
 
-        self.name, self.required, self.has_default = name, required, has_default
+        self.name, self.required = name, required
         self.type = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}[declared]
 
 
@@ -69,8 +70,8 @@ def table_names(connection: sqlite3.Connection) -> list[str]:
 
 def columns_of(connection: sqlite3.Connection, table: str) -> list[Column]:
     """As the table was declared."""
-    rows = connection.execute('SELECT name, type, "notnull" OR pk, dflt_value FROM pragma_table_info(?)', (table,))
-    return [Column(name, declared, bool(required), default is not None) for name, declared, required, default in rows]
+    rows = connection.execute('SELECT name, type, "notnull" OR pk FROM pragma_table_info(?)', (table,))
+    return [Column(name, declared, bool(required)) for name, declared, required in rows]
 
 
 def read_query(connection: sqlite3.Connection, query: str, columns: list[Column]) -> "pa.RecordBatchReader":
@@ -121,11 +122,11 @@ def _people(ledger: Path) -> "pa.RecordBatchReader":
 
     opened = Ledger(ledger, read_only=True)
     try:
-        people = opened.contributors()
+        people = opened.people()
     finally:
         opened.close()
     kinds: dict[Any, Any] = {int: pa.int64(), float: pa.float64()}
-    schema = pa.schema([(field.name, kinds.get(field.type, pa.string())) for field in fields(Contributor)])
+    schema = pa.schema([(field.name, kinds.get(field.type, pa.string())) for field in fields(Person)])
     rows = [[v if isinstance(v, int | float | str | None) else json.dumps(v) for v in astuple(p)] for p in people]
     values = zip(*rows, strict=True) if rows else [[] for _ in schema]
     arrays = [pa.array(v, field.type) for v, field in zip(values, schema, strict=True)]
