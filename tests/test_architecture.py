@@ -30,17 +30,17 @@ ORDER = (
     {"evaluation"},
     {"swarm"},
     {"ledger"},
-    {"resuming", "organizing"},
+    {"resuming", "organizing", "copies"},
     {"curve"},
     {"model_card"},
     {"publishing"},
-    {"volunteer", "coordinator"},
+    {"volunteer", "coordinator", "collector"},
     {"worker"},
     {"supervisor"},
     {"session"},
     {"session_display"},
     {"dashboard", "notebook", "terminal", "prepare"},
-    {"launch", "pretokenize"},
+    {"launch", "mirror", "pretokenize"},
     {"demo", "arguments"},
     {"cli"},
 )
@@ -66,10 +66,13 @@ FOUNDATION = {
         "ports",
     ),
 }
-ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
+ROLES = {
+    *("swarm", "ledger", "resuming", "copies", "curve", "model_card", "publishing"),
+    *("volunteer", "coordinator", "collector"),
+}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "demo", "organizing", "arguments", "cli"),
+    *("launch", "mirror", "demo", "organizing", "arguments", "cli"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
