@@ -25,6 +25,8 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--no-browser", action="store_true", help="do not open the dashboard")
     demo.set_defaults(command="demo")
 
+    _new_options(commands.add_parser("new", help="write the folder of a run to be, from a recipe"))
+
     launch = commands.add_parser("launch", help="start or resume a run as its coordinator")
     launch.add_argument("run", type=Path, metavar="RUN.toml")
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
@@ -108,6 +110,26 @@ def parser() -> argparse.ArgumentParser:
     corpus.add_argument("folder", type=Path)
     corpus.set_defaults(command="corpus")
     return parser
+
+
+def _new_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a folder with run.toml, a page for the community and the notebooks. What is missing is asked for in a "
+        "terminal."
+    )
+    parser.add_argument("name", metavar="NAME", help="of the run and of its folder: lower-case letters, digits, dashes")
+    parser.add_argument("--recipe", metavar="NAME", help="what to start from, such as sahajbert")
+    parser.add_argument(
+        "--dataset",
+        action="append",
+        default=[],
+        metavar="DATASET[:SUBSET[:SPLIT]][=WEIGHT]",
+        help="to train on: OWNER/NAME on the Hub, or a folder; again for each further one",
+    )
+    parser.add_argument("--evaluation", metavar="DATASET[:SUBSET[:SPLIT]]", help="held-out data to measure on")
+    parser.add_argument("--language", metavar="CODE", help="ISO 639, such as bn; default: the recipe's")
+    parser.add_argument("--about", metavar="TEXT", help="a sentence or two for volunteers: what is trained, for whom")
+    parser.set_defaults(command="new")
 
 
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, pause, resume, join, notebook, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command: one function for each of its commands."""
 
 import argparse
 import signal
@@ -61,6 +61,17 @@ def _demo(options: argparse.Namespace) -> None:
         report=options.report,
         browser=not options.no_browser,
     )
+
+
+def _new(options: argparse.Namespace) -> None:
+    from dedloc_kit.new import Plan, new, next_commands
+
+    plan = Plan(options.name, options.recipe, options.dataset, options.evaluation, options.language, options.about)
+    folder = new(plan)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
+    for command in next_commands(folder):
+        console.print(f"  {command}")
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -198,6 +209,7 @@ def _number(value: float | None) -> str:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
+    "new": _new,
     "launch": _launch,
     "pause": _pause,
     "resume": _resume,

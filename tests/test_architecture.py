@@ -31,13 +31,13 @@ ORDER = (
     {"curve"},
     {"model_card"},
     {"publishing"},
-    {"volunteer", "coordinator"},
+    {"volunteer", "coordinator", "rehearsal"},
     {"worker"},
     {"supervisor"},
     {"session"},
     {"session_display"},
-    {"dashboard", "notebook", "terminal", "prepare"},
-    {"launch", "pretokenize"},
+    {"dashboard", "notebook", "terminal", "prepare", "prediction"},
+    {"launch", "pretokenize", "new", "check", "doctor"},
     {"demo", "arguments"},
     {"cli"},
 )
@@ -46,10 +46,10 @@ FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
     *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "client"),
 }
-ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
+ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"} | {"rehearsal"}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "demo", "arguments", "cli"),
+    *("launch", "demo", "arguments", "cli", "new", "check", "prediction", "doctor"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.

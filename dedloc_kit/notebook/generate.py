@@ -18,6 +18,10 @@ from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 _CELLS = Path(__file__).with_name("cells.md")
 _CHECKOUT = Path(__file__).parents[2] / "notebooks"
 _MARK = re.compile(r"^<!-- cell: ([a-z ]+) -->$", re.MULTILINE)
+_PUT_IN = (
+    "The organizer gives you an invitation: an address that begins with `http`. Put it between the quotes behind\n"
+    "`INVITATION`."
+)
 _URL = re.compile(r"https?://[\w.:\[\]/~-]+", re.ASCII)
 """Addresses that mean nothing but themselves in Python, in a shell and in IPython, where all this comes to stand."""
 
@@ -70,10 +74,7 @@ class Target:
     """The coordinator's URL or `OWNER/NAME` on the Hub; empty where the volunteer puts it in."""
     url: str = "{INVITATION.rstrip('/')}"
     """The coordinator's, from which the kit is installed; by default IPython takes it from the line above."""
-    text: str = (
-        "Which model it is, the organizer of the run has told you, and has given you an invitation: an address that\n"
-        "begins with `http`. Put it between the quotes behind `INVITATION`."
-    )
+    text: str = f"Which model it is, the organizer of the run has told you.\n{_PUT_IN}"
     """Of which run and for whom, as Markdown."""
 
 
@@ -93,6 +94,11 @@ def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
         raise UserError(f"a notebook cannot hold the address {url!r}; give the coordinator's URL, http://HOST:PORT")
     run = Target(invitation if on_the_hub else url, url, _about(found.run_config()))
     return _write(run, folder or Path("runs") / found.run_id / "notebooks")
+
+
+def notebooks_to_be(run: RunConfig, folder: Path) -> list[Path]:
+    """The same for a run that is not launched yet: what it is for stands there, the invitation is put in later."""
+    return _write(Target(text=f"{_about(run)}\n\n{_PUT_IN}"), folder)
 
 
 def _write(run: Target, folder: Path) -> list[Path]:
