@@ -27,6 +27,8 @@ def parser() -> argparse.ArgumentParser:
 
     _new_options(commands.add_parser("new", help="write the folder of a run to be, from a recipe"))
 
+    _check_options(commands.add_parser("check", help="whether a run can work, what it takes, and how long"))
+
     launch = commands.add_parser("launch", help="start or resume a run as its coordinator")
     launch.add_argument("run", type=Path, metavar="RUN.toml")
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
@@ -130,6 +132,30 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", metavar="CODE", help="ISO 639, such as bn; default: the recipe's")
     parser.add_argument("--about", metavar="TEXT", help="a sentence or two for volunteers: what is trained, for whom")
     parser.set_defaults(command="new")
+
+
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Open a run's data, put one microbatch through its model on this machine, and predict how long a global step "
+        "and the whole run take with these volunteers."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.toml")
+    parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
+    parser.add_argument(
+        "--volunteers",
+        default="20xT4@50mbit,5xCPU",
+        metavar="MIX",
+        help="COUNTxDEVICE@LINE and so on, with /open behind those whom others can reach; CPU is a machine like this "
+        "one; default: %(default)s",
+    )
+    parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
+    parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
+    parser.add_argument(
+        "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+    parser.add_argument("--task-module", metavar="MODULE", help="a module of yours with further tasks")
+    _device_options(parser)
+    parser.set_defaults(command="check")
 
 
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:

@@ -74,6 +74,22 @@ def _new(options: argparse.Namespace) -> None:
         console.print(f"  {command}")
 
 
+def _check(options: argparse.Namespace) -> None:
+    from dedloc_kit.check import check
+    from dedloc_kit.prediction import read_line, read_volunteers
+
+    check(
+        load_run(options.run, options.overrides),
+        read_volunteers(options.volunteers),
+        coordinator_line=read_line(options.line),
+        offline=options.offline,
+        device=options.device,
+        threads=options.threads,
+        microbatch=options.microbatch,
+        task_module=options.task_module,
+    )
+
+
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
 
@@ -210,6 +226,7 @@ def _number(value: float | None) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "new": _new,
+    "check": _check,
     "launch": _launch,
     "pause": _pause,
     "resume": _resume,

@@ -104,6 +104,33 @@ class Pushed(Event):
     """Of the commit."""
 
 
+class SampleCost(BaseModel):
+    """What one sample takes, the mean of some."""
+
+    flops: float
+    """Floating point operations of a forward and backward pass."""
+    kept_bytes: int
+    """Memory that the longest sample's forward pass keeps for the backward pass, in float32."""
+    microbatch: int
+    """Samples that this machine takes at once."""
+    samples_per_second: float
+    """On this machine, while nobody else uses it."""
+
+
+class Rehearsed(Event):
+    """What a run takes, found out on one machine before it begins."""
+
+    event: Literal["rehearsed"] = "rehearsed"
+    parameters: int
+    gradient_bytes: int
+    """Of all gradients as they travel once."""
+    average_bytes: int
+    """Of their average."""
+    device: str
+    cost: SampleCost | None
+    """None where no data could be read."""
+
+
 class Warned(Event):
     """Something a person may want to know; the worker goes on."""
 
@@ -127,7 +154,18 @@ class Left(Event):
 
 
 AnyEvent = Annotated[
-    State | Loading | Joined | LocalProgress | StepDone | Peers | Evaluated | Pushed | Warned | Failed | Left,
+    State
+    | Loading
+    | Joined
+    | LocalProgress
+    | StepDone
+    | Peers
+    | Evaluated
+    | Pushed
+    | Rehearsed
+    | Warned
+    | Failed
+    | Left,
     Field(discriminator="event"),
 ]
 _adapter: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)

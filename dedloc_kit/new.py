@@ -61,7 +61,10 @@ def new(plan: Plan) -> Path:
     folder = Path(plan.name)
     if folder.exists():
         raise UserError(f"{folder} exists already; remove it or choose another name")
-    base = _completed(plan)
+    try:
+        base = _completed(plan)
+    except EOFError:
+        raise UserError("there was no answer, so nothing is written") from None
     sources = [parse_source(each, base.data.train[0].column, folder) for each in plan.datasets]
     evaluation = parse_source(plan.evaluation, base.data.train[0].column, folder) if plan.evaluation else None
     assert plan.recipe is not None
@@ -161,7 +164,7 @@ def _check_name(name: str) -> None:
 def _completed(plan: Plan) -> RunConfig:
     """Ask for what is missing, if somebody sits there; returns the recipe's run."""
     asking = sys.stdin.isatty()
-    console = Console()
+    console = Console(highlight=False)
     if plan.recipe is None:
         if not asking:
             raise UserError(f"say which recipe with --recipe; there are: {', '.join(recipes())}")
@@ -173,10 +176,7 @@ def _completed(plan: Plan) -> RunConfig:
     if not plan.datasets and not asking:
         raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
     if asking:
-        try:
-            _ask(plan, base, console)
-        except EOFError:
-            raise UserError("there was no answer, so nothing is written") from None
+        _ask(plan, base, console)
     if plan.language and re.fullmatch(LANGUAGE_CODE, plan.language) is None:
         raise UserError(
             f"'{plan.language}' is no language code; give the ISO 639 code with --language, such as bn or sw"
@@ -194,7 +194,7 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
         plan.language = ask("Its language, as ISO 639 code", usual)
     if not plan.datasets:
-        console.print(f"What to train on: OWNER/NAME on the Hub or a folder, {escape(_SOURCE)}=WEIGHT. Empty: no more")
+        console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")
     while not plan.datasets:
         while answer := ask(f"Dataset {len(plan.datasets) + 1}"):
             try:

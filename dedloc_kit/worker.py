@@ -30,7 +30,7 @@ from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
-Role = Literal["coordinator", "volunteer"]
+Role = Literal["coordinator", "volunteer", "rehearsal"]
 LEAVE_SECONDS = 30.0
 """How long a role may take to leave before it is killed; a last push to the Hub takes its own time."""
 PARENT_SECONDS = 1.0
@@ -140,7 +140,7 @@ class Worker:
 
 
 def coordinator_job(run: RunConfig, peer: PeerConfig) -> dict[str, Any]:
-    """What a coordinator needs to know, as plain values."""
+    """What a coordinator, or a rehearsal, needs to know, as plain values."""
     return {"run": run.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
 
 
@@ -228,6 +228,13 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
         from dedloc_kit.coordinator import coordinator
 
         return lambda job, peer, emit, stop: coordinator(
+            RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
+        )
+
+    if role == "rehearsal":
+        from dedloc_kit.rehearsal import rehearse
+
+        return lambda job, peer, emit, stop: rehearse(
             RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
         )
 
