@@ -90,6 +90,17 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     status.set_defaults(command="status")
 
+    doctor = commands.add_parser("doctor", help="what keeps this machine from taking part, and how to fix it")
+    doctor.add_argument(
+        "where",
+        nargs="?",
+        metavar="INVITATION|FOLDER",
+        help="the invitation to a run; or, on the organizer's machine, the run's folder, runs/RUN-ID",
+    )
+    doctor.add_argument("--port", type=int, default=8000, help="of the dashboard; default: %(default)s")
+    doctor.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="that others are to reach")
+    doctor.set_defaults(command="doctor")
+
     _evaluate_options(commands.add_parser("evaluate", help="fine-tune a trained model and score it"))
 
     tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")

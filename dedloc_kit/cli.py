@@ -90,6 +90,20 @@ def _check(options: argparse.Namespace) -> None:
     )
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from dedloc_kit.doctor import examine
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    wrong = 0
+    for finding in examine(options.where, port=options.port, swarm_port=options.swarm_port):
+        wrong += finding.must
+        mark, style = ("wrong", "red") if finding.must else ("look", "yellow") if finding.fix else ("ok", None)
+        console.print(f"{mark:7}{finding.what}", style=style)
+        if finding.fix:
+            console.print(f"{'':7}-> {finding.fix}")
+    return 2 if wrong else 0
+
+
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
 
@@ -227,6 +241,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "new": _new,
     "check": _check,
+    "doctor": _doctor,
     "launch": _launch,
     "pause": _pause,
     "resume": _resume,

@@ -131,6 +131,15 @@ class Rehearsed(Event):
     """None where no data could be read."""
 
 
+class Reached(Event):
+    """Whether others can connect to this machine."""
+
+    event: Literal["reached"] = "reached"
+    reachable: bool | None
+    """None if nobody could tell."""
+    text: str
+
+
 class Warned(Event):
     """Something a person may want to know; the worker goes on."""
 
@@ -163,6 +172,7 @@ AnyEvent = Annotated[
     | Evaluated
     | Pushed
     | Rehearsed
+    | Reached
     | Warned
     | Failed
     | Left,

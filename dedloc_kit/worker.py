@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -30,7 +30,7 @@ from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
-Role = Literal["coordinator", "volunteer", "rehearsal"]
+Role = Literal["coordinator", "volunteer", "rehearsal", "reach"]
 LEAVE_SECONDS = 30.0
 """How long a role may take to leave before it is killed; a last push to the Hub takes its own time."""
 PARENT_SECONDS = 1.0
@@ -149,6 +149,12 @@ def volunteer_job(invitation: Invitation, peer: PeerConfig) -> dict[str, Any]:
     return {"invitation": invitation.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
 
 
+def reach_job(peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
+    """Whom to ask whether they reach this machine at this port (0: any), as plain values."""
+    peer = PeerConfig(folder=folder, port=port)
+    return {"peers": list(peers), "peer": peer.model_dump(mode="json")}
+
+
 def _cause(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -237,6 +243,11 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
         return lambda job, peer, emit, stop: rehearse(
             RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
         )
+
+    if role == "reach":
+        from dedloc_kit.swarm.node import find_reach
+
+        return lambda job, peer, emit, stop: emit(find_reach(peer, job["peers"]))
 
     from dedloc_kit.volunteer import volunteer
 
