@@ -127,8 +127,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _new_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write a folder with run.toml, a page for the community and the notebooks. What is missing is asked for in a "
-        "terminal."
+        "Write a folder with run.toml, a page for the community and the notebooks. Without --recipe and --dataset it "
+        "asks, in a terminal."
     )
     parser.add_argument("name", metavar="NAME", help="of the run and of its folder: lower-case letters, digits, dashes")
     parser.add_argument("--recipe", metavar="NAME", help="what to start from, such as sahajbert")

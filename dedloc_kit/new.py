@@ -41,7 +41,7 @@ _NO_EVALUATION = """\
 
 @dataclass
 class Plan:
-    """What the organizer says on the command line; what is missing is asked for in a terminal."""
+    """What the organizer says on the command line."""
 
     name: str
     recipe: str | None
@@ -68,12 +68,15 @@ def new(plan: Plan) -> Path:
     sources = [parse_source(each, base.data.train[0].column, folder) for each in plan.datasets]
     evaluation = parse_source(plan.evaluation, base.data.train[0].column, folder) if plan.evaluation else None
     assert plan.recipe is not None
-    with new_folder(folder) as temporary:
-        text = run_toml((recipe(plan.recipe) / "run.toml").read_text(encoding="utf-8"), plan, sources, evaluation)
-        (temporary / "run.toml").write_text(text, encoding="utf-8")
-        run = load_run(temporary / "run.toml")
-        (temporary / "README.md").write_text(_page(run, plan.recipe), encoding="utf-8")
-        notebooks_to_be(run, temporary / "notebooks")
+    text = run_toml((recipe(plan.recipe) / "run.toml").read_text(encoding="utf-8"), plan, sources, evaluation)
+    try:
+        with new_folder(folder) as temporary:
+            (temporary / "run.toml").write_text(text, encoding="utf-8")
+            run = load_run(temporary / "run.toml")
+            (temporary / "README.md").write_text(_page(run, plan.recipe), encoding="utf-8")
+            notebooks_to_be(run, temporary / "notebooks")
+    except OSError as error:
+        raise UserError(f"{folder.absolute()} cannot be written ({error.strerror}); change to another folder") from None
     return folder
 
 
@@ -162,8 +165,11 @@ def _check_name(name: str) -> None:
 
 
 def _completed(plan: Plan) -> RunConfig:
-    """Ask for what is missing, if somebody sits there; returns the recipe's run."""
-    asking = sys.stdin.isatty()
+    """Ask for what is missing, if somebody sits there; returns the recipe's run.
+
+    Who says all that has to be said is asked for nothing: a notebook's `!` looks like a terminal, and nobody answers.
+    """
+    asking = sys.stdin.isatty() and not (plan.recipe and plan.datasets)
     console = Console(highlight=False)
     if plan.recipe is None:
         if not asking:

@@ -59,7 +59,7 @@ def test_a_healthy_machine_has_nothing_that_must_be_fixed(capsys: pytest.Capture
 
 def test_a_package_of_a_wrong_version_is_named_and_so_is_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["numpy>=1000", "no-such-package>=1", "pydantic>=2", "seqeval>=1000; extra == 'evaluate'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: needed)
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)
     wrong = told(found(), "numpy")
     assert wrong.must
     assert "should be >=1000" in wrong.what

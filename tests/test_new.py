@@ -135,3 +135,9 @@ def test_in_a_terminal_what_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPa
         ("d/e", None, 0.6),
     ]
     assert run.data.evaluation == Source(dataset="a/b", split="test")
+
+
+def test_whoever_has_said_what_must_be_said_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    assert main(["new", "our-run", "--recipe", "sahajbert", *WIKIPEDIA]) == 0

