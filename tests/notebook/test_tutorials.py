@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
@@ -47,7 +48,8 @@ def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> N
         said = {name: executed(name, tmp_path, environment) for name in TUTORIALS}
     finally:
         for process in processes_with(home):  # what a cell that failed has left
-            os.kill(int(process), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
     assert "limited by" in said["organize"]
     assert "step 3" in said["organize"]
     assert "the coordinator ended with 0" in said["organize"]
