@@ -46,20 +46,8 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *(
-        "machine",
-        "account",
-        "run",
-        "distribution",
-        "records",
-        "events",
-        "memory",
-        "hub",
-        "orders",
-        "access",
-        "client",
-        "personal_code",
-    ),
+    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "orders", "access", "client"),
+    "personal_code",
 }
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {
