@@ -14,21 +14,22 @@ from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyp
 from hivemind import DHT
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, PeerID, ServicerBase
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils.asyncio import as_aiter
 
-from dedloc_kit.access import IDENTITY_FILE, invite, revoke
+from dedloc_kit.access import IDENTITY_FILE, Office, invite, revoke
 from dedloc_kit.dialling import in_own_loop
 from dedloc_kit.orders import OrderBook
 from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Notice, Token
 from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
-from dedloc_kit.swarm.admission import ask
+from dedloc_kit.swarm.admission import Admission, ask
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reachability
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.transfer import Header, Request, decode, encode
+from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Swarm
 from tests.tiny import tiny_run
 
@@ -307,3 +308,34 @@ def test_a_request_for_another_run_or_none_at_all_brings_no_token(swarm: Swarm) 
         return AccessAnswer.parse(decode(answer.value))
 
     assert outside(swarm, come) == AccessAnswer(denial="other run")
+
+
+# Accounts on the Hub
+
+
+def test_an_account_is_looked_up_once_and_its_token_is_kept_nowhere(
+    tmp_path: Path, keys: dict[str, Signer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, peer = tiny_run("members", access={"who": "hub", "accounts": ["asha"]}), PeerID.from_base58(keys["alice"].peer)
+    admission = Admission(run, Office(run, tmp_path, keys["organizer"].peer), keys["organizer"])
+    context = P2PContext(handle_name="", local_id=PeerID.from_base58(keys["organizer"].peer), remote_id=peer)
+
+    def asked(secret: str) -> AccessAnswer:
+        request = BytesValue(value=encode(AccessRequest(run_id=run.run_id, secret=secret)))
+        return AccessAnswer.parse(decode(in_own_loop(admission.answer(request, context)).value))
+
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
+        hub.names = {"hf_asha": "asha", "hf_mallory": "mallory"}
+        assert [asked(secret).denial for secret in ("", "hf_mallory", "hf_x")] == [
+            "no token",
+            "not listed",
+            "token refused",
+        ]
+        hub.failing.set()
+        assert asked("hf_asha").denial == "hub down"
+        hub.failing.clear()
+        assert keys["alice"].open(Token, asked("hf_asha").token)[1].name == "asha"
+        hub.failing.set()
+        assert asked("").token, "who was let in needs neither the token nor the Hub again"
+    assert "hf_asha" not in caplog.text
+    assert all(b"hf_asha" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
