@@ -218,7 +218,12 @@ def test_a_code_is_taken_from_a_file_or_the_environment_and_asked_for_only_where
 ) -> None:
     questions: list[str] = []
     monkeypatch.delenv("DEDLOC_CODE", raising=False)
-    monkeypatch.setattr(personal_code_module, "getpass", lambda question: questions.append(question) or " typed ")
+
+    def typed(question: str) -> str:
+        questions.append(question)
+        return " typed "
+
+    monkeypatch.setattr(personal_code_module, "getpass", typed)
     closed, open_ = str(folder / INVITATION_FILE), str(launched(tmp_path / "open", tiny_run()) / INVITATION_FILE)
     assert (personal_code(open_, ask=True), personal_code(closed, ask=False)) == ("", "")
     assert not questions

@@ -165,6 +165,12 @@ def outside(swarm: Swarm, attack: Attack, identity: Path | None = None) -> Any:
     return in_own_loop(come())
 
 
+async def asked(p2p: P2P, swarm: Swarm, secret: str = "") -> AccessAnswer:
+    answer = await ask(p2p, swarm.invitation.organizer, RUN.run_id, secret)
+    assert answer is not None
+    return answer
+
+
 async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
     """What the coordinator serves to whoever shows this token, with the stubs and messages of honest peers."""
     organizer, prefix = PeerID.from_base58(swarm.invitation.organizer), RUN.run_id
@@ -263,7 +269,7 @@ def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swar
         until = time.monotonic() + 30.0
         while (after := await served(p2p, swarm, token)) and time.monotonic() < until:
             await asyncio.sleep(0.2)
-        return before, after, await ask(p2p, swarm.invitation.organizer, RUN.run_id, "")
+        return before, after, await asked(p2p, swarm)
 
     before, after, answer = outside(swarm, before_and_after, tmp_path / "mallory")
     assert before >= EVERYTHING
@@ -278,10 +284,9 @@ def test_a_code_brings_a_token_to_the_peer_that_shows_it_and_later_ones_without_
     code = invite(folder_of(swarm), "alice", days=1)
 
     async def come(p2p: P2P) -> list[AccessAnswer]:
-        organizer = swarm.invitation.organizer
-        answers = [await ask(p2p, organizer, RUN.run_id, secret) for secret in ("", "x", code[:-4] + "AAAA", code, "")]
+        answers = [await asked(p2p, swarm, secret) for secret in ("", "x", code[:-4] + "AAAA", code, "")]
         revoke(folder_of(swarm), "alice")
-        return [*answers, await ask(p2p, organizer, RUN.run_id, code), await ask(p2p, organizer, RUN.run_id, "")]
+        return [*answers, await asked(p2p, swarm, code), await asked(p2p, swarm)]
 
     without, nonsense, forged, *good, revoked, later = outside(swarm, come, tmp_path / "alice")
     assert (without.denial, nonsense.denial, forged.denial) == ("no code", "unreadable", "forged")
