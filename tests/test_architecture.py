@@ -47,24 +47,8 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *(
-        "machine",
-        "account",
-        "run",
-        "distribution",
-        "records",
-        "events",
-        "memory",
-        "hub",
-        "journal",
-        "webhook",
-        "orders",
-        "alerts",
-        "access",
-        "client",
-        "personal_code",
-        "ports",
-    ),
+    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "journal", "webhook"),
+    *("orders", "alerts", "access", "client", "personal_code", "ports"),
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "copies", "curve", "model_card", "publishing"),
