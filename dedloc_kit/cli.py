@@ -1,4 +1,4 @@
-"""The `dedloc` command: one function for each of its commands."""
+"""The `dedloc` command and what each of its commands calls."""
 
 import argparse
 import signal
@@ -15,7 +15,6 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.records import PAUSED_FILE
 from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
@@ -106,7 +105,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
+    from dedloc_kit.webhook import webhook_address
 
+    webhook = webhook_address(options.webhook_file)
     run = load_run(options.run, options.overrides)
     settings = {
         **_machine(options),
@@ -126,34 +127,51 @@ def _launch(options: argparse.Namespace) -> int:
         port=options.port,
         resume=options.resume,
         most_volunteers=options.most_volunteers,
+        stall_minutes=options.stall_minutes,
+        webhook=webhook,
     )
 
 
-def _pause(options: argparse.Namespace) -> None:
-    _paused_file(options.folder).touch()
-    Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
+def _order(options: argparse.Namespace) -> None:
+    from dedloc_kit.organizing import give
+
+    Console(highlight=False, markup=False, soft_wrap=True).print(give(options.command, options.folder, options.what))
 
 
-def _resume(options: argparse.Namespace) -> None:
-    _paused_file(options.folder).unlink(missing_ok=True)
-    Console(highlight=False).print("the run goes on within seconds")
+def _login(options: argparse.Namespace) -> None:
+    from dedloc_kit.dashboard.login import Keys
+    from dedloc_kit.organizing import dashboard_of
+
+    sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
 
 
-def _paused_file(folder: Path) -> Path:
-    if not (folder / "invitation.json").exists():
-        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
-    return folder / PAUSED_FILE
+def _invite(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import invite
+
+    code = invite(options.folder, options.person, options.days)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the personal code of {options.person}, good for {options.days} days; it is for nobody else:")
+    console.print(code)
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import revoke
+
+    revoke(options.folder, options.person)
+    Console(highlight=False, markup=False).print(f"{options.person} is out within a minute, if the run is up")
 
 
 def _join(options: argparse.Namespace) -> int:
+    from dedloc_kit.personal_code import personal_code
     from dedloc_kit.session import Session
     from dedloc_kit.session_display import watch
 
     settings = _machine(options)
-    settings |= {"microbatch": options.microbatch, "client_mode": options.client_mode}
+    settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     if options.name:
         settings["name"] = options.name
-    session = Session(options.invitation, folder=options.folder, settings=settings)
+    code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
+    session = Session(options.invitation, folder=options.folder, settings=settings, code=code)
     watch(session)
     problem = session.snapshot().problem
     if problem:
@@ -170,15 +188,15 @@ def _notebook(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_state
+    from dedloc_kit.client import fetch_people, fetch_state
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
     console.print(f"{state['run_id']}: {state['status']}, step {state['step']} of {state['total_steps']}")
     console.print(f"{state['samples_total']} samples in all, training loss {_number(state['loss'])}")
     table = Table("volunteer", "samples", "steps")
-    for contributor in state["contributors"]:
-        table.add_row(str(contributor["name"]), str(contributor["samples"]), str(contributor["steps"]))
+    for person in fetch_people(options.invitation):
+        table.add_row(str(person["name"]), str(person["samples"]), str(person["steps"]))
     console.print(table)
 
 
@@ -243,8 +261,10 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "check": _check,
     "doctor": _doctor,
     "launch": _launch,
-    "pause": _pause,
-    "resume": _resume,
+    **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
+    "login": _login,
+    "invite": _invite,
+    "revoke": _revoke,
     "join": _join,
     "notebook": _notebook,
     "status": _status,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import FillMask, GlobalStep
+from dedloc_kit.records import Announcement, FillMask, GlobalStep
 
 
 class Event(BaseModel):
@@ -68,10 +68,13 @@ class StepDone(Event):
 class PeerSeen(BaseModel):
     peer: str
     name: str
+    team: str = ""
     device: str
     step: int
     samples: int
     samples_per_second: float
+    upload: float | None = None
+    """Bytes per second."""
     follower: bool
     client_mode: bool
 
@@ -83,6 +86,16 @@ class Peers(Event):
     peers: tuple[PeerSeen, ...]
     paused: bool = False
     """The organizer has paused the run."""
+    last_step: int | None = None
+    """The global step with which the organizer lets the run end, if it is not to go on to its last one."""
+    announcement: Announcement | None = None
+
+
+class Announced(Event):
+    """The organizer has a message for the volunteers, or no longer any."""
+
+    event: Literal["announced"] = "announced"
+    text: str
 
 
 class Evaluated(Event):
@@ -102,6 +115,13 @@ class Pushed(Event):
     step: int
     url: str
     """Of the commit."""
+
+
+class PushFailed(Event):
+    """A push to the Hub did not succeed; it will be tried again."""
+
+    event: Literal["push_failed"] = "push_failed"
+    text: str
 
 
 class SampleCost(BaseModel):
@@ -169,8 +189,10 @@ AnyEvent = Annotated[
     | LocalProgress
     | StepDone
     | Peers
+    | Announced
     | Evaluated
     | Pushed
+    | PushFailed
     | Rehearsed
     | Reached
     | Warned

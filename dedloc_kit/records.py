@@ -11,6 +11,7 @@ from dedloc_kit.validation import describe
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Time = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 # Text that a peer chose: no control characters, which could take over a terminal that shows it.
 PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
@@ -18,7 +19,10 @@ Address = Annotated[
     str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[^/\s]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
 ]
 """A multiaddress of a peer."""
+AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
+MOST_REFUSED = 200
+"""Peers in one notice, so that it stays well below the 16 KB that a record in the DHT may have."""
 Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
 """Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
 # Nothing in it means anything to a shell: people paste it into one.
@@ -58,6 +62,23 @@ class Contribution(Record):
     time: Time
 
 
+class Announcement(Record):
+    """What the organizer tells everyone."""
+
+    text: AnnouncementText
+    time: Time
+
+
+class Instructions(Record):
+    """What the coordinator passes on to the volunteers from the organizer."""
+
+    paused: bool
+    last_step: Count | None
+    """The global step after which the run is over, if that is not what its configuration says."""
+    announcement: AnnouncementText
+    """Empty if there is none."""
+
+
 class FillMask(Record):
     """A held-out sentence with one word hidden, and what the model puts there, for viewers."""
 
@@ -94,22 +115,73 @@ class Progress(Record):
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
     """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
-    paused: bool = False
-    """Of the coordinator: the organizer has paused the run."""
+    instructions: Instructions | None = None
+    """Of the coordinator only: nobody else is believed."""
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
     device: PeerText
     name: PeerText
+    team: PeerText = ""
+    upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
     time: Time
+
+
+class Token(Record):
+    """What the organizer signs for a peer that may take part, as one record; it is worth nothing to any other peer."""
+
+    run_id: str
+    peer: PeerId
+    name: PeerText
+    """Whom the organizer let in with it: the invited person, or the account on the Hub."""
+    time: Time
+    expires: Time
+
+
+class Notice(Record):
+    """What the organizer tells all peers again and again, signed: that it is there, and whom to refuse."""
+
+    run_id: str
+    time: Time
+    refused: Annotated[tuple[PeerId, ...], Field(max_length=MOST_REFUSED, strict=False)] = ()
+
+
+Denial = Literal[
+    "no code",
+    "no token",
+    "unreadable",
+    "forged",
+    "expired",
+    "revoked",
+    "other run",
+    "kicked",
+    "not listed",
+    "token refused",
+    "hub down",
+    "busy",
+]
+"""Why the organizer does not let a peer in.
+
+`forged`: not made by this coordinator; `not listed`: not an account that may join; `busy`: too many ask at once."""
+
+
+class AccessRequest(Record):
+    """A peer asks the organizer to be let in, or for its next token."""
+
+    run_id: str
+    secret: Annotated[str, Field(max_length=1024)] = ""
+    """A personal code, or a token of the Hub; whoever was let in before needs none."""
+
+
+class AccessAnswer(Record):
+    token: Annotated[bytes, Field(max_length=4096)] = b""
+    """Signed; empty in an open run, or with a denial."""
+    denial: Denial | None = None
 
 
 INVITATION_FILE = "invitation.json"
 """The invitation, in the coordinator's folder and in a run's Hub repository."""
-
-
-PAUSED_FILE = "paused"
-"""In a coordinator's folder: as long as it is there, the run is paused."""
 
 
 STATE_FILE = "training_state.safetensors"
@@ -121,7 +193,7 @@ CONTRIBUTORS_FILE = "contributors.json"
 
 
 class Given(Record):
-    """What one peer gave to a run over all its sessions; times are what the peer's own clock said."""
+    """What one peer gave to a run over all its sessions; times by the coordinator's clock."""
 
     peer: Annotated[str, Field(max_length=128)]
     name: PeerText
@@ -162,7 +234,7 @@ class Receipt(Record):
     step: Count
     round: Digest
     time: Time
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
     signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
     """The contributions of all members of the all-reduce, each with its signature."""
@@ -178,8 +250,15 @@ class GlobalStep(Record):
     loss: float | None
     peers: Count
     """Members of the all-reduce, the followers included."""
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
+    # The coordinator's time since the step before, in four parts that follow each other; none where it missed a step.
+    compute: Seconds | None = None
+    """Until the batch was full."""
+    gather: Seconds | None = None
+    """From then until the group stood."""
+    average: Seconds | None = None
+    apply: Seconds | None = None
 
 
 class Refusal(Record):
@@ -230,6 +309,12 @@ class Invitation(Requirement):
             run=run.model_dump(mode="json"),
             parameters=parameters,
         )
+
+    @property
+    def organizer(self) -> str:
+        """The coordinator's peer id: whose word counts on who may join. It is the hash of its key, so whoever has the
+        right invitation cannot be told anything by another."""
+        return self.peers[0].rpartition("/p2p/")[2]
 
     @classmethod
     def parse(cls, text: str) -> Self:

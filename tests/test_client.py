@@ -42,7 +42,7 @@ def test_an_invitation_is_fetched_as_it_is_now(dashboard: Dashboard) -> None:
     with pytest.raises(NoAnswer, match="still starting"):
         fetch_invitation(dashboard.url)
     for peers in ((NOBODY,), (NOBODY, NOBODY.replace("/9/", "/10/"))):
-        dashboard.invitation = Invitation.of(tiny_run(), peers, dashboard.url)
+        dashboard.entrance.invitation = Invitation.of(tiny_run(), peers, dashboard.url)
         assert fetch_invitation(dashboard.url).peers == peers
 
 
@@ -68,11 +68,11 @@ def test_the_coordinator_that_an_invitation_on_the_hub_names_knows_better(
     hub.commits["us/model"] = [{"invitation.json": kept.model_dump_json().encode()}]
     assert fetch_invitation("us/model") == kept, "it is still starting"
     newer = NOBODY.replace("/9/", "/10/")
-    dashboard.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    dashboard.entrance.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
     assert fetch_invitation("us/model").peers == (newer,)
-    dashboard.invitation = Invitation.of(tiny_run("other"), (newer,), dashboard.url)
+    dashboard.entrance.invitation = Invitation.of(tiny_run("other"), (newer,), dashboard.url)
     assert fetch_invitation("us/model") == kept, "another run has taken its place"
-    dashboard.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    dashboard.entrance.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
     train(dashboard, "QmA", "QmB")
     with pytest.raises(Refused, match="as many volunteers as it has room for"):
         fetch_invitation("us/model")
@@ -126,7 +126,7 @@ def train(dashboard: Dashboard, *volunteers: str) -> None:
 
 
 def test_a_full_run_asks_newcomers_to_come_later_and_lets_those_in_who_come_back(dashboard: Dashboard) -> None:
-    dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
     train(dashboard, "QmA")
     fetch_invitation(dashboard.url)
     train(dashboard, "QmA", "QmB")
@@ -141,18 +141,18 @@ def test_a_full_run_asks_newcomers_to_come_later_and_lets_those_in_who_come_back
 
 
 def test_a_volunteer_that_crashed_comes_back_into_a_full_run(dashboard: Dashboard, tmp_path: Path) -> None:
-    dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
     train(dashboard, "QmA", "QmGhost")
     with pytest.raises(UserError, match="room for"):
         find_invitation(dashboard.url, tmp_path)
     Memory(tmp_path, tiny_run().run_id, "QmGhost", port=0).update({})
-    assert find_invitation(dashboard.url, tmp_path) == (dashboard.invitation, True)
+    assert find_invitation(dashboard.url, tmp_path) == (dashboard.entrance.invitation, True)
 
 
 def test_whoever_comes_after_the_last_step_is_thanked_and_shown_the_result(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
     last = GlobalStep(step=1000, round="ab", time=1.0, samples=64, loss=1.0, peers=2, seconds=0.5)
     Ledger(tmp_path / "ledger.sqlite").record_step(last, {})
     with pytest.raises(UserError, match="over, thank you") as refused:
@@ -209,7 +209,7 @@ def test_an_invitation_that_cannot_be_kept_is_explained(tmp_path: Path) -> None:
 def test_who_joined_before_tries_the_peers_it_knows_when_the_coordinator_is_down(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    dashboard.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
     for coordinator_is_up in (True, False):
         if not coordinator_is_up:
             dashboard.stop()

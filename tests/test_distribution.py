@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit import __version__, distribution
-from dedloc_kit.dashboard import server
+from dedloc_kit.dashboard import entrance
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, make_wheel, package_files, running_wheel
 from dedloc_kit.errors import UserError
@@ -108,7 +108,7 @@ def test_pip_installs_the_wheel_and_then_again_only_if_its_content_has_changed(
     python = make_environment(tmp_path / "environment", "--without-pip") / "python"
     served = running_wheel()
     for content, installs in ((served, True), (served, False), (small_wheel(2), True)):
-        monkeypatch.setattr(server, "running_wheel", lambda content=content: content)
+        monkeypatch.setattr(entrance, "running_wheel", lambda content=content: content)
         options = ("--no-deps", "--no-compile", "-r", f"{coordinator.url}/requirements.txt")
         told = run(sys.executable, "-m", "pip", "--python", python, "install", *options, folder=tmp_path)
         assert (f"Successfully installed dedloc_kit-{content.version}" in told) == installs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from dedloc_kit.dashboard import server, view
+from dedloc_kit.dashboard import entrance, view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
@@ -174,14 +174,14 @@ def test_there_is_no_invitation_until_the_coordinator_has_joined(dashboard: Dash
     assert answer.status_code == 503
     assert Refusal.parse(answer.json()) == Refusal(reason="starting")
     assert state_of(dashboard)["refusal"] == "starting"
-    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
     assert Invitation.parse(get(dashboard, "/api/invitation").text).run_config() == RUN
     assert state_of(dashboard)["refusal"] is None
 
 
 def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_back(path: Path) -> None:
     dashboard = Dashboard(RUN, path, most_volunteers=1)
-    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
     dashboard.start()
     dashboard.publish(Peers(peers=(COORDINATOR,)))
     assert get(dashboard, "/api/invitation").status_code == 200
@@ -195,7 +195,7 @@ def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_
 
 
 def test_after_the_last_step_nobody_is_invited(dashboard: Dashboard, path: Path) -> None:
-    dashboard.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
     record(Ledger(path), 100)
     answer = get(dashboard, "/api/invitation")
     assert (answer.status_code, Refusal.parse(answer.json())) == (410, Refusal(reason="over"))
@@ -226,7 +226,7 @@ def test_without_an_installation_the_dashboard_says_why_it_has_no_wheel(
     def not_installed() -> Wheel:
         raise UserError("dedloc_kit was not installed by pip")
 
-    monkeypatch.setattr(server, "running_wheel", not_installed)
+    monkeypatch.setattr(entrance, "running_wheel", not_installed)
     answer = get(dashboard, "/requirements.txt")
     assert (answer.status_code, answer.json()) == (404, {"message": "dedloc_kit was not installed by pip"})
 
@@ -245,6 +245,10 @@ def test_before_there_is_a_ledger_the_run_is_starting(dashboard: Dashboard, path
         ([joined()], "waiting for volunteers"),
         ([Peers(peers=(COORDINATOR,))], "waiting for volunteers"),
         ([Peers(peers=(COORDINATOR, seen("p")))], "training"),
+        ([Peers(peers=(COORDINATOR, seen("p")), paused=True)], "paused"),
+        ([Peers(peers=(COORDINATOR, seen("p")), last_step=1)], "training"),
+        ([Peers(peers=(COORDINATOR,), last_step=0), Left(step=0, session_samples=0)], "finished"),
+        ([Peers(peers=(COORDINATOR,), last_step=0), Peers(peers=(COORDINATOR,))], "waiting for volunteers"),
         ([joined(), Failed(text="out of memory")], "coordinator lost"),
         ([joined(), Left(step=3, session_samples=0)], "coordinator lost"),
         ([joined(), Failed(text="out of memory"), State(text="starting again")], "starting"),
@@ -279,9 +283,7 @@ def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> 
     assert (state["step"], state["samples_total"], state["loss"]) == (3, 192, 3.97)
     assert (state["evaluation"]["first"]["loss"], state["evaluation"]["last"]["loss"]) == (5.0, 4.5)
     assert state["seconds_per_step"] == 5.0
-    assert state["contributors"] == [
-        {"peer": "p", "name": "Asha", "samples": 192, "steps": 3, "first_seen": 1005.0, "last_seen": 1015.0}
-    ]
+    assert state["contributor_count"] == 1
 
 
 def test_what_the_model_can_do_is_told_and_pushed(dashboard: Dashboard, path: Path) -> None:
@@ -304,23 +306,32 @@ def test_the_batch_counts_only_peers_at_the_current_step(dashboard: Dashboard) -
     behind = seen("q", samples=50, step=4)
     dashboard.publish(Peers(peers=(behind, seen("p", samples=16, step=5), seen("c", step=5, follower=True, rate=0.0))))
     state = state_of(dashboard)
-    assert state["batch"] == {"step": 6, "samples": 16, "shares": [{"peer": "p", "name": "Asha", "samples": 16}]}
+    assert state["batch"] == {
+        "step": 6,
+        "samples": 16,
+        "shares": [{"peer": "p", "name": "Asha", "samples": 16}],
+        "others": {"peers": 0, "samples": 0},
+    }
     assert state["eta_seconds"] == (64 - 16) / 8.0
     assert state["volunteers"] == 2
-    assert [(peer["peer"], peer["current"]) for peer in state["peers"]] == [("p", True), ("q", False), ("c", True)]
+    peers = get(dashboard, "/api/peers").json()["peers"]
+    assert [(p["peer"], p["current"], p["lag"]) for p in peers] == [("p", True, 0), ("q", False, 1), ("c", True, 0)]
 
 
 def test_numbers_that_are_not_finite_do_no_harm(dashboard: Dashboard) -> None:
     dashboard.publish(Peers(peers=(seen("p", samples=1, rate=float("inf")), seen("q", rate=float("nan")))))
     dashboard.publish(Evaluated(step=1, loss=float("nan")))
-    assert [peer["samples_per_second"] for peer in state_of(dashboard)["peers"]] == [None, None]
+    peers = get(dashboard, "/api/peers").json()["peers"]
+    assert [peer["samples_per_second"] for peer in peers] == [None, None]
+    assert state_of(dashboard)["samples_per_second"] == 0.0
 
 
 def test_a_long_run_is_thinned_to_what_a_chart_can_show(dashboard: Dashboard, path: Path) -> None:
     ledger = Ledger(path)
     ledger._connection.execute("BEGIN")
     ledger._connection.executemany(
-        "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5)", ((step,) for step in range(1, 20_001))
+        "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5, NULL, NULL, NULL, NULL)",
+        ((step,) for step in range(1, 20_001)),
     )
     ledger._connection.executemany(
         "INSERT INTO evaluations (step, loss, time) VALUES (?, 2.0, 0.0)", ((step,) for step in range(10, 20_001, 10))
@@ -344,7 +355,7 @@ def test_a_viewer_gets_the_state_first_and_then_what_happens(dashboard: Dashboar
     dashboard.publish(Peers(peers=(COORDINATOR, seen("p", samples=7))))
     change = viewing.wait_for(lambda name, values: name == "change" and values.get("volunteers") == 1)
     assert change["batch"]["samples"] == 7
-    assert "contributors" not in change  # only what has changed travels
+    assert "samples_total" not in change  # only what has changed travels
     done = record(Ledger(path), 1)
     dashboard.publish(StepDone(step=done, contributions={"p": 64}))
     viewing.wait_for(lambda name, values: name == "change" and values.get("step") == 1)
@@ -379,11 +390,11 @@ def test_hostile_names_travel_as_plain_text(dashboard: Dashboard, path: Path) ->
     viewing = Viewing(dashboard)
     record(Ledger(path), 1, name=HOSTILE)
     dashboard.publish(Peers(peers=(seen("p", samples=1, step=1, name=HOSTILE),)))
-    change = viewing.wait_for(lambda name, values: bool(values.get("peers")))
-    assert change["peers"][0]["name"] == HOSTILE
-    answer = get(dashboard, "/api/state")
+    change = viewing.wait_for(lambda name, values: bool(values.get("batch", {}).get("shares")))
+    assert change["batch"]["shares"][0]["name"] == HOSTILE
+    answer = get(dashboard, "/api/people")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["contributors"][0]["name"] == HOSTILE
+    assert answer.json()["people"][0]["name"] == HOSTILE
     script = get(dashboard, "/static/app.js").text
     assert "innerHTML" not in script
     assert "insertAdjacentHTML" not in script

@@ -1,0 +1,54 @@
+"""What a volunteer fetches: the invitation, and the very kit that the coordinator runs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Request
+from starlette.responses import PlainTextResponse, Response
+
+from dedloc_kit.dashboard.answers import State, json_answer
+from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.distribution import running_wheel
+from dedloc_kit.records import Invitation, PeerId, Refusal
+
+
+class Entrance:
+    """Decides who is given the invitation."""
+
+    def __init__(self, view: RunView, most_volunteers: int | None) -> None:
+        self.invitation: Invitation | None = None
+        """None until the coordinator has joined its own swarm."""
+        self._view = view
+        self._most_volunteers = most_volunteers
+
+    def refusal(self, state: State, peer: str = "") -> Refusal | None:
+        """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
+        if state.status == "finished":
+            return Refusal(reason="over")
+        if self.invitation is None:
+            return Refusal(reason="starting")
+        full = self._most_volunteers is not None and self._view.volunteers(without=peer) >= self._most_volunteers
+        return Refusal(reason="full") if full else None
+
+    def routes(self) -> APIRouter:
+        router = APIRouter()
+
+        @router.get("/api/invitation")
+        def invitation(peer: Annotated[PeerId, Query()] = "") -> Response:
+            refusal = self.refusal(self._view.state(), peer)
+            if refusal is not None:
+                return json_answer(refusal.model_dump(), 410 if refusal.reason == "over" else 503)
+            assert self.invitation is not None
+            return Response(self.invitation.model_dump_json(), media_type="application/json")
+
+        @router.get("/requirements.txt")
+        def requirements(request: Request) -> Response:
+            # As the one who asks reached us: behind a tunnel that is not the address that we know of ourselves.
+            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{running_wheel().name}\n")
+
+        @router.get("/wheel/{name}")
+        def wheel(name: str) -> Response:
+            if name != running_wheel().name:
+                raise HTTPException(404)
+            return Response(running_wheel().content, media_type="application/octet-stream")
+
+        return router

@@ -1,0 +1,34 @@
+"""The security headers of every answer."""
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_SECURITY = {
+    # Only our own files run, load or are connected to. No inline script and no inline style: plotly would insert
+    # style rules of its own and refrains because style.css has them (see index.html).
+    # Hugging Face shows a Space inside a frame of its own page.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self' https://huggingface.co"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class SecureHeaders:
+    """Adds the security headers to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_SECURITY)
+                headers.setdefault("Cache-Control", "no-cache")  # ask each time, files answer "unchanged"
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
