@@ -81,7 +81,7 @@ function fillRow(element, person, names, most) {
   setName(link, nameOf(person, names));
   you.hidden = person.peer !== me();
   now.hidden = !person.active;
-  setText(team, person.team ?? "");
+  setText(team, person.team);
   setText(samples, brief(person.samples));
   samples.title = `${count(person.samples)} in ${plural(person.steps, "global step")}`;
   part.firstChild.firstChild.style.setProperty("width", `${(100 * person.samples) / most}%`);

@@ -35,7 +35,9 @@ export function show(root, { signal }) {
         page.replaceChildren(said, ...desk.elements);
       }
       desk.update(values);
-    } else if (status) page.replaceChildren(build("p", { class: "empty", text: "This dashboard takes no orders." }));
+    } else if (status && !desk) {
+      page.replaceChildren(build("p", { class: "empty", text: status === 404 ? "This dashboard takes no orders." : (values?.message ?? "Something went wrong.") }));
+    }
   }
 
   const again = keepAsking(() => "api/organizer", take, signal);
@@ -66,8 +68,8 @@ function makeDesk(order, signal) {
     announce.update(values.announcement);
     people.update(values.kicked);
     alerts.update(values.alerts);
-    checkpoints.update(values.checkpoints.toReversed());
-    orders.update(values.orders.toReversed());
+    checkpoints.update(values.checkpoints);
+    orders.update(values.orders);
   }
 
   return { elements: [columns], update };
@@ -83,7 +85,7 @@ function controls(order) {
     "dialog",
     { "aria-labelledby": "finish-title" },
     build("h2", { id: "finish-title", text: "Finish the run?" }),
-    build("p", { text: "The model stays as it is after the present global step, all volunteers are sent home with thanks, and this cannot be taken back." }),
+    build("p", { text: "The model stays as it is after the present global step, all volunteers are sent home with thanks, and the coordinator ends." }),
     build(
       "p",
       { class: "buttons" },
@@ -94,10 +96,10 @@ function controls(order) {
   const part = section("The run", now, build("p", { class: "buttons" }, pause, checkpoint, finish), dialog);
 
   function update({ paused, finishing }) {
-    setText(now, finishing ? "It finishes with the present global step." : paused ? "It is paused. Volunteers wait." : "It goes on.");
-    pause.dataset.order = paused ? "resume" : "pause";
-    setText(pause, paused ? "Resume" : "Pause");
-    for (const button of [pause, finish]) button.disabled = finishing;
+    setText(now, finishing ? "It is over, or will be after the present global step." : paused ? "It is paused. Volunteers wait." : "It goes on.");
+    pause.dataset.order = paused || finishing ? "resume" : "pause";
+    setText(pause, finishing ? "Let it go on" : paused ? "Resume" : "Pause");
+    finish.disabled = finishing;
   }
 
   return { element: part.section, update };

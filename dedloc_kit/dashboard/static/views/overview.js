@@ -21,7 +21,7 @@ export function show(root, { signal }) {
   const numbers = figures();
   const batch = batchPanel();
   const banner = announcement();
-  const notice = build("div", { class: "notice", role: "status", hidden: true }, build("h2", {}), build("p", {}));
+  const notice = noticePanel();
   const learned = curve(signal);
   const said = saidPanel(signal);
   const news = section("From the coordinator", build("ul", { class: "news" }));
@@ -31,10 +31,11 @@ export function show(root, { signal }) {
       "div",
       { class: "band" },
       build("div", { class: "masthead" }, build("div", { class: "introduction" }, name, about, how), join.element),
+      notice.element,
       numbers.element,
       batch.element,
     ),
-    build("div", { class: "page" }, banner.element, notice, learned.element, said.element, news.section),
+    build("div", { class: "page" }, banner.element, learned.element, said.element, news.section),
   );
 
   function update() {
@@ -47,11 +48,7 @@ export function show(root, { signal }) {
     banner.update(state.announcement);
     join.update(state);
     said.update(state);
-    const told = explanation(state);
-    notice.hidden = !told;
-    notice.dataset.status = state.status;
-    setText(notice.firstChild, told?.title ?? "");
-    setText(notice.lastChild, told?.text ?? "");
+    notice.update(state);
     showNews(news, state.notices);
   }
 
@@ -132,6 +129,27 @@ function figures() {
   }
 
   return { element, update };
+}
+
+/** What a reader should know before the numbers, while the run does not simply train. */
+function noticePanel() {
+  const title = build("h2");
+  const text = build("p");
+  const model = build("a", { class: "button", text: "The model on the Hub" });
+  const element = build("div", { class: "notice", role: "status", hidden: true }, title, text, model);
+  return {
+    element,
+    update(state) {
+      const told = explanation(state);
+      element.hidden = !told;
+      element.dataset.status = state.status;
+      setText(title, told?.title ?? "");
+      setText(text, told?.text ?? "");
+      const url = state.checkpoint?.url ?? "";
+      model.hidden = state.status !== "finished" || !url.startsWith("https://");
+      if (!model.hidden) model.href = url;
+    },
+  };
 }
 
 function announcement() {

@@ -99,7 +99,7 @@ function fillPeer(row, peer, names) {
   link.href = pageOf(peer.peer);
   setName(link, nameOf(peer, names));
   badge.hidden = !peer.follower;
-  setText(team, peer.team ?? "");
+  setText(team, peer.team);
   setText(device, visibleDevice(peer.device));
   setText(speed, peer.follower ? "–" : rate(peer.samples_per_second));
   setText(upload, peer.upload === null ? "–" : `${bytes(peer.upload)}/s`);
@@ -108,7 +108,7 @@ function fillPeer(row, peer, names) {
   setText(step, count(peer.step));
   setText(lag, peer.lag ? plural(peer.lag, "step") : "–");
   setText(samples, peer.follower ? "–" : count(peer.samples));
-  setText(since, duration(Math.max(1, Date.now() / 1000 - peer.since)));
+  setText(since, peer.since === null ? "–" : duration(Math.max(1, Date.now() / 1000 - peer.since)));
   row.classList.toggle("behind", !peer.current);
 }
 
