@@ -20,7 +20,7 @@ ORDER = (
     {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account"},
     {"run", "distribution"},
     {"records"},
-    {"events", "memory", "hub"},
+    {"events", "memory", "hub", "orders"},
     {"client"},
     {"data", "training"},
     {"tasks"},
@@ -44,7 +44,7 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "client"),
+    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "orders", "client"),
 }
 ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {

@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from dedloc_kit.dashboard import api, pages
+from dedloc_kit.dashboard import answers, api, pages
 from dedloc_kit.dashboard.answers import json_answer
 from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.headers import SecureHeaders
@@ -118,7 +118,7 @@ class Dashboard:
         app.add_exception_handler(UserError, lambda _request, error: json_answer({"message": str(error)}, 404))
         app.include_router(pages.routes())
         app.include_router(self.entrance.routes())
-        app.include_router(api.routes(self._run, self._view, self._state))
+        app.include_router(api.routes(self._run, self._view, self._state, self._version))
 
         @app.get("/api/events")
         async def events() -> Response:
@@ -150,7 +150,7 @@ class Dashboard:
 
     async def _push(self) -> None:
         """Tell all viewers what has changed since the last push."""
-        state = await asyncio.to_thread(self._state)
+        state = (await asyncio.to_thread(self._state)).model_dump(mode="json")
         changed = {key: value for key, value in state.items() if self._pushed.get(key, ...) != value}
         self._pushed = state
         if changed:
@@ -158,18 +158,22 @@ class Dashboard:
         self._viewers.welcome(_event("state", state))
         # A page that finds a gap before `after`, or itself ahead of `last_step`, fetches the whole history.
         after = min(self._pushed_step, state["step"])
-        history = await asyncio.to_thread(self._view.history, after, self._pushed_evaluation)
+        found = await asyncio.to_thread(self._view.history, after, self._pushed_evaluation)
+        history = found.model_dump(mode="json")
         if history["steps"] or history["evaluations"] or history["last_step"] < self._pushed_step:
             self._viewers.push(_event("history", history))
         self._pushed_step = history["last_step"]
         evaluated = (point["step"] for point in history["evaluations"])
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> answers.State:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
-        return {**state, "refusal": refusal.reason if refusal is not None else None}
+        return state.model_copy(update={"refusal": refusal.reason if refusal is not None else None})
+
+    def _version(self) -> Hashable:
+        return self._view.version(), self.entrance.invitation is None
 
 
 def _event(name: str, values: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False)}\n\n".encode()
+    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False, ensure_ascii=False)}\n\n".encode()
