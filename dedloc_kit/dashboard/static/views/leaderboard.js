@@ -34,7 +34,7 @@ export function leaderboard(signal) {
   const controls = build("div", { class: "controls" }, choices("Sort by", sorts, "total", (sort) => ask({ sort, offset: 0 })), search);
   const head = build("tr", {}, ...COLUMNS.map(([text, kind]) => build("th", { scope: "col", class: kind }, text || build("span", { class: "visually-hidden", text: kind }))));
   const table = build("table", { class: "board" }, build("thead", {}, head), body);
-  const scroll = build("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Leaderboard" }, table);
+  const scroll = build("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Everyone in a table" }, table);
   const part = section("Leaderboard", controls, scroll, pages);
 
   const path = () => `api/people?${new URLSearchParams({ ...asked, limit: PAGE })}`;

@@ -68,7 +68,7 @@ export function show(root, { signal }) {
 function peerTable(signal) {
   const body = build("tbody");
   const head = build("tr", {}, ...COLUMNS.map(([text, kind]) => build("th", { scope: "col", class: kind, text })));
-  const scroll = build("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": "Peers now" }, build("table", { class: "board peers-table" }, build("thead", {}, head), body));
+  const scroll = build("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": "The peers in a table" }, build("table", { class: "board peers-table" }, build("thead", {}, head), body));
   const empty = build("p", { class: "empty", text: "Nobody is connected." });
   const part = section("Peers now", scroll, empty);
   keepAsking(
