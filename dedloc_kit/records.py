@@ -67,6 +67,16 @@ class Announcement(Record):
     time: Time
 
 
+class Instructions(Record):
+    """What the coordinator passes on to the volunteers from the organizer."""
+
+    paused: bool
+    last_step: Count | None
+    """The global step after which the run is over, if that is not what its configuration says."""
+    announcement: AnnouncementText
+    """Empty if there is none."""
+
+
 class FillMask(Record):
     """A held-out sentence with one word hidden, and what the model puts there, for viewers."""
 
@@ -103,8 +113,8 @@ class Progress(Record):
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
     """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
-    paused: bool = False
-    """Of the coordinator: the organizer has paused the run."""
+    instructions: Instructions | None = None
+    """Of the coordinator only: nobody else is believed."""
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""

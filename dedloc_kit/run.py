@@ -132,6 +132,9 @@ class RunConfig(Section):
     """A sentence or two for volunteers: what is trained, and for whom."""
     global_batch: PositiveInt
     """Samples over all peers that lead to one optimizer step."""
+    microbatch: PositiveInt | None = None
+    """For a loss that looks at several samples together (batch normalisation, contrasts, assignments): so many go
+    through the model at once, on every peer that has the memory. Without it each peer takes what suits its device."""
     seed: int = 0
     task: TaskConfig
     data: DataConfig
@@ -149,6 +152,17 @@ class RunConfig(Section):
         if self.optimizer.warmup_steps >= self.optimizer.total_steps:
             raise ValueError("optimizer.warmup_steps must be smaller than optimizer.total_steps")
         return self
+
+    @model_validator(mode="after")
+    def _microbatch_fits(self) -> "RunConfig":
+        if self.microbatch is not None and self.microbatch > self.peer_batch:
+            raise ValueError(f"microbatch must be at most {self.peer_batch}, what one step of a peer takes")
+        return self
+
+    @property
+    def peer_batch(self) -> int:
+        """Samples of one step, over all peers or, with `local-steps`, of one of them."""
+        return self.averaging.local_batch if self.averaging.mode == "local-steps" else self.global_batch
 
     def canonical(self) -> str:
         """The configuration as JSON with sorted keys and every default written out."""

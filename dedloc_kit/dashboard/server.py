@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.responses import Response
 
 from dedloc_kit.dashboard import answers, api, pages
@@ -23,6 +23,7 @@ from dedloc_kit.dashboard.answers import json_answer
 from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.headers import SecureHeaders
 from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
+from dedloc_kit.dashboard.organizer import Denied, denial
 from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.errors import UserError
@@ -49,10 +50,12 @@ class Dashboard:
         port: int = 0,
         public_host: str | None = None,
         most_volunteers: int | None = None,
+        organizer: APIRouter | None = None,
     ) -> None:
         """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`.
 
         With `most_volunteers` newcomers are asked to come later; whoever has a peer's address can join all the same.
+        Without `organizer`, the routes by which the run is steered, nobody can steer it from here.
         """
         self._public_host = public_host or (own_address() if host in ANY_ADDRESS else host)
         self.url = url_of(self._public_host, port)
@@ -62,6 +65,7 @@ class Dashboard:
         self._view = RunView(run, ledger)
         self.entrance = Entrance(self._view, most_volunteers)
         """Its invitation is set by the launcher once the coordinator has joined, and renewed as volunteers come."""
+        self._organizer = organizer
         self._news = asyncio.Event()
         self._viewers = Viewers(self._news)
         self._pushed: dict[str, Any] = {}
@@ -116,7 +120,10 @@ class Dashboard:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
         app.add_middleware(SecureHeaders)
         app.add_exception_handler(UserError, lambda _request, error: json_answer({"message": str(error)}, 404))
+        app.add_exception_handler(Denied, denial)
         app.include_router(pages.routes())
+        if self._organizer is not None:
+            app.include_router(self._organizer)
         app.include_router(self.entrance.routes())
         app.include_router(api.routes(self._run, self._view, self._state, self._version))
 

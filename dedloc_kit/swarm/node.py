@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -104,6 +105,17 @@ class Node(DHT):
     _run_coroutine = kept_alive(DHT._run_coroutine)
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a peer has found out before its node starts."""
+
+    living: list[str]
+    """The addresses of others at which somebody answers."""
+    port: int
+    """The swarm's port; 0 in client mode."""
+    reach: Reach
+
+
 def open_node(
     peer: PeerConfig,
     identity: Identity,
@@ -112,7 +124,20 @@ def open_node(
     may_start_alone: bool = False,
     preferred_port: int = 0,
 ) -> Node:
-    """Start a DHT node; records whose subkey names an owner are signed and verified by it.
+    """Look around and start a DHT node; raises UserError as the two do."""
+    around = look_around(peer, identity, initial_peers, may_start_alone=may_start_alone, preferred_port=preferred_port)
+    return start_node(peer, identity, around, may_start_alone=may_start_alone)
+
+
+def look_around(
+    peer: PeerConfig,
+    identity: Identity,
+    initial_peers: Sequence[str],
+    *,
+    may_start_alone: bool = False,
+    preferred_port: int = 0,
+) -> Surroundings:
+    """Who answers, and whether they can reach this peer; forks nothing, so it may run in a thread.
 
     Unless the configuration says whether others can reach this peer, it asks some of `initial_peers` to try. Whoever
     has no peers to ask, or `may_start_alone`, is a full peer. `preferred_port` is taken if it is free and the
@@ -124,10 +149,17 @@ def open_node(
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
     port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    reach = _reach(peer, port, living, may_start_alone)
+    return Surroundings(living, port, _reach(peer, port, living, may_start_alone))
+
+
+def start_node(peer: PeerConfig, identity: Identity, around: Surroundings, *, may_start_alone: bool = False) -> Node:
+    """Start a DHT node, which forks; records whose subkey names an owner are signed and verified by it.
+
+    Raises UserError if the identity or the port is in use, or nobody lets this peer in.
+    """
     try:
         node = Node(
-            initial_peers=living,
+            initial_peers=around.living,
             start=True,
             identity_path=str(identity.path),
             # The same in every session: who comes back takes its old place in the others' routing tables.
@@ -139,14 +171,14 @@ def open_node(
             strict=False,  # else anyone among them whose clock is 3 s off would keep us out
             use_relay=False,
             use_auto_relay=False,
-            **_listening(peer, port, reach),
+            **_listening(peer, around.port, around.reach),
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
-        if may_start_alone and living and "already taken" not in str(error):
-            return open_node(peer, identity, (), preferred_port=preferred_port)
-        raise _explained(error, living) from error
-    node.reach = reach
-    if not reach.client_mode:
+        if may_start_alone and around.living and "already taken" not in str(error):
+            return start_node(peer, identity, replace(around, living=[]))
+        raise _explained(error, around.living) from error
+    node.reach = around.reach
+    if not around.reach.client_mode:
         node.run_coroutine(serve)
     return node
 

@@ -15,7 +15,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
@@ -71,7 +71,9 @@ class CollaborativeOptimizer:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
         self._name, self._device, self._addresses = name, device, addresses
-        self._last_step, self._stop, self._on_step = last_step, stop, on_step
+        self._stop, self._on_step = stop, on_step
+        self.last_step = last_step
+        """No round is begun after it; may change at any time."""
         self._overlap = run.averaging.overlap
         self.gradients = gradients
         self._speed = PerformanceEMA()
@@ -79,8 +81,8 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self.paused = False
-        """Told to the others; what the coordinator says here holds for the run."""
+        self.instructions: Instructions | None = None
+        """Told to the others; volunteers do what the coordinator says here."""
         self.averager = GradientAverager(
             state.layout,
             dht=dht,
@@ -242,7 +244,7 @@ class CollaborativeOptimizer:
             complete = self._rounds.advance()
         elif self._catch_up.behind():
             self._follow_the_swarm()
-        elif self.step < self._last_step:
+        elif self.step < self.last_step:
             complete = self._rounds.gather_if_due(self.samples_per_second)
         if complete is not None:
             self._apply(complete)
@@ -300,7 +302,7 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
                 follower=self._replica is None,
-                paused=self.paused,
+                instructions=self.instructions,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 device=self._device,

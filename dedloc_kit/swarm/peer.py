@@ -3,6 +3,7 @@
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.local_steps import LocalSteps
-from dedloc_kit.swarm.node import Identity, Node, addresses_of, open_node
+from dedloc_kit.swarm.node import Identity, Node, addresses_of, look_around, start_node
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
@@ -82,9 +83,18 @@ def connected(
     """
     device = pick_device(peer.device)
     set_threads(peer.threads)
-    task = create_task(run, peer.task_module)
     identity = Identity(peer.folder / "identity.key")
-    dht = open_node(peer, identity, initial_peers, may_start_alone=may_start_alone, preferred_port=preferred_port)
+    with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
+        looking = line.submit(
+            look_around,
+            peer,
+            identity,
+            initial_peers,
+            may_start_alone=may_start_alone,
+            preferred_port=preferred_port,
+        )
+        task = create_task(run, peer.task_module)
+    dht = start_node(peer, identity, looking.result(), may_start_alone=may_start_alone)
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         replica = None if follower else Replica(state, device)
