@@ -1,9 +1,11 @@
-"""A run as it looks after some days: a ledger with people, teams, visits and troubles, and the events of this moment."""
+"""A run as it looks after some days: a ledger with people, teams, visits and troubles, and the events of now."""
 
 import hashlib
 import random
 import time
 from pathlib import Path
+
+import pytest
 
 from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
@@ -76,11 +78,12 @@ EVERYONE = Peers(
 )
 
 
-def write_ledger(path: Path) -> None:
+def write_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record the whole story."""
     chance = random.Random(4)
     begin = time.time() - STEPS * _SECONDS
     now = begin
+    monkeypatch.setattr("dedloc_kit.ledger.ledger.ABSENCE_SECONDS", 1.5 * _SECONDS)  # we look once per global step
     ledger = Ledger(path, clock=lambda: now)
     given = [0] * PEOPLE
     for step in range(STEPS + 1):
@@ -89,7 +92,8 @@ def write_ledger(path: Path) -> None:
         if step == STEPS:
             break
         now = begin + (step + 1) * _SECONDS
-        present = [number for number in range(PEOPLE) if chance.random() < 1 / (1 + number / 4)]
+        if step % 3 == 0:
+            present = [number for number in range(PEOPLE) if step == 0 or chance.random() < 1 / (1 + number / 4)]
         ledger.record_presence(seen(number) for number in present)
         record_step(ledger, step + 1, now, present, given)
     now = time.time()
@@ -124,7 +128,7 @@ def record_step(ledger: Ledger, step: int, now: float, present: list[int], given
             session=f"{number:x}",
             samples=samples,
             session_samples=given[number],
-            loss=done.loss,
+            loss=4 + 6 * 0.96**step + 0.3 * ((step + number) % 4),
             name=seen(number).name,
             time=now,
         )

@@ -3,14 +3,18 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
+from dedloc_kit.dashboard import organizer
+from dedloc_kit.dashboard.login import Keys
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import INVITATION_FILE
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
     COORDINATOR,
@@ -39,12 +43,13 @@ VIEWS = {
 }
 """Paths, and how many charts are there by plotly."""
 WIDTHS = (360, 800, 1280, 1920)
-PICTURED = {"light": (360, 1280), "dark": (800, 1920)}
+PICTURED: dict[Literal["light", "dark"], tuple[int, ...]] = {"light": (360, 1280), "dark": (800, 1920)}
 FIRST_PAINT_BYTES = 300_000
 CHARTS_FIT = """() => new Promise((resolve) => {
   const width = (element) => Math.round(element.getBoundingClientRect().width);
   const fits = (svg) => width(svg) === width(svg.closest(".chart"));
-  const look = () => ([...document.querySelectorAll(".chart .main-svg")].every(fits) ? resolve() : requestAnimationFrame(look));
+  const all = () => [...document.querySelectorAll(".chart .main-svg")];
+  const look = () => (all().every(fits) ? resolve() : requestAnimationFrame(look));
   look();
 })"""
 """Plotly draws anew a little after the window has another size."""
@@ -61,13 +66,14 @@ def browser() -> Iterator[Browser]:
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ledger of a run that is well under way. What a test adds, the next ones see."""
     made = tmp_path_factory.mktemp("run") / "ledger.sqlite"
-    write_ledger(made)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        write_ledger(made, monkeypatch)
     return made
 
 
 @pytest.fixture(scope="module")
 def dashboard(path: Path) -> Iterator[Dashboard]:
-    served = Dashboard(RUN, path)
+    served = Dashboard(RUN, path, organizer=organizer.routes(path.parent, RUN.fingerprint))
     served.start()
     served.publish(EVERYONE)
     yield served
@@ -81,7 +87,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     opened.set_default_timeout(DEADLINE)
     errors: list[str] = []
     hosts: set[str] = set()
-    opened.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("console", lambda message: errors.append(message.text) if is_trouble(message) else None)
     opened.on("weberror", lambda error: errors.append(str(error.error)))
     opened.on("request", lambda request: hosts.add(request.url.split("/")[2].split(":")[0]))
     opened.on("dialog", lambda dialog: errors.append(f"dialog: {dialog.message}"))
@@ -89,6 +95,11 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     opened.close()
     assert errors == []
     assert hosts <= {"127.0.0.1"}
+
+
+def is_trouble(message: ConsoleMessage) -> bool:
+    """Whoever is not the organizer is told so by an answer of 401, which the browser notes."""
+    return message.type in ("error", "warning") and not message.location["url"].endswith("/api/organizer")
 
 
 @pytest.fixture
@@ -187,7 +198,10 @@ def test_a_lost_server_is_told_and_found_again(page: Page, tmp_path: Path) -> No
     ("events", "title"),
     [
         ([State(text="loading the model")], "This run has not begun yet"),
-        ([Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)], "Nobody"),
+        (
+            [Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)],
+            "Nobody",
+        ),
         ([Peers(peers=(COORDINATOR, seen(0)), paused=True)], "The organizer has paused the run"),
         ([EVERYONE, Failed(text="out of memory")], "The coordinator cannot be heard"),
         ([EVERYONE], None),
@@ -218,7 +232,7 @@ def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_p
     expect(page.locator(".notice")).to_contain_text("The model is finished")
     link = page.get_by_role("link", name="The model on the Hub")
     expect(link).to_have_attribute("href", "https://huggingface.co/asha/bangla-albert/commit/1a2b")
-    expect(page.locator(".join")).to_contain_text("Thank you")
+    expect(page.locator(".join")).to_be_hidden()
     photograph(page, "state-finished")
     finished.stop()
 
@@ -354,3 +368,37 @@ def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard
     page.get_by_role("button", name="Copy").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert f'join("{dashboard.url}")' in page.evaluate("() => navigator.clipboard.readText()")
+
+
+def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard, "/organizer")
+    expect(page.get_by_role("heading", name="You are not logged in")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("dedloc login FOLDER")
+    assert page.get_by_role("button", name="Pause").count() == 0
+
+
+def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path) -> None:
+    (path.parent / INVITATION_FILE).touch()  # the mark of a run that was launched here
+    page.goto(Keys(path.parent).link(dashboard.url))
+    expect(page).to_have_url(f"{dashboard.url}/organizer")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_text("It is paused. Volunteers wait.")).to_be_visible()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("It goes on.")).to_be_visible()
+    page.get_by_label("Shown at the top of the page").fill(f"Tomorrow {MARKUP}")
+    page.get_by_role("button", name="Announce").click()
+    expect(page.locator(".standing").filter(has_text=f"Tomorrow {MARKUP}")).to_be_visible()
+    page.get_by_role("button", name="Put out: Rabi").click()
+    page.get_by_role("button", name="Let in again: Rabi").click()
+    expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
+    expect(page.get_by_text("readmit: ")).to_be_visible()
+    page.get_by_role("button", name="Finish the run").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Finish the run").click()
+    dialog.get_by_role("button", name="Finish it").click()
+    expect(page.get_by_text("It is over")).to_be_visible()
+    assert barriers(page) == []
+    photograph(page, "organizer-desk")

@@ -51,6 +51,11 @@ export function duration(seconds) {
   return seconds < 10 && seconds % 1 ? `${seconds.toFixed(1)} seconds` : plural(Math.round(seconds), "second");
 }
 
+/** The same in short, where there is little room: 4.2 s, 13 min, 5 h, 24 days. */
+export function brieflyFor(seconds) {
+  return duration(seconds).replace(/ seconds?$/, " s").replace(/ minutes?$/, " min").replace(/ hours?$/, " h");
+}
+
 /** When something was; a clock that runs ahead of ours says "just now". */
 export function ago(time, now = Date.now() / 1000) {
   const seconds = now - time;

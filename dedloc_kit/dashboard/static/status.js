@@ -39,7 +39,7 @@ export function explanation(state) {
     case "finished":
       return {
         title: "The model is finished",
-        text: `It has taken all its ${count(state.total_steps)} global steps. Thank you to everyone who took part.`,
+        text: `It has taken its ${count(state.step)} global steps. Thank you to everyone who took part.`,
       };
     default:
       return null;

@@ -25,12 +25,11 @@ export function joinPanel() {
 
   function update(state) {
     let text = "One cell joins, with a free GPU too. Stop whenever you like.";
-    if (state.refusal === "over") text = "This run is finished. Thank you to everyone who took part.";
-    else if (state.refusal === "starting") text = "Joining opens as soon as the coordinator is ready.";
+    if (state.refusal === "starting") text = "Joining opens as soon as the coordinator is ready.";
     else if (state.refusal === "full") text = "As many train already as this run has room for. Please come back later.";
     else if (/^(localhost|127\.|\[::1\])/.test(ROOT.hostname)) text = "Stop whenever you like. This address works on this computer only.";
     setText(note, text);
-    element.classList.toggle("closed", state.refusal === "over");
+    element.hidden = state.refusal === "over";
   }
 
   return { element, update };

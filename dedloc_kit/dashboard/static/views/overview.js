@@ -1,7 +1,7 @@
 // The run at a glance: what it is, how far it is, the batch that fills, what the model has learned and what it says.
 
 import { build, figure, section, setText } from "../dom.js";
-import { ago, count, duration, large, loss, plural, rate } from "../format.js";
+import { ago, brieflyFor, count, duration, large, loss, plural, rate } from "../format.js";
 import { counter } from "../numbers.js";
 import { run, subscribe } from "../run.js";
 import { load } from "../server.js";
@@ -112,7 +112,7 @@ function figures() {
     shownVolunteers(blind ? null : state.volunteers);
     const together = state.volunteers && !blind ? `${rate(state.samples_per_second)} samples/s in all` : "";
     setText(volunteers.aside, together || `${plural(state.contributor_count, "person", "people")} so far`);
-    setText(time.value, state.device_seconds ? duration(state.device_seconds) : "–");
+    setText(time.value, state.device_seconds ? brieflyFor(state.device_seconds) : "–");
     setText(time.aside, state.device_seconds ? `by ${plural(state.contributor_count, "person", "people")}` : "by everyone");
     showEnd(state);
   }
@@ -123,7 +123,7 @@ function figures() {
       setText(end.value, "Done");
       setText(end.aside, state.last_step_time ? ago(state.last_step_time) : "");
     } else {
-      setText(end.value, eta ? duration(eta) : "–");
+      setText(end.value, eta ? brieflyFor(eta) : "–");
       setText(end.aside, eta ? "at this pace" : "told while it trains");
     }
   }

@@ -13,6 +13,7 @@ const BUBBLES = 120;
 const NAMED = 22; // the smallest radius with room for a name
 const SMALLEST = 12; // letters, in the picture's pixels
 const LETTER = 0.58; // the usual width of one for its size
+const ROOM = 1.75; // of the radius, for a name
 
 export function show(root, { signal }) {
   const head = viewHead("People", signal);
@@ -63,7 +64,7 @@ function drawBubbles(picture, { people, total, samples_total: all }) {
     shown.map((person, index) => ({ ...person, ...placed[index], shown: nameOf(person, names) })),
     (person) => person.peer,
     (person) => {
-      const label = buildSvg("text", { class: "bubble-name", dy: "0.35em" });
+      const label = buildSvg("text", { class: "bubble-name", dy: "0.35em", lengthAdjust: "spacingAndGlyphs" });
       return buildSvg("g", { on: { click: () => go(pageOf(person.peer)) } }, buildSvg("circle", { class: "ring" }), buildSvg("circle", { class: "disc" }), label, buildSvg("title"));
     },
     (group, person) => {
@@ -73,9 +74,11 @@ function drawBubbles(picture, { people, total, samples_total: all }) {
       group.style.setProperty("transform", `translate(${x0 + scale * person.x}px, ${y0 + scale * person.y}px)`);
       ring.setAttribute("r", r);
       disc.setAttribute("r", person.active && r > 6 ? r - Math.max(2.5, r * 0.07) : r);
-      const size = Math.min(26, r / 2.8, (1.75 * r) / (LETTER * [...person.shown].length));
+      const size = Math.min(26, r / 2.8, (ROOM * r) / (LETTER * [...person.shown].length));
       setText(label, r >= NAMED ? shortened(person.shown, r) : "");
       label.style.setProperty("font-size", `${Math.max(SMALLEST, size)}px`);
+      label.removeAttribute("textLength");
+      if (label.getComputedTextLength() > ROOM * r) setAttribute(label, "textLength", ROOM * r); // wide letters
       setText(title, `${person.shown}: ${count(person.samples)} samples, ${percent(person.samples, all)}${person.active ? ", training now" : ""}`);
     },
   );
@@ -86,7 +89,7 @@ function drawBubbles(picture, { people, total, samples_total: all }) {
 
 /** As much of a name as there is room for in the smallest letters. */
 function shortened(name, r) {
-  const room = Math.floor((1.75 * r) / (LETTER * SMALLEST));
+  const room = Math.floor((ROOM * r) / (LETTER * SMALLEST));
   const letters = [...name];
   return letters.length > room ? `${letters.slice(0, Math.max(1, room - 1)).join("")}…` : name;
 }

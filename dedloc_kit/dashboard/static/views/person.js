@@ -11,6 +11,7 @@ import { tableBeside } from "../table.js";
 import { viewHead } from "./head.js";
 
 const DAYS = 60;
+const VISITS = 8;
 
 export function show(root, { parameter: peer, signal }) {
   if (location.hash === "#me") rememberMe(peer);
@@ -28,10 +29,9 @@ export function show(root, { parameter: peer, signal }) {
   const numbers = build("dl", { class: "figures plain-figures" }, ...[given, rank, time, recent].map((one) => one.element));
   const daily = days();
   const losses = lossChart(signal);
-  const visits = build("ul", { class: "visits" });
-  const been = section("Visits", visits);
+  const been = visits();
   const certificate = certificateLinks(peer, mine);
-  const content = build("div", { class: "person" }, numbers, certificate, daily.element, been.section, losses.element);
+  const content = build("div", { class: "person" }, numbers, certificate, daily.element, been.element, losses.element);
   content.hidden = true;
   root.append(head.element, build("div", { class: "page" }, missing, content));
 
@@ -57,7 +57,7 @@ export function show(root, { parameter: peer, signal }) {
       setText(recent.value, brief(Math.round(person.recent)));
       setText(recent.aside, "half as much for each week past");
       daily.update(values.days);
-      showVisits(visits, values.visits);
+      been.update(values.visits);
       losses.update(values.losses);
     },
     signal,
@@ -107,17 +107,37 @@ function days() {
   return { element: part.section, update };
 }
 
+/** The latest visits, and the others in a table. */
+function visits() {
+  let known = [];
+  const list = build("ul", { class: "visits" });
+  const beside = tableBeside("All visits as a table", ["Came", "For", "Device", "Samples"], () =>
+    known.map((visit) => [at(visit.since), duration(lengthOf(visit)), visibleDevice(visit.device), count(visit.samples)]),
+  );
+  const part = section("Visits", list, beside.element);
+
+  function update(all) {
+    known = all;
+    part.section.hidden = !all.length;
+    showVisits(list, all.slice(0, VISITS));
+    beside.refresh();
+  }
+
+  return { element: part.section, update };
+}
+
+const lengthOf = (visit) => Math.max(1, (visit.until ?? Date.now() / 1000) - visit.since);
+
 function showVisits(list, visits) {
   keyed(
     list,
-    visits.slice(0, 50),
+    visits,
     (visit) => visit.since,
     () => build("li", {}, build("span", { class: "when" }), build("bdi", { class: "what" }), build("span", { class: "amount" })),
     (item, visit) => {
       const [when, what, amount] = item.children;
-      const length = (visit.until ?? Date.now() / 1000) - visit.since;
       setText(when, at(visit.since));
-      setText(what, `${visit.until === null ? "here now, for" : "for"} ${duration(Math.max(1, length))} on ${visibleDevice(visit.device)}`);
+      setText(what, `${visit.until === null ? "here now, for" : "for"} ${duration(lengthOf(visit))} on ${visibleDevice(visit.device)}`);
       setText(amount, plural(visit.samples, "sample"));
       item.classList.toggle("now", visit.until === null);
     },
