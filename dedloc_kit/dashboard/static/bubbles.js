@@ -1,21 +1,18 @@
 // Circles packed around a middle, the largest first.
 
 /**
- * Places circles of these radii (largest first) so that none overlap and all are near the middle, in a shape that is
+ * Places circles of these radii (largest first) so that none overlap and all are near their middle, in a shape that is
  * `stretch` times as wide as high. Returns `[{x, y, r}]` in the order of the radii.
  *
  * Each circle goes to the free place nearest to the middle where it touches two that are there already.
  */
 export function pack(radii, stretch) {
   const placed = [];
-  const far = ({ x, y }) => (x / stretch) ** 2 + y ** 2;
+  const middle = { x: 0, y: 0, weight: 0 }; // of all areas so far
+  const far = ({ x, y }) => ((x - middle.x) / stretch) ** 2 + (y - middle.y) ** 2;
   for (const r of radii) {
-    if (placed.length < 2) {
-      placed.push({ x: placed.length ? placed[0].r + r : 0, y: 0, r });
-      continue;
-    }
-    let best = null;
-    for (let i = 0; i < placed.length; i += 1) {
+    let best = placed.length < 2 ? { x: placed.length ? placed[0].r + r : 0, y: 0, r } : null;
+    for (let i = 0; placed.length > 1 && i < placed.length; i += 1) {
       for (let j = i + 1; j < placed.length; j += 1) {
         for (const place of touching(placed[i], placed[j], r)) {
           if ((!best || far(place) < far(best)) && !placed.some((other) => overlap(other, place))) best = place;
@@ -23,6 +20,9 @@ export function pack(radii, stretch) {
       }
     }
     placed.push(best);
+    middle.weight += r ** 2;
+    middle.x += ((best.x - middle.x) * r ** 2) / middle.weight;
+    middle.y += ((best.y - middle.y) * r ** 2) / middle.weight;
   }
   return placed;
 }

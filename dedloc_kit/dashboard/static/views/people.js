@@ -9,6 +9,7 @@ import { keepAsking } from "../run.js";
 import { leaderboard } from "./leaderboard.js";
 import { viewHead } from "./head.js";
 
+const NARROW = matchMedia("(max-width: 40rem)");
 const BUBBLES = 120;
 const NAMED = 22; // the smallest radius with room for a name
 const SMALLEST = 12; // letters, in the picture's pixels
@@ -30,6 +31,11 @@ export function show(root, { signal }) {
   const upper = build("div", { class: "upper" }, circles.section, teams.section);
   root.append(head.element, build("div", { class: "page" }, mine, empty, upper, board));
 
+  let known = null;
+  const draw = () => known && drawBubbles(picture, known);
+  NARROW.addEventListener("change", draw, { signal });
+  document.fonts.ready.then(draw); // names are measured in the font that they are shown in
+
   keepAsking(
     () => `api/people?sort=total&limit=${BUBBLES}`,
     ({ status, values }) => {
@@ -37,7 +43,8 @@ export function show(root, { signal }) {
       setText(head.lede, values.total ? `${plural(values.total, "person has", "people have")} given ${brief(values.samples_total)} samples together. Whoever gives computing is here, by the name they chose.` : "Whoever gives computing is here, by the name they chose.");
       empty.hidden = values.total > 0;
       circles.section.hidden = board.hidden = values.total === 0;
-      drawBubbles(picture, values);
+      known = values;
+      draw();
     },
     signal,
   );
@@ -50,7 +57,7 @@ function drawBubbles(picture, { people, total, samples_total: all }) {
   const names = tally(shown);
   const most = shown[0].samples;
   // Area by contribution; the smallest can still be seen.
-  const [width, height] = matchMedia("(max-width: 40rem)").matches ? [480, 480] : [960, 520];
+  const [width, height] = NARROW.matches ? [480, 480] : [960, 520];
   const placed = pack(shown.map((person) => Math.max(0.035, Math.sqrt(person.samples / most))), width / height);
   setAttribute(picture, "viewBox", `0 0 ${width} ${height}`);
   const left = Math.min(...placed.map((p) => p.x - p.r));
