@@ -19,8 +19,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, names_local_files
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.model_card import model_card
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, StateInfo
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, STATE_FILE, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Exportable, Task
@@ -148,6 +149,7 @@ class Publisher:
     def _fill(self, folder: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
         """Write everything that one commit holds."""
         save(folder / STATE_FILE, tensors, info)
+        write_copy(self._ledger.path, folder / LEDGER_FOLDER)
         usage = None
         if isinstance(self._task, Exportable):
             usage = self._task.export(self._model(tensors), folder, self._repository.name)

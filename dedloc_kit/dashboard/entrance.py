@@ -33,9 +33,9 @@ class Entrance:
         router = APIRouter()
 
         @router.get("/api/invitation")
-        def invitation(peer: Annotated[PeerId, Query()] = "") -> Response:
+        def invitation(peer: Annotated[PeerId, Query()] = "", watch: bool = False) -> Response:
             refusal = self.refusal(self._view.state(), peer)
-            if refusal is not None:
+            if refusal is not None and not (watch and self.invitation):
                 return json_answer(refusal.model_dump(), 410 if refusal.reason == "over" else 503)
             assert self.invitation is not None
             return Response(self.invitation.model_dump_json(), media_type="application/json")

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from dedloc_kit.dashboard import answers, api, pages
 from dedloc_kit.dashboard.answers import json_answer
 from dedloc_kit.dashboard.entrance import Entrance
+from dedloc_kit.dashboard.exports import Exports
 from dedloc_kit.dashboard.headers import SecureHeaders
 from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
 from dedloc_kit.dashboard.organizer import Denied, denial
@@ -63,6 +64,7 @@ class Dashboard:
         self._run = run
         self._host, self._port = host, port
         self._view = RunView(run, ledger)
+        self._exports = Exports(ledger)
         self.entrance = Entrance(self._view, most_volunteers)
         """Its invitation is set by the launcher once the coordinator has joined, and renewed as volunteers come."""
         self._organizer = organizer
@@ -126,6 +128,7 @@ class Dashboard:
             app.include_router(self._organizer)
         app.include_router(self.entrance.routes())
         app.include_router(api.routes(self._run, self._view, self._state, self._version))
+        app.include_router(self._exports.routes())
 
         @app.get("/api/events")
         async def events() -> Response:

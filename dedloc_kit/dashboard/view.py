@@ -53,6 +53,7 @@ class RunView:
         self._revision = 0
         self._revised: tuple[int | None, float] = (None, -math.inf)  # the ledger's version then, and the monotonic time
         self._peers_changed = False
+        self._listed: tuple[list[Person], set[str], list[answers.PersonRow], int] = ([], set(), [], 0)
 
     def take(self, event: AnyEvent) -> None:
         """Learn from one event of the coordinator."""
@@ -247,13 +248,17 @@ class RunView:
     def _people(self) -> tuple[list[answers.PersonRow], int]:
         """Everyone with rank and share, most samples first, and the samples of all."""
         people = self._recorded.people()
-        total = min(MOST_SAMPLES, sum(person.samples for person in people))
         with self._lock:
             active = {peer.peer for peer in self._peers if not peer.follower}
-        return [
-            answers.PersonRow(**vars(person), share=person.samples / total, rank=rank, active=person.peer in active)
-            for rank, person in enumerate(people, start=1)
-        ], total
+            if people is not self._listed[0] or active != self._listed[1]:
+                # Made anew only then: every volunteer asks for its standing, which is found in these.
+                total = min(MOST_SAMPLES, sum(person.samples for person in people))
+                rows = [
+                    answers.PersonRow(**vars(p), share=p.samples / total, rank=rank, active=p.peer in active)
+                    for rank, p in enumerate(people, start=1)
+                ]
+                self._listed = people, active, rows, total
+            return self._listed[2:]
 
     def _visit(self, visit: Visit) -> dict[str, Any]:
         """Nobody knows who is still here while the coordinator is away."""
