@@ -18,7 +18,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 ORDER = (
     {"errors", "hosted", "dialling"},
     {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account"},
-    {"run", "distribution"},
+    {"run", "distribution", "curve"},
     {"records"},
     {"events", "memory", "hub"},
     {"client"},
@@ -28,7 +28,6 @@ ORDER = (
     {"swarm"},
     {"ledger"},
     {"resuming"},
-    {"curve"},
     {"model_card"},
     {"publishing"},
     {"volunteer", "coordinator"},
@@ -44,9 +43,9 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "client"),
+    *("machine", "account", "curve", "run", "distribution", "records", "events", "memory", "hub", "client"),
 }
-ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"}
+ROLES = {"swarm", "ledger", "resuming", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
     *("launch", "demo", "arguments", "cli"),

@@ -1,23 +1,29 @@
 """The page: one file for all its views, and what it loads."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse
+from starlette.responses import HTMLResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
+
+from dedloc_kit.dashboard.sharing import sharing_tags
 
 _STATIC = Path(__file__).parent / "static"
 
 
-def routes() -> APIRouter:
+def routes(current: Callable[[], dict[str, Any]]) -> APIRouter:
     router = APIRouter()
     files = GZipMiddleware(StaticFiles(directory=_STATIC), compresslevel=6)
     router.routes.append(Mount("/static", files, name="static"))
 
-    @router.get("/")
-    def page() -> FileResponse:
-        return FileResponse(_STATIC / "index.html")
+    page = (_STATIC / "index.html").read_text(encoding="utf-8")
+
+    @router.get("/", include_in_schema=False)
+    def overview(request: Request) -> HTMLResponse:
+        return HTMLResponse(page.replace("<!-- sharing -->", sharing_tags(current(), str(request.base_url))))
 
     return router

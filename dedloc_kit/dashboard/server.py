@@ -18,11 +18,13 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from dedloc_kit.dashboard import api, pages
-from dedloc_kit.dashboard.answers import json_answer
+from dedloc_kit.dashboard import api, certificates, feed, metrics, pages, pictures
+from dedloc_kit.dashboard.answers import Recent, message
+from dedloc_kit.dashboard.description import DESCRIPTION
 from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.headers import SecureHeaders
 from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
+from dedloc_kit.dashboard.limits import RateLimits
 from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.errors import UserError
@@ -33,6 +35,8 @@ _TICK_SECONDS = 1.0
 """How often the ledger is looked at when no event says that something is new."""
 _PUSH_SECONDS = 0.2
 """Pushes are at least so far apart: faster than this nobody can read."""
+_FACTS_SECONDS = 1.0
+"""How old the state may be that programs are told."""
 
 _log = logging.getLogger(__name__)
 
@@ -113,17 +117,23 @@ class Dashboard:
 
     def _application(self) -> FastAPI:
         # The generated documentation pages would load scripts from elsewhere.
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
+        app = FastAPI(**DESCRIPTION, docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app.add_middleware(RateLimits)
         app.add_middleware(SecureHeaders)
-        app.add_exception_handler(UserError, lambda _request, error: json_answer({"message": str(error)}, 404))
-        app.include_router(pages.routes())
+        app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
+        state = Recent(self._state, _FACTS_SECONDS)
+        app.include_router(pages.routes(state))
         app.include_router(self.entrance.routes())
         app.include_router(api.routes(self._run, self._view, self._state))
+        app.include_router(metrics.routes(state, lambda: self._viewers.count))
+        app.include_router(pictures.routes(self._view, state))
+        app.include_router(feed.routes(self._run, self._view.milestones))
+        app.include_router(certificates.routes(self._run, self._view))
 
         @app.get("/api/events")
         async def events() -> Response:
             if self._viewers.full:
-                return json_answer({"message": "too many viewers at the moment; try again later"}, 503)
+                return message("too many viewers at the moment; try again later", 503)
             return EventStream(self._viewers)
 
         return app

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dedloc_kit.dashboard.milestones import Milestone, milestones
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, State, Warned
-from dedloc_kit.ledger import Ledger, UnreadyLedger
+from dedloc_kit.ledger import Contributor, Ledger, UnreadyLedger
 from dedloc_kit.records import GlobalStep, Standing
 from dedloc_kit.run import RunConfig
 
@@ -119,6 +120,18 @@ class RunView:
             volunteers=self.volunteers(),
             losses=tuple((step.step, step.loss) for step in steps if step.loss is not None),
         )
+
+    def person(self, peer: str) -> tuple[Contributor | None, int]:
+        """What a peer has given, None if nothing, and the samples of all."""
+        ledger = self._open()
+        contributors = ledger.contributors() if ledger else []
+        found = next((contributor for contributor in contributors if contributor.peer == peer), None)
+        return found, sum(contributor.samples for contributor in contributors)
+
+    def milestones(self) -> list[Milestone]:
+        """What has been reached so far, oldest first."""
+        ledger = self._open()
+        return milestones(ledger, self._run.optimizer.total_steps) if ledger else []
 
     def close(self) -> None:
         """Close the ledger."""
