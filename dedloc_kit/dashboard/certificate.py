@@ -93,7 +93,7 @@ def rosettes(certificate: Certificate) -> list[tuple[list[tuple[float, float]], 
     """Two fine closed curves in the corners, as on banknotes, with their colours; they differ from peer to peer."""
     seed = seed_of("certificate", certificate.run_id, certificate.peer)
     petals = (19, 23, 25, 29, 31, 37)[seed % 6]  # none shares a factor with the seven turns: the curve is one
-    depth = 0.45 + (seed >> 8) % 32 / 100
+    depth = 0.45 + (seed >> 8) % 320 / 1000
     curves = []
     for x, y, colour in ((38.0, HEIGHT - 38.0, GREEN), (WIDTH - 38.0, 38.0, OCHRE)):
         points = []

@@ -8,7 +8,8 @@ from starlette.responses import Response
 from dedloc_kit.dashboard.answers import cached_answer
 from dedloc_kit.dashboard.certificate import Certificate, certificate_svg
 from dedloc_kit.dashboard.certificate_pdf import certificate_pdf
-from dedloc_kit.dashboard.pictures import SVG, pictured
+from dedloc_kit.dashboard.description import answering
+from dedloc_kit.dashboard.pictures import SVG
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.errors import UserError
 from dedloc_kit.human import visible
@@ -40,11 +41,11 @@ def routes(run: RunConfig, view: RunView) -> APIRouter:
             address=f"{request.base_url}people/{person.peer}",
         )
 
-    @router.get("/certificate.svg", summary="A certificate as a picture", responses=pictured(SVG))
+    @router.get("/certificate.svg", summary="A certificate as a picture", responses=answering(SVG, cached=True))
     def picture(request: Request, peer: Annotated[PeerId, Path()]) -> Response:
         return cached_answer(request, certificate_svg(certificate(request, peer)).encode(), SVG, _SECONDS)
 
-    @router.get("/certificate.pdf", summary="A certificate to print", responses=pictured(_PDF))
+    @router.get("/certificate.pdf", summary="A certificate to print", responses=answering(_PDF, cached=True))
     def document(request: Request, peer: Annotated[PeerId, Path()]) -> Response:
         return cached_answer(request, certificate_pdf(certificate(request, peer)), _PDF, _SECONDS)
 

@@ -22,5 +22,14 @@ DESCRIPTION: dict[str, Any] = {
         "often is answered with 429 and the header Retry-After."
     ),
     "openapi_url": "/api/openapi.json",
-    "responses": {429: {"model": Message, "description": "You ask too often; Retry-After says when to come back."}},
+    "responses": {
+        404: {"model": Message, "description": "There is no such thing."},
+        429: {"model": Message, "description": "You ask too often; Retry-After says in how many seconds to come back."},
+    },
 }
+
+
+def answering(media_type: str, *, cached: bool = False) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that does not answer in JSON; `cached` ones have an ETag."""
+    told: dict[int | str, dict[str, Any]] = {200: {"content": {media_type: {}}}}
+    return told | ({304: {"description": "You have it already (If-None-Match)."}} if cached else {})

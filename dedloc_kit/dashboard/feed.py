@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dedloc_kit.dashboard.answers import Recent, cached_answer
+from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.milestones import Milestone
-from dedloc_kit.dashboard.pictures import pictured
 from dedloc_kit.run import RunConfig
 
 _SECONDS = 300
@@ -44,7 +44,9 @@ def routes(run: RunConfig, milestones: Callable[[], Sequence[Milestone]]) -> API
     router = APIRouter()
     recent = Recent(milestones, _SECONDS)
 
-    @router.get("/feed.atom", tags=["pictures"], summary="Milestones as an Atom feed", responses=pictured(_ATOM))
+    @router.get(
+        "/feed.atom", tags=["pictures"], summary="Milestones as an Atom feed", responses=answering(_ATOM, cached=True)
+    )
     def atom(request: Request) -> Response:
         return cached_answer(request, feed(run, recent(), str(request.base_url)), _ATOM, _SECONDS)
 

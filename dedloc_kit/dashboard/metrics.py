@@ -9,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from dedloc_kit.dashboard.description import answering
+
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -51,9 +53,7 @@ def routes(current: Callable[[], dict[str, Any]], viewers: Callable[[], int]) ->
     registry = CollectorRegistry()
     registry.register(RunCollector(current, viewers))
 
-    @router.get(
-        "/metrics", tags=["metrics"], summary="Numbers for Prometheus", responses={200: {"content": {"text/plain": {}}}}
-    )
+    @router.get("/metrics", tags=["metrics"], summary="Numbers for Prometheus", responses=answering("text/plain"))
     def metrics() -> Response:
         return Response(generate_latest(registry), headers={"Content-Type": _CONTENT_TYPE})
 

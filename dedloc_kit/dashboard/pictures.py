@@ -12,6 +12,7 @@ from dedloc_kit.curve import CURVE_STYLE, Points, curve
 from dedloc_kit.dashboard.answers import Recent, cached_answer
 from dedloc_kit.dashboard.badge import badge
 from dedloc_kit.dashboard.card import card
+from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
 
 _BADGE_SECONDS, _LOSS_SECONDS, _CARD_SECONDS = 30, 60, 300
@@ -39,24 +40,23 @@ def routes(view: RunView, current: Callable[[], dict[str, Any]]) -> APIRouter:
     recent_loss = Recent(lambda: curve(*losses()).encode(), _LOSS_SECONDS)
     recent_card = Recent(lambda: card(current(), losses()[0]), _CARD_SECONDS)
 
-    @router.get("/badge.svg", summary="A badge with status and global step", responses=pictured(SVG))
+    @router.get("/badge.svg", summary="A badge with status and global step", responses=answering(SVG, cached=True))
     def badge_picture(request: Request) -> Response:
         return cached_answer(request, recent_badge(), SVG, _BADGE_SECONDS)
 
-    @router.get("/loss.svg", summary="The loss chart, light or dark as the viewer likes", responses=pictured(SVG))
+    @router.get(
+        "/loss.svg", summary="The loss chart, light or dark as the viewer likes", responses=answering(SVG, cached=True)
+    )
     def loss_picture(request: Request) -> Response:
         answer = cached_answer(request, recent_loss(), SVG, _LOSS_SECONDS)
         # Opened by itself it is a document: the page's policy would take its colours away.
         answer.headers["Content-Security-Policy"] = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'"
         return answer
 
-    @router.get("/card.png", summary="The picture of a shared link, 1200 x 630", responses=pictured("image/png"))
+    @router.get(
+        "/card.png", summary="The picture of a shared link, 1200 x 630", responses=answering("image/png", cached=True)
+    )
     def card_picture(request: Request) -> Response:
         return cached_answer(request, recent_card(), "image/png", _CARD_SECONDS)
 
     return router
-
-
-def pictured(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """How the API's description tells what a route answers that does not answer in JSON."""
-    return {200: {"content": {media_type: {}}}, 304: {"description": "You have it already (If-None-Match)."}}

@@ -16,15 +16,16 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dedloc_kit.dashboard import api, certificates, feed, metrics, pages, pictures
 from dedloc_kit.dashboard.answers import Recent, message
-from dedloc_kit.dashboard.description import DESCRIPTION
+from dedloc_kit.dashboard.description import DESCRIPTION, Message, answering
 from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.headers import SecureHeaders
-from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
 from dedloc_kit.dashboard.limits import RateLimits
+from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
 from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.errors import UserError
@@ -121,6 +122,7 @@ class Dashboard:
         app.add_middleware(RateLimits)
         app.add_middleware(SecureHeaders)
         app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
+        app.add_exception_handler(HTTPException, lambda _request, error: message(error.detail, error.status_code))
         state = Recent(self._state, _FACTS_SECONDS)
         app.include_router(pages.routes(state))
         app.include_router(self.entrance.routes())
@@ -130,7 +132,12 @@ class Dashboard:
         app.include_router(feed.routes(self._run, self._view.milestones))
         app.include_router(certificates.routes(self._run, self._view))
 
-        @app.get("/api/events")
+        @app.get(
+            "/api/events",
+            tags=["run"],
+            summary="What happens, as server-sent events",
+            responses={**answering("text/event-stream"), 503: {"model": Message}},
+        )
         async def events() -> Response:
             if self._viewers.full:
                 return message("too many viewers at the moment; try again later", 503)

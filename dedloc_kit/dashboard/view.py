@@ -113,8 +113,8 @@ class RunView:
         mine = contributors[ranks[peer] - 1].samples if peer in ranks else 0
         steps = ledger.steps(after, every=max(1, (ledger.last_step() - after) // LOSS_POINTS)) if ledger else []
         return Standing(
-            samples=mine,
-            samples_total=sum(contributor.samples for contributor in contributors),
+            samples=min(2**53, mine),
+            samples_total=min(2**53, sum(contributor.samples for contributor in contributors)),
             rank=ranks.get(peer, 0),
             contributors=len(contributors),
             volunteers=self.volunteers(),

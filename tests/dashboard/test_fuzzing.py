@@ -1,0 +1,170 @@
+"""Every route, as its own description tells it, with whatever somebody may send it."""
+
+import json
+import re
+import string
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from dedloc_kit.dashboard.server import Dashboard
+from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
+
+DEADLINE = 20.0
+ENDLESS = ("/api/events",)
+EXAMPLES = 40
+"""Requests to each operation."""
+HOSTILE_TEXTS = (
+    *HOSTILE_NAMES,
+    *(
+        "",
+        "0",
+        "-1",
+        "1",
+        "p0",
+        "1e400",
+        "NaN",
+        "Infinity",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        str(2**63),
+        str(2**64),
+        "9" * 400,
+    ),
+    *("../../etc/passwd", "..", ".", "%2e%2e%2f", "/", "//", "\\", "a/b", "?", "#", "&a=1", ";", "%", "%00", "\x00"),
+    *("' OR 1=1 --", '"', "%' ESCAPE '", "_%", "\r\nX-Injected: 1", "\t", "x" * 10_000, "😀", "İ", "ß"),
+)
+TEXTS = (
+    st.sampled_from(HOSTILE_TEXTS) | st.text(max_size=20) | st.text(string.ascii_letters + string.digits, max_size=8)
+)
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    ledger = tmp_path_factory.mktemp("run") / "ledger.sqlite"
+    fill(ledger, HOSTILE_NAMES, samples=2**53 // 3)
+    served = Dashboard(RUN, ledger)
+    served.start()
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def description(dashboard: Dashboard) -> dict[str, Any]:
+    found: dict[str, Any] = requests.get(dashboard.url + "/api/openapi.json", timeout=DEADLINE).json()
+    return found
+
+
+def operations(description: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (path, method, operation)
+        for path, methods in description["paths"].items()
+        for method, operation in methods.items()
+        if path not in ENDLESS
+    ]
+
+
+def values_of(schema: dict[str, Any]) -> st.SearchStrategy[str]:
+    """What the schema allows and what it does not, as text."""
+    match schema:
+        case {"anyOf": choices}:
+            return st.one_of(*(values_of(choice) for choice in choices))
+        case {"enum": choices}:
+            return st.sampled_from([str(choice) for choice in choices]) | TEXTS
+        case {"type": "integer"}:
+            return st.integers(0, 300).map(str) | st.integers(-(2**70), 2**70).map(str) | TEXTS
+    return TEXTS
+
+
+@st.composite
+def requests_to(draw: st.DrawFn, path: str, operation: dict[str, Any]) -> tuple[str, list[tuple[str, str]], Any]:
+    """The path, the query, which may name a parameter twice or one that does not exist, and the body."""
+    query = []
+    for parameter in operation.get("parameters", []):
+        value = draw(values_of(parameter["schema"]))
+        if parameter["in"] == "path":
+            path = path.replace(f"{{{parameter['name']}}}", quote(value.encode("utf-8", "replace"), safe=""))
+        elif parameter["in"] == "query" and draw(st.integers(0, 5)):
+            query += [(parameter["name"], value)] * draw(st.sampled_from((1, 1, 1, 2)))
+    if not draw(st.integers(0, 5)):
+        query.append((draw(TEXTS), draw(TEXTS)))
+    query = [
+        (key.encode("utf-8", "replace").decode(), value.encode("utf-8", "replace").decode()) for key, value in query
+    ]
+    plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+    return path, query, draw(plain | st.lists(plain, max_size=2) | st.dictionaries(TEXTS, plain, max_size=3))
+
+
+def check(answer: requests.Response, operation: dict[str, Any], description: dict[str, Any]) -> None:
+    """As the description says, and safe."""
+    assert answer.status_code < 500 or str(answer.status_code) in operation["responses"], answer.text
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "x-injected" not in answer.headers
+    if answer.status_code in (405, 307):
+        return  # such a path is none of ours
+    told = operation["responses"].get(str(answer.status_code))
+    assert told is not None, f"{answer.status_code} is not in the description: {answer.text[:200]}"
+    if answer.status_code == 304:
+        return
+    kind = answer.headers["content-type"].split(";")[0]
+    assert kind in told["content"], f"{kind} is not in the description"
+    if kind == "application/json":
+        assert not re.search(r"\b(NaN|Infinity)\b", re.sub(r'"(\\.|[^"\\])*"', "", answer.text))
+        schema = {**told["content"][kind]["schema"], "components": description["components"]}
+        jsonschema.validate(json.loads(answer.text), schema)
+    elif kind.endswith("xml"):
+        ElementTree.fromstring(answer.content)
+    elif answer.request.url and answer.request.url.split("?")[0].endswith("/metrics"):
+        assert list(text_string_to_metric_families(answer.text))
+
+
+def test_every_answer_is_described_and_safe(dashboard: Dashboard, description: dict[str, Any]) -> None:
+    session = requests.Session()
+
+    def fuzz(path: str, method: str, operation: dict[str, Any]) -> None:
+        @settings(max_examples=EXAMPLES, derandomize=True, deadline=None, database=None)
+        @given(requests_to(path, operation))
+        def ask(request: tuple[str, list[tuple[str, str]], Any]) -> None:
+            where, query, body = request
+            url = dashboard.url + where
+            sent = None if method == "get" else body
+            answer = session.request(method, url, params=query, json=sent, timeout=DEADLINE, allow_redirects=False)
+            check(answer, operation, description)
+
+        ask()
+
+    for path, method, operation in operations(description):
+        fuzz(path, method, operation)
+
+
+def test_the_description_knows_every_route(dashboard: Dashboard, description: dict[str, Any]) -> None:
+    told = {(path, method.upper()) for path, method, _ in operations(description)}
+    pages = ("/", "/people", "/people/{peer}", "/swarm", "/organizer", "/static", "/api/openapi.json", *ENDLESS)
+    for route in dashboard._application().routes:
+        for method in getattr(route, "methods", None) or ():
+            path = getattr(route, "path", "")
+            if method in ("GET", "POST", "PUT", "DELETE") and path not in pages:
+                assert (path, method) in told
+    for path, method, operation in operations(description):
+        assert operation.get("summary"), f"{method} {path}"
+        assert "429" in operation["responses"], f"{method} {path}"
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_no_name_breaks_a_certificate_over_http(dashboard: Dashboard, name: str) -> None:
+    path = f"/people/p{HOSTILE_NAMES.index(name)}/certificate.svg"
+    root = ElementTree.fromstring(requests.get(dashboard.url + path, timeout=DEADLINE).content)
+    assert not [element for element in root.iter() if element.tag.endswith("script")]
