@@ -15,7 +15,7 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.records import PAUSED_FILE
+from dedloc_kit.orders import OrderBook
 from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
@@ -89,19 +89,19 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _pause(options: argparse.Namespace) -> None:
-    _paused_file(options.folder).touch()
+    _order_book(options.folder).pause()
     Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
 
 
 def _resume(options: argparse.Namespace) -> None:
-    _paused_file(options.folder).unlink(missing_ok=True)
+    _order_book(options.folder).resume()
     Console(highlight=False).print("the run goes on within seconds")
 
 
-def _paused_file(folder: Path) -> Path:
+def _order_book(folder: Path) -> OrderBook:
     if not (folder / "invitation.json").exists():
         raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
-    return folder / PAUSED_FILE
+    return OrderBook(folder)
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -129,15 +129,15 @@ def _notebook(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_state
+    from dedloc_kit.client import fetch_people, fetch_state
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
     console.print(f"{state['run_id']}: {state['status']}, step {state['step']} of {state['total_steps']}")
     console.print(f"{state['samples_total']} samples in all, training loss {_number(state['loss'])}")
     table = Table("volunteer", "samples", "steps")
-    for contributor in state["contributors"]:
-        table.add_row(str(contributor["name"]), str(contributor["samples"]), str(contributor["steps"]))
+    for person in fetch_people(options.invitation):
+        table.add_row(str(person["name"]), str(person["samples"]), str(person["steps"]))
     console.print(table)
 
 

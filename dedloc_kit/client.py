@@ -116,16 +116,26 @@ def find_invitation(where: str, folder: Path) -> tuple[Invitation, bool]:
 
 def fetch_state(where: str) -> dict[str, Any]:
     """The state of the run as the dashboard shows it; raises UserError if it cannot be had."""
+    return _fetch(where, "state")
+
+
+def fetch_people(where: str) -> list[dict[str, Any]]:
+    """Who gave most to the run, most samples first; raises UserError if it cannot be had."""
+    people: list[dict[str, Any]] = _fetch(where, "people").get("people", [])
+    return people
+
+
+def _fetch(where: str, what: str) -> dict[str, Any]:
     url = where if _is_url(where) else _read(where).url
     if url is None:
         raise UserError(f"the invitation {where} names no coordinator's address; give its URL, http://HOST:PORT")
     try:
-        state = json.loads(_get(url, "state"))
+        answer = json.loads(_get(url, what))
     except ValueError:
         raise UserError(f"{url} did not answer like a coordinator; check the address") from None
-    if not isinstance(state, dict):
+    if not isinstance(answer, dict):
         raise UserError(f"{url} did not answer like a coordinator; check the address")
-    return state
+    return answer
 
 
 def fetch_standing(url: str, peer: str, after: int) -> Standing:

@@ -18,8 +18,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
+from dedloc_kit.orders import OrdersInForce
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import PAUSED_FILE, Contribution, Evaluation, GlobalStep
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
@@ -100,6 +101,7 @@ class _Coordinator:
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
+        self._orders = OrdersInForce(peer.folder, warn)
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
         self._unrecorded: deque[DoneStep] = deque()
@@ -129,7 +131,7 @@ class _Coordinator:
         last_step = self._peer.last_step(self._run)
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
-            optimizer.paused = (self._peer.folder / PAUSED_FILE).exists()
+            optimizer.paused = self._orders.look().paused
             self.record_done()
             self._finish_evaluation()
             now = time.monotonic()

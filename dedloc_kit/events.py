@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import FillMask, GlobalStep
+from dedloc_kit.records import Announcement, FillMask, GlobalStep
 
 
 class Event(BaseModel):
@@ -68,10 +68,13 @@ class StepDone(Event):
 class PeerSeen(BaseModel):
     peer: str
     name: str
+    team: str = ""
     device: str
     step: int
     samples: int
     samples_per_second: float
+    upload: float | None = None
+    """Bytes per second."""
     follower: bool
     client_mode: bool
 
@@ -83,6 +86,7 @@ class Peers(Event):
     peers: tuple[PeerSeen, ...]
     paused: bool = False
     """The organizer has paused the run."""
+    announcement: Announcement | None = None
 
 
 class Evaluated(Event):

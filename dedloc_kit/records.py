@@ -11,6 +11,7 @@ from dedloc_kit.validation import describe
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Time = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 # Text that a peer chose: no control characters, which could take over a terminal that shows it.
 PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
@@ -18,6 +19,7 @@ Address = Annotated[
     str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[^/\s]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
 ]
 """A multiaddress of a peer."""
+AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
 Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
 """Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
@@ -55,6 +57,13 @@ class Contribution(Record):
     loss: Annotated[float, Field(ge=-1e9, le=1e9)] | None
     """Mean training loss over the samples; none when there are none."""
     name: PeerText
+    time: Time
+
+
+class Announcement(Record):
+    """What the organizer tells everyone."""
+
+    text: AnnouncementText
     time: Time
 
 
@@ -101,15 +110,14 @@ class Progress(Record):
     """Where others reach this peer; empty in client mode."""
     device: PeerText
     name: PeerText
+    team: PeerText = ""
+    upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
     time: Time
 
 
 INVITATION_FILE = "invitation.json"
 """The invitation, in the coordinator's folder and in a run's Hub repository."""
-
-
-PAUSED_FILE = "paused"
-"""In a coordinator's folder: as long as it is there, the run is paused."""
 
 
 STATE_FILE = "training_state.safetensors"
@@ -121,7 +129,7 @@ CONTRIBUTORS_FILE = "contributors.json"
 
 
 class Given(Record):
-    """What one peer gave to a run over all its sessions; times are what the peer's own clock said."""
+    """What one peer gave to a run over all its sessions; times by the coordinator's clock."""
 
     peer: Annotated[str, Field(max_length=128)]
     name: PeerText
@@ -162,7 +170,7 @@ class Receipt(Record):
     step: Count
     round: Digest
     time: Time
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
     signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
     """The contributions of all members of the all-reduce, each with its signature."""
@@ -178,8 +186,15 @@ class GlobalStep(Record):
     loss: float | None
     peers: Count
     """Members of the all-reduce, the followers included."""
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
+    # The coordinator's time since the step before, in four parts that follow each other; none where it missed a step.
+    compute: Seconds | None = None
+    """Until the batch was full."""
+    gather: Seconds | None = None
+    """From then until the group stood."""
+    average: Seconds | None = None
+    apply: Seconds | None = None
 
 
 class Refusal(Record):

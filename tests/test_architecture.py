@@ -20,7 +20,7 @@ ORDER = (
     {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account"},
     {"run", "distribution", "curve"},
     {"records"},
-    {"events", "memory", "hub"},
+    {"events", "memory", "hub", "orders"},
     {"client"},
     {"data", "training"},
     {"tasks"},
@@ -43,7 +43,7 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *("machine", "account", "curve", "run", "distribution", "records", "events", "memory", "hub", "client"),
+    *("machine", "account", "curve", "run", "distribution", "records", "events", "memory", "hub", "orders", "client"),
 }
 ROLES = {"swarm", "ledger", "resuming", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.orders import OrderBook
 from dedloc_kit.records import Invitation
 from tests.tiny import tiny_run
 
@@ -157,9 +158,9 @@ def test_a_run_is_paused_and_goes_on_by_its_folder_and_another_folder_is_refused
     assert_refused(dedloc("pause", tmp_path, folder=tmp_path), "not the folder of a run", "runs/RUN-ID")
     (tmp_path / "invitation.json").touch()
     assert dedloc("pause", tmp_path, folder=tmp_path).returncode == 0
-    assert (tmp_path / "paused").exists()
+    assert OrderBook(tmp_path).read().paused
     assert dedloc("resume", tmp_path, folder=tmp_path).returncode == 0
-    assert not (tmp_path / "paused").exists()
+    assert not OrderBook(tmp_path).read().paused
 
 
 def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:

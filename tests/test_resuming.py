@@ -138,7 +138,7 @@ def given(step: int, session: str, samples: int, time: float) -> Contribution:
 
 def a_ledger(folder: Path, samples: int = 0) -> Ledger:
     folder.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(folder / "ledger.sqlite")
+    ledger = Ledger(folder / "ledger.sqlite", clock=lambda: 5.0)
     if samples:
         step = GlobalStep(step=1, round="ab", time=5.0, samples=samples, loss=2.0, peers=2, seconds=0.1)
         ledger.record_step(step, {"12D3Koo": given(1, "a1", samples, 5.0)})

@@ -13,7 +13,7 @@ from dedloc_kit import supervisor
 from dedloc_kit.client import fetch_state
 from dedloc_kit.launch import Coordinator
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import PAUSED_FILE
+from dedloc_kit.orders import OrderBook
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.session import Session
 from dedloc_kit.snapshot import Snapshot
@@ -150,12 +150,12 @@ def test_while_the_organizer_pauses_the_run_volunteers_wait_and_say_so(tmp_path:
         session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
     ):
         wait_for(session, lambda now: now.session_samples >= 64)
-        (tmp_path / "coordinator" / PAUSED_FILE).touch()
+        OrderBook(tmp_path / "coordinator").pause()
         waiting = wait_for(session, lambda now: "the organizer has paused the run" in now.text)
         assert waiting.phase == "waiting"
         wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "paused", "the page does not say so")
         before = session.snapshot().session_samples
-        (tmp_path / "coordinator" / PAUSED_FILE).unlink()
+        OrderBook(tmp_path / "coordinator").resume()
         wait_for(session, lambda now: now.phase == "training" and now.session_samples > before + 64)
 
 

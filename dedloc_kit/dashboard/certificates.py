@@ -5,13 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from dedloc_kit.dashboard.answers import cached_answer
+from dedloc_kit.dashboard.caching import cached_answer
 from dedloc_kit.dashboard.certificate import Certificate, certificate_svg
 from dedloc_kit.dashboard.certificate_pdf import certificate_pdf
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.pictures import SVG
 from dedloc_kit.dashboard.view import RunView
-from dedloc_kit.errors import UserError
 from dedloc_kit.human import visible
 from dedloc_kit.records import PeerId
 from dedloc_kit.run import RunConfig
@@ -24,18 +23,16 @@ def routes(run: RunConfig, view: RunView) -> APIRouter:
     router = APIRouter(prefix="/people/{peer}", tags=["certificates"])
 
     def certificate(request: Request, peer: str) -> Certificate:
-        person, total = view.person(peer)
-        if person is None:
-            raise UserError("nobody with this peer id has given samples to this run")
+        person = view.person(peer).person
         return Certificate(
             run=run.name,
             run_id=run.run_id,
             peer=person.peer,
             name=visible(person.name),
             samples=person.samples,
-            part=person.samples / total,
+            part=person.share,
             steps=person.steps,
-            seconds=None,
+            seconds=person.seconds,
             since=person.first_seen,
             until=person.last_seen,
             address=f"{request.base_url}people/{person.peer}",

@@ -2,16 +2,8 @@
 
 from typing import Any
 
-from pydantic import BaseModel
-
 from dedloc_kit import __version__
-
-
-class Message(BaseModel):
-    """Why there is no other answer, in one sentence."""
-
-    message: str
-
+from dedloc_kit.dashboard.answers import Message
 
 DESCRIPTION: dict[str, Any] = {
     "title": "A dedloc_kit run",

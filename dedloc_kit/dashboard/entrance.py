@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
-from dedloc_kit.dashboard.answers import json_answer
+from dedloc_kit.dashboard.answers import State, json_answer
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.distribution import running_wheel
@@ -21,9 +21,9 @@ class Entrance:
         self._view = view
         self._most_volunteers = most_volunteers
 
-    def refusal(self, state: dict[str, Any], peer: str = "") -> Refusal | None:
+    def refusal(self, state: State, peer: str = "") -> Refusal | None:
         """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
-        if state["status"] == "finished":
+        if state.status == "finished":
             return Refusal(reason="over")
         if self.invitation is None:
             return Refusal(reason="starting")

@@ -26,7 +26,7 @@ def milestones(ledger: Ledger, total_steps: int) -> list[Milestone]:
         return []
     last = ledger.steps(after=ledger.last_step() - 1)[-1]
     found = [*_progress(ledger, total_steps), *_crowds(ledger), *_losses(ledger)]
-    # Contributors' own clocks may say anything; nothing was before the first step or after the newest.
+    # Who has been adopted from another ledger may have come before this one's first step.
     within = [Milestone(m.key, m.title, min(max(m.time, first[0].time), last.time)) for m in found]
     return sorted(within, key=lambda milestone: milestone.time)
 

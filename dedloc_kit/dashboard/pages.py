@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.middleware.gzip import GZipMiddleware
@@ -10,12 +9,13 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
+from dedloc_kit.dashboard.answers import State
 from dedloc_kit.dashboard.sharing import sharing_tags
 
 _STATIC = Path(__file__).parent / "static"
 
 
-def routes(current: Callable[[], dict[str, Any]]) -> APIRouter:
+def routes(current: Callable[[], State]) -> APIRouter:
     router = APIRouter()
     files = GZipMiddleware(StaticFiles(directory=_STATIC), compresslevel=6)
     router.routes.append(Mount("/static", files, name="static"))

@@ -3,14 +3,14 @@
 import base64
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dedloc_kit.curve import CURVE_STYLE, Points, curve
-from dedloc_kit.dashboard.answers import Recent, cached_answer
+from dedloc_kit.dashboard.answers import State
 from dedloc_kit.dashboard.badge import badge
+from dedloc_kit.dashboard.caching import Recent, cached_answer
 from dedloc_kit.dashboard.card import card
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
@@ -21,20 +21,17 @@ SVG = "image/svg+xml"
 _STYLE_HASH = base64.b64encode(hashlib.sha256(CURVE_STYLE.encode()).digest()).decode()
 
 
-def routes(view: RunView, current: Callable[[], dict[str, Any]]) -> APIRouter:
+def routes(view: RunView, current: Callable[[], State]) -> APIRouter:
     router = APIRouter(tags=["pictures"])
 
     def losses() -> tuple[Points, Points]:
         history = view.history()
-        training, held_out = (
-            [(point["step"], point["loss"]) for point in history[kind] if point["loss"] is not None]
-            for kind in ("steps", "evaluations")
-        )
-        return training, held_out
+        training = [(step.step, step.loss) for step in history.steps if step.loss is not None]
+        return training, [(evaluation.step, evaluation.loss) for evaluation in history.evaluations]
 
     def drawn_badge() -> bytes:
         state = current()
-        return badge(state["name"], state["status"], state["step"]).encode()
+        return badge(state.name, state.status, state.step).encode()
 
     recent_badge = Recent(drawn_badge, _BADGE_SECONDS)
     recent_loss = Recent(lambda: curve(*losses()).encode(), _LOSS_SECONDS)

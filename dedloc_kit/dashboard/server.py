@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dedloc_kit.dashboard import api, certificates, feed, metrics, pages, pictures
-from dedloc_kit.dashboard.answers import Recent, message
-from dedloc_kit.dashboard.description import DESCRIPTION, Message, answering
+from dedloc_kit.dashboard import answers, api, certificates, feed, metrics, pages, pictures
+from dedloc_kit.dashboard.answers import message
+from dedloc_kit.dashboard.caching import Recent
+from dedloc_kit.dashboard.description import DESCRIPTION, answering
 from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.headers import SecureHeaders
 from dedloc_kit.dashboard.limits import RateLimits
@@ -126,8 +127,8 @@ class Dashboard:
         state = Recent(self._state, _FACTS_SECONDS)
         app.include_router(pages.routes(state))
         app.include_router(self.entrance.routes())
-        app.include_router(api.routes(self._run, self._view, self._state))
-        app.include_router(metrics.routes(state, lambda: self._viewers.count))
+        app.include_router(api.routes(self._run, self._view, self._state, self._version))
+        app.include_router(metrics.routes(self._view, state, lambda: self._viewers.count))
         app.include_router(pictures.routes(self._view, state))
         app.include_router(feed.routes(self._run, self._view.milestones))
         app.include_router(certificates.routes(self._run, self._view))
@@ -136,7 +137,7 @@ class Dashboard:
             "/api/events",
             tags=["run"],
             summary="What happens, as server-sent events",
-            responses={**answering("text/event-stream"), 503: {"model": Message}},
+            responses={**answering("text/event-stream"), 503: {"model": answers.Message}},
         )
         async def events() -> Response:
             if self._viewers.full:
@@ -167,7 +168,7 @@ class Dashboard:
 
     async def _push(self) -> None:
         """Tell all viewers what has changed since the last push."""
-        state = await asyncio.to_thread(self._state)
+        state = (await asyncio.to_thread(self._state)).model_dump(mode="json")
         changed = {key: value for key, value in state.items() if self._pushed.get(key, ...) != value}
         self._pushed = state
         if changed:
@@ -175,18 +176,22 @@ class Dashboard:
         self._viewers.welcome(_event("state", state))
         # A page that finds a gap before `after`, or itself ahead of `last_step`, fetches the whole history.
         after = min(self._pushed_step, state["step"])
-        history = await asyncio.to_thread(self._view.history, after, self._pushed_evaluation)
+        found = await asyncio.to_thread(self._view.history, after, self._pushed_evaluation)
+        history = found.model_dump(mode="json")
         if history["steps"] or history["evaluations"] or history["last_step"] < self._pushed_step:
             self._viewers.push(_event("history", history))
         self._pushed_step = history["last_step"]
         evaluated = (point["step"] for point in history["evaluations"])
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> answers.State:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
-        return {**state, "refusal": refusal.reason if refusal is not None else None}
+        return state.model_copy(update={"refusal": refusal.reason if refusal is not None else None})
+
+    def _version(self) -> Hashable:
+        return self._view.version(), self.entrance.invitation is None
 
 
 def _event(name: str, values: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False)}\n\n".encode()
+    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False, ensure_ascii=False)}\n\n".encode()

@@ -35,7 +35,8 @@ HOSTILE_NAMES = (
 
 def fill(path: Path, names: Sequence[str] = ("Asha",), steps: int = 3, *, samples: int = 64, loss: float = 8.0) -> None:
     """Record global steps of one minute to which every one of these people gives as much; their peer ids are p0, p1."""
-    ledger = Ledger(path)
+    now = BEGAN
+    ledger = Ledger(path, clock=lambda: now)
     for step in range(1, steps + 1):
         now = BEGAN + 60 * step
         given = {

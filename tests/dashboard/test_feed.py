@@ -7,7 +7,7 @@ import pytest
 
 from dedloc_kit.dashboard.feed import feed
 from dedloc_kit.dashboard.milestones import Milestone, milestones
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger import Contributor, Ledger
 from tests.dashboard.runs import BEGAN, RUN, fill
 
 ATOM = "{http://www.w3.org/2005/Atom}"
@@ -47,11 +47,12 @@ def test_the_last_step_is_told_once(path: Path) -> None:
     assert "progress-90" in keys
 
 
-def test_a_clock_that_is_wrong_moves_no_milestone_out_of_the_run(path: Path) -> None:
-    fill(path, ["Asha"] * 10, steps=2)
+def test_who_gave_to_an_earlier_ledger_was_there_at_the_first_step(path: Path) -> None:
     ledger = Ledger(path)
-    ledger._connection.execute("UPDATE parts SET first_seen = 1e12, last_seen = 1e12")
-    assert reached(path)["contributors-10"].time == BEGAN + 120
+    ledger.adopt(Contributor(f"q{number}", "Asha", 64, 1, 0.0, 1e9) for number in range(10))
+    ledger.close()
+    fill(path, steps=2)
+    assert reached(path)["contributors-10"].time == BEGAN + 60
 
 
 def test_the_feed_is_valid_and_its_entries_keep_their_names(path: Path) -> None:

@@ -13,8 +13,8 @@ import requests
 from PIL import Image
 
 from dedloc_kit.dashboard import pictures
-from dedloc_kit.dashboard.answers import Recent
 from dedloc_kit.dashboard.badge import badge
+from dedloc_kit.dashboard.caching import Recent
 from dedloc_kit.dashboard.server import Dashboard
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 
