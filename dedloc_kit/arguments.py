@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")
+    join.add_argument("--team", default="", help="what you give counts for this team too, on the dashboard")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
     )

@@ -109,7 +109,7 @@ def _join(options: argparse.Namespace) -> int:
     from dedloc_kit.session_display import watch
 
     settings = _machine(options)
-    settings |= {"microbatch": options.microbatch, "client_mode": options.client_mode}
+    settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     if options.name:
         settings["name"] = options.name
     session = Session(options.invitation, folder=options.folder, settings=settings)

@@ -20,7 +20,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.orders import OrdersInForce
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep
+from dedloc_kit.records import Announcement, Contribution, Evaluation, GlobalStep
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
@@ -102,6 +102,7 @@ class _Coordinator:
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
         self._orders = OrdersInForce(peer.folder, warn)
+        self._announcement: Announcement | None = None
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
         self._unrecorded: deque[DoneStep] = deque()
@@ -131,12 +132,15 @@ class _Coordinator:
         last_step = self._peer.last_step(self._run)
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
-            optimizer.paused = self._orders.look().paused
+            orders = self._orders.look()
+            optimizer.paused, self._announcement = orders.paused, orders.announcement
             self.record_done()
             self._finish_evaluation()
             now = time.monotonic()
             if now >= peers_due:
-                self._emit(self._peers())
+                peers = self._peers()
+                self._emit(peers)
+                self._record_swarm(peers)
                 self._remember()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
@@ -233,13 +237,28 @@ class _Coordinator:
 
     def _collect(self) -> None:
         """Take contributions to steps whose round this peer missed from the DHT."""
+        reject = self._me.optimizer.troubles.reject
         try:
-            for peer_id, contribution in collect(self._me.dht, self._run.run_id, self._warn).items():
+            for peer_id, contribution in collect(self._me.dht, self._run.run_id, reject).items():
                 if contribution.samples and contribution.step <= self._me.optimizer.step:
                     with self._despite_a_full_disk():
                         self._ledger.record_contribution(peer_id, contribution)
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
+
+    def _record_swarm(self, peers: Peers) -> None:
+        """Record who is here, and what went wrong since the last time."""
+        if time.monotonic() < self._disk_due:
+            return
+        self._disk_due = time.monotonic() + DISK_SECONDS
+        with self._despite_a_full_disk():
+            self._ledger.record_presence(peers.peers)
+            failed, rejected = self._me.optimizer.troubles.take()
+            for failure in failed:
+                self._ledger.record_trouble("failed", failure.text, step=failure.step)
+            for reason, count in rejected.items():
+                self._ledger.record_trouble("rejected", reason, count=count)
+            self._disk_due = 0.0
 
     def _remember(self) -> None:
         """Keep the port and who can be reached, for a coordinator that starts again after this one died."""
@@ -252,14 +271,17 @@ class _Coordinator:
         others = self._me.optimizer.tracker.others()
         return Peers(
             paused=self._me.optimizer.paused,
+            announcement=self._announcement,
             peers=tuple(
                 PeerSeen(
                     peer=peer_id,
                     name=progress.name,
+                    team=progress.team,
                     device=progress.device,
                     step=progress.step,
                     samples=progress.samples,
                     samples_per_second=progress.samples_per_second,
+                    upload=progress.upload,
                     follower=progress.follower,
                     client_mode=progress.client_mode,
                 )

@@ -8,7 +8,7 @@ global step old). In exact training, without overlap, a volunteer waits for each
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hivemind import DHT
 from hivemind.utils import get_dht_time
@@ -25,6 +25,7 @@ from dedloc_kit.swarm.rounds import Rounds
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, TrainingState
 from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.troubles import Troubles
 
 HAND_OVER_SECONDS = 10.0
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
@@ -59,6 +60,7 @@ class CollaborativeOptimizer:
         signer: Signer,
         session: str,
         name: str,
+        team: str,
         device: str,
         addresses: tuple[str, ...],
         known: Sequence[str],
@@ -70,12 +72,13 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
-        self._name, self._device, self._addresses = name, device, addresses
+        self._name, self._team, self._device, self._addresses = name, team, device, addresses
         self._last_step, self._stop, self._on_step = last_step, stop, on_step
         self._overlap = run.averaging.overlap
         self.gradients = gradients
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
+        self._stepped = 0.0  # when the last global step was done; 0 if this peer was not there
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
@@ -89,7 +92,9 @@ class CollaborativeOptimizer:
             current_state=state.for_newcomer,
             current_info=lambda: state.info,
         )
-        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn)
+        self.troubles = Troubles(warn)
+        """What went wrong in the swarm, as far as this peer saw it."""
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles)
         self._rounds = Rounds(
             run,
             state,
@@ -101,6 +106,7 @@ class CollaborativeOptimizer:
             session=session,
             name=name,
             warn=warn,
+            troubles=self.troubles,
         )
         self._catch_up = CatchUp(state, self.averager, self.tracker, run, signer, stop, on_loading, warn)
 
@@ -256,24 +262,35 @@ class CollaborativeOptimizer:
             seconds=outcome.seconds,
             signed=outcome.signed,
         )
+        began = time.monotonic()
         with self.averager.get_tensors() as (average,):
             self.state.apply(average, receipt)
+        done = time.monotonic()
+        parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
+        if self._stepped:
+            parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
+        self._stepped = done
         self.gradients.count_outgoing()
         self._report()
-        self._tell(receipt, outcome.contributions)
+        self._tell(receipt, outcome.contributions, parts)
 
-    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution]) -> None:
+    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
+        """Tell of a global step.
+
+        :param parts: seconds of its parts, as in GlobalStep, as far as this peer took part in them
+        """
         samples = sum(c.samples for c in contributions.values())
         losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None and c.samples]
         self._on_step(
             GlobalStep(
                 step=receipt.step,
                 round=receipt.round,
-                time=receipt.time,
+                time=min(receipt.time, get_dht_time()),
                 samples=samples,
                 loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
                 peers=len(contributions),
                 seconds=receipt.seconds,
+                **parts,
             ),
             contributions,
         )
@@ -284,7 +301,8 @@ class CollaborativeOptimizer:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
         for receipt, contributions in self._catch_up.follow():
             self.gradients.settle([receipt.round])
-            self._tell(receipt, contributions)
+            self._tell(receipt, contributions, {})
+        self._stepped = 0.0
         self.gradients.settle(self.state.rounds)
         self._rounds.drop_stale()
         self._report()
@@ -305,6 +323,8 @@ class CollaborativeOptimizer:
                 addresses=self._addresses,
                 device=self._device,
                 name=self._name,
+                team=self._team,
+                upload=self._rounds.upload,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

@@ -98,6 +98,7 @@ def connected(
             signer=signer,
             session=session,
             name=peer.name,
+            team=peer.team,
             device=describe_device(device),
             addresses=addresses,
             known=initial_peers,
