@@ -137,6 +137,18 @@ class History(Answer):
     evaluations: list[Evaluation]
 
 
+class Moment(Answer):
+    """What the model of one global step said."""
+
+    step: int
+    samples: list[FillMask]
+
+
+class Samples(Answer):
+    moments: list[Moment]
+    """The first, the newest and some in between, oldest first."""
+
+
 class PersonRow(Answer):
     peer: str
     name: str

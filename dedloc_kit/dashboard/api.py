@@ -45,6 +45,11 @@ def routes(
         """The curves after a global step."""
         return kept.answer(request, lambda: view.history(after))
 
+    @router.get("/samples", response_model=answers.Samples)
+    def samples(request: Request) -> Response:
+        """What the model said on its way, beside what it says now."""
+        return kept.answer(request, view.samples)
+
     @router.get("/people", response_model=answers.People)
     def people(
         request: Request, sort: answers.Sort = "total", search: Search = "", offset: Offset = 0, limit: Limit = 100

@@ -5,11 +5,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS = {
     # Only our own files run, load or are connected to. No inline script and no inline style: plotly would insert
-    # style rules of its own and refrains because style.css has them (see index.html).
+    # style rules of its own and refrains because parts.css has them (see index.html).
     # Hugging Face shows a Space inside a frame of its own page.
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'self' https://huggingface.co"
+        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self' https://huggingface.co"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -1,4 +1,4 @@
-"""What is shown of a link to the page where it is shared: Open Graph, <https://ogp.me>."""
+"""What the head of the page tells other programs: the feed, and Open Graph (<https://ogp.me>) where it is shared."""
 
 from html import escape
 
@@ -8,7 +8,7 @@ from dedloc_kit.human import count
 
 
 def sharing_tags(state: State, address: str) -> str:
-    """The `meta` elements for the head of the page.
+    """The elements for the head of the page.
 
     :param address: of the page as the reader reached it: behind a tunnel we know no other
     """
@@ -26,4 +26,6 @@ def sharing_tags(state: State, address: str) -> str:
         "og:image:alt": f"The run {state.name} and its loss",
         "twitter:card": "summary_large_image",
     }
-    return "\n  ".join(f'<meta property="{key}" content="{escape(value)}">' for key, value in values.items())
+    tags = [f'<meta property="{key}" content="{escape(value)}">' for key, value in values.items()]
+    tags.append(f'<link rel="alternate" type="application/atom+xml" href="{escape(address)}feed.atom">')
+    return "\n  ".join(tags)

@@ -31,6 +31,7 @@ STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 LOSS_POINTS, ROUND_POINTS = 300, 300
 """For small charts."""
 PERSON_VISITS = 100
+MOMENTS = 5
 NOTICES, NOTICE_LENGTH = 5, 300
 
 
@@ -121,6 +122,11 @@ class RunView:
 
         nothing = answers.History(after=after, last_step=0, steps=[], evaluations=[])
         return self._recorded.read(curves) or nothing
+
+    def samples(self) -> answers.Samples:
+        """What the model said on its way."""
+        said = self._recorded.read(lambda ledger: ledger.samples_on_the_way(MOMENTS)) or []
+        return answers.Samples(moments=[answers.Moment(step=step, samples=samples) for step, samples in said])
 
     # People
 
