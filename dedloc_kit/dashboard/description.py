@@ -19,9 +19,9 @@ DESCRIPTION: dict[str, Any] = {
         429: {"model": Message, "description": "You ask too often; Retry-After says in how many seconds to come back."},
     },
 }
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "You have it already (If-None-Match)."}}
 
 
 def answering(media_type: str, *, cached: bool = False) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that does not answer in JSON; `cached` ones have an ETag."""
-    told: dict[int | str, dict[str, Any]] = {200: {"content": {media_type: {}}}}
-    return told | ({304: {"description": "You have it already (If-None-Match)."}} if cached else {})
+    return {200: {"content": {media_type: {}}}} | (UNCHANGED if cached else {})

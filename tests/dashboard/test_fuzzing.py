@@ -5,6 +5,7 @@ import re
 import string
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -173,6 +174,11 @@ def test_the_description_knows_every_route(dashboard: Dashboard, description: di
     for path, method, operation in operations(description):
         assert operation.get("summary"), f"{method} {path}"
         assert "429" in operation["responses"], f"{method} {path}"
+
+
+def test_the_documentation_names_every_route(description: dict[str, Any]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    assert [path for path in description["paths"] if path not in text] == []
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
