@@ -76,7 +76,7 @@ def test_who_is_anonymous_stays_so() -> None:
     assert "anonymous" in words(certificate_svg(certificate("\u200b")))
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
 def test_no_name_is_more_than_a_text(name: str) -> None:
     root = ElementTree.fromstring(certificate_svg(certificate(name)))
     assert {element.tag for element in root.iter()} == {

@@ -181,7 +181,7 @@ def test_the_documentation_names_every_route(description: dict[str, Any]) -> Non
     assert [path for path in description["paths"] if path not in text] == []
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
 def test_no_name_breaks_a_certificate_over_http(dashboard: Dashboard, name: str) -> None:
     path = f"/people/p{HOSTILE_NAMES.index(name)}/certificate.svg"
     root = ElementTree.fromstring(requests.get(dashboard.url + path, timeout=DEADLINE).content)

@@ -36,7 +36,7 @@ def get(dashboard: Dashboard, path: str, **headers: str) -> requests.Response:
     return requests.get(dashboard.url + path, headers=names, timeout=DEADLINE)
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("name", HOSTILE_NAMES, ids=range(len(HOSTILE_NAMES)))
 def test_a_badge_is_well_formed_whatever_it_says(name: str) -> None:
     root = ElementTree.fromstring(badge("demo", name.replace("\ufffe", "").replace("\uffff", ""), 5))
     assert {element.tag for element in root.iter()} <= {
