@@ -44,12 +44,52 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--hub", type=_repository, metavar="OWNER/NAME", help="push model and training state there")
     launch.add_argument("--private", action="store_true", help="make that repository a private one")
     launch.add_argument("--push-every", type=_positive, default=50, metavar="STEPS")
+    launch.add_argument(
+        "--stall-minutes",
+        type=_positive,
+        default=30,
+        metavar="N",
+        help="alert when no global step was done for so long",
+    )
+    launch.add_argument(
+        "--webhook-file",
+        type=Path,
+        metavar="FILE",
+        help="post alerts to the webhook (of Slack, Discord ...) whose secret address is in this file, or in the "
+        "environment as DEDLOC_WEBHOOK",
+    )
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command="launch")
 
-    for name, what in (("pause", "let all volunteers of a run wait"), ("resume", "let a paused run go on")):
+    for name, about, help_text in (
+        ("pause", None, "let all volunteers of a run wait"),
+        ("resume", None, "let a run go on that was paused or finished"),
+        ("finish", None, "let a run end with the global step that is under way"),
+        ("kick", "PEER", "send a volunteer away, by its id or name as the dashboard shows it"),
+        ("readmit", "PEER", "let a volunteer come back that was kicked"),
+        ("announce", "TEXT", "show a message to all volunteers and viewers; an empty one removes it"),
+    ):
+        command = commands.add_parser(name, help=help_text)
+        if about is None:
+            command.set_defaults(what="")
+        else:
+            command.add_argument("what", metavar=about)
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+        command.set_defaults(command=name)
+
+    login = commands.add_parser("login", help="print the link with which you steer a run from its live page")
+    login.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+    login.set_defaults(command="login")
+
+    for name, what in (
+        ("invite", 'make a personal code that lets somebody into a run with access = "invite"'),
+        ("revoke", "withdraw the invitations of a person, or lock an account of the Hub out"),
+    ):
         command = commands.add_parser(name, help=what)
         command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+        command.add_argument("person", metavar="NAME", help="a name of your choice for them, or their account")
+        if name == "invite":
+            command.add_argument("--days", type=_positive, default=30, metavar="N", help="how long it is good for")
         command.set_defaults(command=name)
 
     join = commands.add_parser("join", help="volunteer this machine")
@@ -58,6 +98,13 @@ def parser() -> argparse.ArgumentParser:
     join.add_argument("--team", default="", help="what you give counts for this team too, on the dashboard")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+    join.add_argument(
+        "--code-file",
+        type=Path,
+        metavar="FILE",
+        help="holds your personal code, for a run that is not open to all; default: the variable DEDLOC_CODE, else you "
+        "are asked for it",
     )
     reach = join.add_mutually_exclusive_group()
     reach.add_argument(

@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, pause, resume, join, notebook, status, evaluate, tokenizer, corpus."""
+"""The `dedloc` command and what each of its commands calls."""
 
 import argparse
 import signal
@@ -15,7 +15,6 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.orders import OrderBook
 from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
@@ -65,7 +64,9 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
+    from dedloc_kit.webhook import webhook_address
 
+    webhook = webhook_address(options.webhook_file)
     run = load_run(options.run, options.overrides)
     settings = {
         **_machine(options),
@@ -85,26 +86,42 @@ def _launch(options: argparse.Namespace) -> int:
         port=options.port,
         resume=options.resume,
         most_volunteers=options.most_volunteers,
+        stall_minutes=options.stall_minutes,
+        webhook=webhook,
     )
 
 
-def _pause(options: argparse.Namespace) -> None:
-    _order_book(options.folder).pause()
-    Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
+def _order(options: argparse.Namespace) -> None:
+    from dedloc_kit.organizing import give
+
+    Console(highlight=False, markup=False, soft_wrap=True).print(give(options.command, options.folder, options.what))
 
 
-def _resume(options: argparse.Namespace) -> None:
-    _order_book(options.folder).resume()
-    Console(highlight=False).print("the run goes on within seconds")
+def _login(options: argparse.Namespace) -> None:
+    from dedloc_kit.dashboard.login import Keys
+    from dedloc_kit.organizing import dashboard_of
+
+    sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
 
 
-def _order_book(folder: Path) -> OrderBook:
-    if not (folder / "invitation.json").exists():
-        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
-    return OrderBook(folder)
+def _invite(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import invite
+
+    code = invite(options.folder, options.person, options.days)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the personal code of {options.person}, good for {options.days} days; it is for nobody else:")
+    console.print(code)
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import revoke
+
+    revoke(options.folder, options.person)
+    Console(highlight=False, markup=False).print(f"{options.person} is out within a minute, if the run is up")
 
 
 def _join(options: argparse.Namespace) -> int:
+    from dedloc_kit.personal_code import personal_code
     from dedloc_kit.session import Session
     from dedloc_kit.session_display import watch
 
@@ -112,7 +129,8 @@ def _join(options: argparse.Namespace) -> int:
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     if options.name:
         settings["name"] = options.name
-    session = Session(options.invitation, folder=options.folder, settings=settings)
+    code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
+    session = Session(options.invitation, folder=options.folder, settings=settings, code=code)
     watch(session)
     problem = session.snapshot().problem
     if problem:
@@ -199,8 +217,10 @@ def _number(value: float | None) -> str:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
     "launch": _launch,
-    "pause": _pause,
-    "resume": _resume,
+    **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
+    "login": _login,
+    "invite": _invite,
+    "revoke": _revoke,
     "join": _join,
     "notebook": _notebook,
     "status": _status,

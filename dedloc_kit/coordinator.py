@@ -20,7 +20,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.orders import OrdersInForce
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import Announcement, Contribution, Evaluation, GlobalStep
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
@@ -59,6 +59,7 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
         run,
         peer,
         memory.peers,
+        organizer=None,
         follower=True,
         may_start_alone=True,
         stop=stop,
@@ -102,7 +103,8 @@ class _Coordinator:
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
         self._orders = OrdersInForce(peer.folder, warn)
-        self._announcement: Announcement | None = None
+        self._checkpoint_asked = self._orders.look().checkpoint
+        self._ended_at: int | None = None
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
         self._unrecorded: deque[DoneStep] = deque()
@@ -129,12 +131,10 @@ class _Coordinator:
         optimizer = self._me.optimizer
         peers_due = collect_due = 0.0
         self._start_evaluation()
-        last_step = self._peer.last_step(self._run)
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
-            orders = self._orders.look()
-            optimizer.paused, self._announcement = orders.paused, orders.announcement
             self.record_done()
+            self._obey()
             self._finish_evaluation()
             now = time.monotonic()
             if now >= peers_due:
@@ -146,13 +146,44 @@ class _Coordinator:
             if now >= collect_due:
                 self._collect()
                 collect_due = now + COLLECT_SECONDS
-            if optimizer.step >= last_step and self._evaluation_step < last_step:
-                self._start_evaluation()
+            if optimizer.step >= optimizer.last_step:
+                self._end()
         # One more, so that the curve ends at the last step.
         self._finish_evaluation(wait=True)
         if self._evaluation_step < optimizer.step:
             self._start_evaluation()
             self._finish_evaluation(wait=True)
+
+    def _obey(self) -> None:
+        """Act on the organizer's orders, and pass them on to the volunteers."""
+        orders, optimizer = self._orders.look(), self._me.optimizer
+        if not orders.finish:
+            optimizer.last_step = self._peer.last_step(self._run)
+        elif optimizer.step < optimizer.last_step:  # the step under way is the last one, if there is anyone to do it
+            optimizer.last_step = min(optimizer.last_step, optimizer.step + self._has_volunteers())
+        optimizer.instructions = Instructions(
+            paused=orders.paused,
+            last_step=optimizer.last_step if orders.finish else None,
+            announcement=orders.announcement.text if orders.announcement else "",
+        )
+        if orders.checkpoint > self._checkpoint_asked:
+            self._checkpoint_asked = orders.checkpoint
+            self._save()
+
+    def _has_volunteers(self) -> bool:
+        return any(not progress.follower for progress in self._me.optimizer.tracker.others().values())
+
+    def _end(self) -> None:
+        """The last step is done: measure, keep and push what it has led to; once."""
+        step = self._me.optimizer.step
+        if self._evaluation_step < step:
+            self._start_evaluation()
+        if self._ended_at != step:
+            self._ended_at = step
+            self._emit(State(text=f"global step {step} was the last one"))
+            self._save()
+            if self._publisher is not None:
+                self._publisher.push_soon()
 
     def record_done(self) -> None:
         """Record the steps that have been taken since the last look; after a failure, when it is time to try again."""
@@ -268,10 +299,11 @@ class _Coordinator:
             self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 
     def _peers(self) -> Peers:
-        others = self._me.optimizer.tracker.others()
+        others, orders = self._me.optimizer.tracker.others(), self._orders.look()
         return Peers(
-            paused=self._me.optimizer.paused,
-            announcement=self._announcement,
+            paused=orders.paused,
+            last_step=self._me.optimizer.last_step if orders.finish else None,
+            announcement=orders.announcement,
             peers=tuple(
                 PeerSeen(
                     peer=peer_id,

@@ -86,7 +86,16 @@ class Peers(Event):
     peers: tuple[PeerSeen, ...]
     paused: bool = False
     """The organizer has paused the run."""
+    last_step: int | None = None
+    """The global step with which the organizer lets the run end, if it is not to go on to its last one."""
     announcement: Announcement | None = None
+
+
+class Announced(Event):
+    """The organizer has a message for the volunteers, or no longer any."""
+
+    event: Literal["announced"] = "announced"
+    text: str
 
 
 class Evaluated(Event):
@@ -106,6 +115,13 @@ class Pushed(Event):
     step: int
     url: str
     """Of the commit."""
+
+
+class PushFailed(Event):
+    """A push to the Hub did not succeed; it will be tried again."""
+
+    event: Literal["push_failed"] = "push_failed"
+    text: str
 
 
 class Warned(Event):
@@ -131,7 +147,19 @@ class Left(Event):
 
 
 AnyEvent = Annotated[
-    State | Loading | Joined | LocalProgress | StepDone | Peers | Evaluated | Pushed | Warned | Failed | Left,
+    State
+    | Loading
+    | Joined
+    | LocalProgress
+    | StepDone
+    | Peers
+    | Announced
+    | Evaluated
+    | Pushed
+    | PushFailed
+    | Warned
+    | Failed
+    | Left,
     Field(discriminator="event"),
 ]
 _adapter: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)

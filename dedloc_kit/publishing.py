@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dedloc_kit.curve import CURVE_FILE, MOST_POINTS, curve
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Pushed, Warned
+from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.model_card import model_card
@@ -67,9 +67,13 @@ class Publisher:
     def step_done(self, step: int) -> None:
         """Push soon, if it is time to; returns at once."""
         every = self._peer.push_every
-        if step // every > self._asked // every or step == self._peer.last_step(self._run):
+        if step // every > self._asked // every:
             self._asked = step
             self._due.set()
+
+    def push_soon(self) -> None:
+        """Push the state of the moment, unless it is there already; returns at once."""
+        self._due.set()
 
     def close(self) -> None:
         """Push the last state, if that can be done within the time that the configuration gives."""
@@ -77,7 +81,7 @@ class Publisher:
         self._due.set()
         self._thread.join(self._peer.last_push_seconds)
         if self._thread.is_alive():
-            self._warn("the last push to the Hub takes too long and is given up; start the run again to repeat it")
+            self._failed("the last push to the Hub takes too long and is given up; start the run again to repeat it")
 
     def _work(self) -> None:
         pause = FIRST_PAUSE
@@ -89,14 +93,14 @@ class Publisher:
             if failure is None:
                 pause = FIRST_PAUSE
             elif not self._leaving.is_set():
-                self._warn(f"{failure}; trying again in {pause:.0f} s")
+                self._failed(f"{failure}; trying again in {pause:.0f} s")
                 self._leaving.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 if due:
                     self._due.set()
         failure = self._attempt()
         if failure is not None:
-            self._warn(f"{failure}; the checkpoints hold the last state, start the run again to push it")
+            self._failed(f"{failure}; the checkpoints hold the last state, start the run again to push it")
 
     def _attempt(self) -> str | None:
         """Push the current state unless it is on the Hub already; why that failed."""
@@ -188,5 +192,5 @@ class Publisher:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _warn(self, text: str) -> None:
-        self._emit(Warned(text=text))
+    def _failed(self, text: str) -> None:
+        self._emit(PushFailed(text=text))

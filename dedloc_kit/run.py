@@ -21,6 +21,9 @@ PLAIN_TEXT = r"^\P{Cc}*$"
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
 
+HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
+"""Of an account or an organization on the Hub."""
+
 
 class Section(BaseModel):
     """A part of a configuration: immutable, unknown keys rejected, no silent conversions."""
@@ -123,6 +126,26 @@ class AveragingConfig(Section):
     """With `local-steps`: the outer step's."""
 
 
+class AccessConfig(Section):
+    """Who may join. Every peer of the run holds the others to it."""
+
+    who: Literal["open", "invite", "hub"] = "open"
+    """`open`: whoever has the invitation. `invite`: whoever the organizer has given a personal code (`dedloc invite`).
+    `hub`: the accounts of the Hugging Face Hub below and the members of the organizations below."""
+    accounts: tuple[HubName, ...] = Field(default=(), max_length=1000, strict=False)  # not strict: a list will do
+    """With `hub`."""
+    organizations: tuple[HubName, ...] = Field(default=(), max_length=100, strict=False)
+    """With `hub`."""
+
+    @model_validator(mode="after")
+    def _lists_belong_to_hub(self) -> "AccessConfig":
+        if (self.who == "hub") != bool(self.accounts or self.organizations):
+            raise ValueError(
+                'access.accounts or access.organizations say whom access.who = "hub" admits, and only then'
+            )
+        return self
+
+
 class RunConfig(Section):
     """Everything that the peers of one run share. It is immutable: its hash names the run."""
 
@@ -132,11 +155,15 @@ class RunConfig(Section):
     """A sentence or two for volunteers: what is trained, and for whom."""
     global_batch: PositiveInt
     """Samples over all peers that lead to one optimizer step."""
+    microbatch: PositiveInt | None = None
+    """For a loss that looks at several samples together (batch normalisation, contrasts, assignments): so many go
+    through the model at once, on every peer that has the memory. Without it each peer takes what suits its device."""
     seed: int = 0
     task: TaskConfig
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     averaging: AveragingConfig = AveragingConfig()
+    access: AccessConfig = AccessConfig()
 
     @field_validator("averaging", mode="before")
     @classmethod
@@ -144,11 +171,28 @@ class RunConfig(Section):
         """`averaging = "local-steps"` is short for the section with this mode."""
         return {"mode": value} if isinstance(value, str) else value
 
+    @field_validator("access", mode="before")
+    @classmethod
+    def _who_alone(cls, value: object) -> object:
+        """`access = "invite"` is short for the section with this."""
+        return {"who": value} if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _warm_up_fits(self) -> "RunConfig":
         if self.optimizer.warmup_steps >= self.optimizer.total_steps:
             raise ValueError("optimizer.warmup_steps must be smaller than optimizer.total_steps")
         return self
+
+    @model_validator(mode="after")
+    def _microbatch_fits(self) -> "RunConfig":
+        if self.microbatch is not None and self.microbatch > self.peer_batch:
+            raise ValueError(f"microbatch must be at most {self.peer_batch}, what one step of a peer takes")
+        return self
+
+    @property
+    def peer_batch(self) -> int:
+        """Samples of one step, over all peers or, with `local-steps`, of one of them."""
+        return self.averaging.local_batch if self.averaging.mode == "local-steps" else self.global_batch
 
     def canonical(self) -> str:
         """The configuration as JSON with sorted keys and every default written out."""

@@ -25,12 +25,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from dedloc_kit.errors import UserError
+from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
 Role = Literal["coordinator", "volunteer"]
+NOT_WELCOME = 3
+"""The exit code of a worker that must not be started again."""
 LEAVE_SECONDS = 30.0
 """How long a role may take to leave before it is killed; a last push to the Hub takes its own time."""
 PARENT_SECONDS = 1.0
@@ -214,7 +216,7 @@ def _play(role: Role, starter: int) -> int:
         return 0
     except UserError as error:
         emit(Failed(text=str(error)))
-        return 2
+        return NOT_WELCOME if isinstance(error, NotWelcome) else 2
     except Exception as error:
         with contextlib.suppress(OSError):  # the disk may be full
             traceback.print_exc()

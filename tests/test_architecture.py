@@ -17,17 +17,20 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors", "hosted", "dialling"},
-    {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account"},
+    {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account", "ports"},
     {"run", "distribution", "curve"},
     {"records"},
-    {"events", "memory", "hub", "orders"},
+    {"events", "memory", "hub", "journal", "webhook"},
+    {"orders", "alerts"},
+    {"access"},
     {"client"},
+    {"personal_code"},
     {"data", "training"},
     {"tasks"},
     {"evaluation"},
     {"swarm"},
     {"ledger"},
-    {"resuming"},
+    {"resuming", "organizing"},
     {"model_card"},
     {"publishing"},
     {"volunteer", "coordinator"},
@@ -43,16 +46,34 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *("machine", "account", "curve", "run", "distribution", "records", "events", "memory", "hub", "orders", "client"),
+    *(
+        "machine",
+        "account",
+        "curve",
+        "run",
+        "distribution",
+        "records",
+        "events",
+        "memory",
+        "hub",
+        "journal",
+        "webhook",
+        "orders",
+        "alerts",
+        "access",
+        "client",
+        "personal_code",
+        "ports",
+    ),
 }
 ROLES = {"swarm", "ledger", "resuming", "model_card", "publishing", "volunteer", "coordinator"}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "demo", "arguments", "cli"),
+    *("launch", "demo", "organizing", "arguments", "cli"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
-ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("demo", "ledger")}
+ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("demo", "ledger"), ("organizing", "ledger")}
 
 
 def imported_modules(source: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.events import Evaluated, Failed, Pushed, StepDone, Warned
+from dedloc_kit.events import Evaluated, Failed, Pushed, PushFailed, StepDone, Warned
 from dedloc_kit.hub import training_state
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import recall
@@ -120,7 +120,7 @@ def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_cont
         with Swarm(tiny_run(global_batch=32), tmp_path / "one") as swarm:
             first = swarm.coordinator(hub="us/model", push_every=1, evaluate_every=1, keep_checkpoints=1)
             volunteer = swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8)
-            first.wait_for(Warned, lambda event: "is not on the Hub yet" in event.text)
+            first.wait_for(PushFailed, lambda event: "is not on the Hub yet" in event.text)
             first.wait_for_step(first.steps[-1].step.step + 2)
             hub.failing.clear()
             first.wait_for(Pushed)

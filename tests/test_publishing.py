@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dedloc_kit import publishing
-from dedloc_kit.events import AnyEvent, Pushed, Warned
+from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import names_local_files
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.publishing import Publisher
@@ -112,7 +112,10 @@ def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: 
         event = coordinator.wait_for(Pushed, lambda event: event.step == 4)
         assert event.url.endswith(hub.revision(NAME))
         assert len(hub.commits[NAME]) == before + 1
-    assert len(hub.commits[NAME]) == before + 1, "there was nothing new to push at the end"
+        coordinator.go_on(5)
+        publisher.push_soon()
+        coordinator.wait_for(Pushed, lambda event: event.step == 5)
+    assert len(hub.commits[NAME]) == before + 2, "there was nothing new to push at the end"
     files = hub.files(NAME)
     assert files.keys() == {*ALWAYS, "weights.json"}
     (tmp_path / "loaded").write_bytes(files[STATE_FILE])
@@ -124,7 +127,7 @@ def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: 
     assert json.loads(files["weights.json"]) == pytest.approx(sums)
     card = files["README.md"].decode()
     assert "load('us/model')" in card
-    assert "global step 4 of" in card
+    assert "global step 5 of" in card
     assert b"<svg" in files["curve.svg"]
     assert not (tmp_path / "c" / ".push").exists()
 
@@ -147,7 +150,7 @@ def test_while_the_hub_fails_nothing_waits_and_then_the_newest_state_is_pushed(
             coordinator.go_on(step)
             publisher.step_done(step)
             assert hub.asked.acquire(timeout=30.0)
-        coordinator.wait_for(Warned, lambda event: "503" in event.text and "trying again in" in event.text)
+        coordinator.wait_for(PushFailed, lambda event: "503" in event.text and "trying again in" in event.text)
         assert NAME not in hub.commits
         hub.failing.clear()
         coordinator.wait_for(Pushed, lambda event: event.step == 5)
@@ -167,7 +170,7 @@ def test_a_silent_hub_holds_up_neither_a_step_nor_for_long_the_end(
     coordinator.go_on(2)
     publisher.step_done(2)
     publisher.close()
-    assert "given up" in coordinator.wait_for(Warned).text
+    assert "given up" in coordinator.wait_for(PushFailed).text
     hub.silent.clear()
     hub.over.set()
     publisher._thread.join(60.0)
@@ -193,7 +196,7 @@ def test_a_full_disk_is_worth_a_warning_and_the_push_is_made_up_for(
             patch.setattr(os, "replace", full)
             coordinator.go_on(1)
             publisher.step_done(1)
-            coordinator.wait_for(Warned, lambda event: "No space left" in event.text)
+            coordinator.wait_for(PushFailed, lambda event: "No space left" in event.text)
         coordinator.wait_for(Pushed)
 
 
@@ -211,7 +214,7 @@ def test_an_export_that_fails_does_not_end_the_pushes(hub: LoopbackHub, tmp_path
     with publishing_of(coordinator) as publisher:
         coordinator.go_on(1)
         publisher.step_done(1)
-        coordinator.wait_for(Warned, lambda event: "RuntimeError" in event.text)
+        coordinator.wait_for(PushFailed, lambda event: "RuntimeError" in event.text)
         task.broken = False
         coordinator.wait_for(Pushed)
 
@@ -222,7 +225,7 @@ def test_a_repository_that_turns_out_to_be_another_runs_is_left_alone(hub: Loopb
     with publishing_of(coordinator) as publisher:
         coordinator.go_on(1)
         publisher.step_done(1)
-        coordinator.wait_for(Warned, lambda event: "belongs to the run other-0123456789abcdef" in event.text)
+        coordinator.wait_for(PushFailed, lambda event: "belongs to the run other-0123456789abcdef" in event.text)
     assert len(hub.commits[NAME]) == 1
 
 
@@ -238,8 +241,8 @@ def test_the_invitation_is_pushed_when_it_is_there_and_again_when_it_has_changed
     hub.failing.set()
     failed = "the invitation is not on the Hub yet (the Hub answers with 503); trying again in"
     with publishing_of(coordinator):
-        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 0 s")
-        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 1 s")  # 0.6: pauses grow
+        coordinator.wait_for(PushFailed, lambda event: event.text == f"{failed} 0 s")
+        coordinator.wait_for(PushFailed, lambda event: event.text == f"{failed} 1 s")  # 0.6: pauses grow
         hub.failing.clear()
         wait_until(lambda: _invitation(hub) == "one", "the first one was not pushed")
         file.write_text("other")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -27,6 +27,7 @@ from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.headers import SecureHeaders
 from dedloc_kit.dashboard.limits import RateLimits
 from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
+from dedloc_kit.dashboard.organizer import Denied, denial
 from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.errors import UserError
@@ -55,10 +56,12 @@ class Dashboard:
         port: int = 0,
         public_host: str | None = None,
         most_volunteers: int | None = None,
+        organizer: APIRouter | None = None,
     ) -> None:
         """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`.
 
         With `most_volunteers` newcomers are asked to come later; whoever has a peer's address can join all the same.
+        Without `organizer`, the routes by which the run is steered, nobody can steer it from here.
         """
         self._public_host = public_host or (own_address() if host in ANY_ADDRESS else host)
         self.url = url_of(self._public_host, port)
@@ -68,6 +71,7 @@ class Dashboard:
         self._view = RunView(run, ledger)
         self.entrance = Entrance(self._view, most_volunteers)
         """Its invitation is set by the launcher once the coordinator has joined, and renewed as volunteers come."""
+        self._organizer = organizer
         self._news = asyncio.Event()
         self._viewers = Viewers(self._news)
         self._pushed: dict[str, Any] = {}
@@ -124,8 +128,11 @@ class Dashboard:
         app.add_middleware(SecureHeaders)
         app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
         app.add_exception_handler(HTTPException, lambda _request, error: message(error.detail, error.status_code))
+        app.add_exception_handler(Denied, denial)
         state = Recent(self._state, _FACTS_SECONDS)
         app.include_router(pages.routes(state))
+        if self._organizer is not None:
+            app.include_router(self._organizer)
         app.include_router(self.entrance.routes())
         app.include_router(api.routes(self._run, self._view, self._state, self._version))
         app.include_router(metrics.routes(self._view, state, lambda: self._viewers.count))

@@ -17,7 +17,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MOST_SAMPLES
-from dedloc_kit.records import Announcement, Standing
+from dedloc_kit.records import Standing
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -44,12 +44,12 @@ class RunView:
         self._lock = threading.Lock()  # guards what events change; the ledger has its own
         self._peers: tuple[PeerSeen, ...] = ()
         self._joined = False
-        self._gone = self._paused = False
+        self._gone = False
+        self._wanted = Peers(peers=())  # what the organizer wants, as the coordinator said last
         self._heard = 0.0  # monotonic time of the last event
         self._events = 0
         self._message = ""
         self._notices: deque[answers.Notice] = deque(maxlen=NOTICES)
-        self._announcement: Announcement | None = None
         self._checkpoint: answers.Checkpoint | None = None
         self._revision = 0
         self._revised: tuple[int | None, float] = (None, -math.inf)  # the ledger's version then, and the monotonic time
@@ -69,8 +69,7 @@ class RunView:
                 case Joined():
                     self._joined, self._gone = True, False
                 case Peers(peers=peers):
-                    self._joined, self._gone, self._peers, self._paused = True, False, peers, event.paused
-                    self._announcement = event.announcement
+                    self._joined, self._gone, self._peers, self._wanted = True, False, peers, event
                 case Pushed(step=step, url=url):
                     self._checkpoint = answers.Checkpoint(step=step, url=url)
                 case Warned(text=text):
@@ -283,7 +282,7 @@ class RunView:
         samples = sum(peer.samples for peer in giving)
         rate = sum(_finite(peer.samples_per_second) or 0.0 for peer in giving)
         status = self._status(known["step"], len(volunteers))
-        steps_left, pace = self._run.optimizer.total_steps - known["step"], known["seconds_per_step"]
+        steps_left, pace = self._last_step() - known["step"], known["seconds_per_step"]
         return {
             "run_id": self._run.run_id,
             "name": self._run.name,
@@ -304,18 +303,21 @@ class RunView:
             },
             "volunteers": len(volunteers),
             "peer_count": len(self._peers),
-            "announcement": self._announcement,
+            "announcement": self._wanted.announcement,
             "checkpoint": self._checkpoint,
         }
 
+    def _last_step(self) -> int:
+        return self._run.optimizer.total_steps if self._wanted.last_step is None else self._wanted.last_step
+
     def _status(self, step: int, volunteers: int) -> answers.Status:
-        if step >= self._run.optimizer.total_steps:
+        if step >= self._last_step():
             return "finished"
         if self._lost():
             return "coordinator lost"
         if not self._joined:
             return "starting"
-        if self._paused:
+        if self._wanted.paused:
             return "paused"
         return "training" if volunteers else "waiting for volunteers"
 

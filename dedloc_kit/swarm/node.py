@@ -2,27 +2,26 @@
 
 import asyncio
 import logging
-import os
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import hivemind.dht.node
 from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.proto import crypto_pb2
-from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.access import Gate, GatedP2P
+from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, serve
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
@@ -37,37 +36,6 @@ _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Identity:
-    """A peer's RSA key, kept in one file: the same key names the peer and signs its records."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the key, or make one. Raises UserError if the folder cannot be written."""
-        self.path = path
-        try:
-            if not path.exists():
-                _generate(path)
-            data = path.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"{path.parent} cannot be written ({error.strerror}); choose another with --folder"
-            ) from None
-        try:
-            self.peer_id = PeerID.from_identity(data)
-            self.key = RSAPrivateKey.__new__(RSAPrivateKey)  # the constructor would generate a new key
-            self.key.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(data).data})
-        except Exception:  # protobuf and cryptography raise a dozen different errors for a damaged file
-            raise UserError(f"{path} is not a peer identity; move it away and a new one is made") from None
-
-
-def _generate(path: Path) -> None:
-    """Write a new key so that a killed process leaves either no file or a whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        fresh = Path(folder) / "key"
-        P2P.generate_identity(str(fresh))
-        os.replace(fresh, path)
 
 
 def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -94,14 +62,43 @@ _held: set[asyncio.Task[Any]] = set()
 
 
 class Node(DHT):
-    """hivemind's DHT node, with its tasks held until they are done."""
+    """hivemind's DHT node, behind a gate and with its tasks held until they are done."""
 
     reach: Reach
     """How this peer takes part, and why; to be told to the person at the machine."""
 
+    def __init__(self, *, gate: Gate | None, **options: Any) -> None:
+        self.gate = gate
+        """Each process of this peer has its own copy: see `Membership`."""
+        super().__init__(**options)
+
+    def run(self) -> None:
+        if self.gate is not None:
+            # In this forked process only. hivemind's node takes no other P2P than one of an earlier process.
+            hivemind.dht.node.P2P = GatedP2P.behind(self.gate, "directory")
+        super().run()
+
+    async def replicate_p2p(self) -> P2P:
+        """For an averager in its own process, which asks for it once."""
+        if self.gate is None:
+            return await super().replicate_p2p()
+        daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
+        return await GatedP2P.behind(self.gate, "averager").replicate(daemon)
+
     _get = kept_alive(DHT._get)
     _store = kept_alive(DHT._store)
     _run_coroutine = kept_alive(DHT._run_coroutine)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a peer has found out before its node starts."""
+
+    living: list[str]
+    """The addresses of others at which somebody answers."""
+    port: int
+    """The swarm's port; 0 in client mode."""
+    reach: Reach
 
 
 def open_node(
@@ -109,10 +106,27 @@ def open_node(
     identity: Identity,
     initial_peers: Sequence[str],
     *,
+    gate: Gate | None = None,
     may_start_alone: bool = False,
     preferred_port: int = 0,
 ) -> Node:
-    """Start a DHT node; records whose subkey names an owner are signed and verified by it.
+    """Look around and start a DHT node; raises UserError as the two do."""
+    around = look_around(
+        peer, identity, initial_peers, gate=gate, may_start_alone=may_start_alone, preferred_port=preferred_port
+    )
+    return start_node(peer, identity, around, gate=gate, may_start_alone=may_start_alone)
+
+
+def look_around(
+    peer: PeerConfig,
+    identity: Identity,
+    initial_peers: Sequence[str],
+    *,
+    gate: Gate | None = None,
+    may_start_alone: bool = False,
+    preferred_port: int = 0,
+) -> Surroundings:
+    """Who answers, and whether they can reach this peer; forks nothing, so it may run in a thread.
 
     Unless the configuration says whether others can reach this peer, it asks some of `initial_peers` to try. Whoever
     has no peers to ask, or `may_start_alone`, is a full peer. `preferred_port` is taken if it is free and the
@@ -124,10 +138,26 @@ def open_node(
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
     port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    reach = _reach(peer, port, living, may_start_alone)
+    return Surroundings(living, port, _reach(peer, port, living, may_start_alone, _as_member(gate, identity)))
+
+
+def start_node(
+    peer: PeerConfig,
+    identity: Identity,
+    around: Surroundings,
+    *,
+    gate: Gate | None = None,
+    may_start_alone: bool = False,
+) -> Node:
+    """Start a DHT node, which forks; records whose subkey names an owner are signed and verified by it.
+
+    Whom this peer serves and asks the `gate` decides. Raises UserError if the identity or the port is in use, or nobody
+    lets this peer in.
+    """
     try:
         node = Node(
-            initial_peers=living,
+            gate=gate,
+            initial_peers=around.living,
             start=True,
             identity_path=str(identity.path),
             # The same in every session: who comes back takes its old place in the others' routing tables.
@@ -139,14 +169,16 @@ def open_node(
             strict=False,  # else anyone among them whose clock is 3 s off would keep us out
             use_relay=False,
             use_auto_relay=False,
-            **_listening(peer, port, reach),
+            # Who has just asked for a token found out then, and may seem to be still there.
+            check_if_identity_free=gate is None or not gate.token,
+            **_listening(peer, around.port, around.reach),
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
-        if may_start_alone and living and "already taken" not in str(error):
-            return open_node(peer, identity, (), preferred_port=preferred_port)
-        raise _explained(error, living) from error
-    node.reach = reach
-    if not reach.client_mode:
+        if may_start_alone and around.living and "already taken" not in str(error):
+            return start_node(peer, identity, replace(around, living=[]), gate=gate)
+        raise _explained(error, around.living) from error
+    node.reach = around.reach
+    if not around.reach.client_mode:
         node.run_coroutine(serve)
     return node
 
@@ -162,13 +194,27 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
     return others
 
 
-def _reach(peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool) -> Reach:
+def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
+    """How to ask others before the node starts: by this peer's own name only where nobody else is answered."""
+    if gate is None or not gate.restricted:
+        return P2P.create  # type: ignore[no-any-return]
+    create = GatedP2P.behind(gate, "directory").create
+    return partial(create, identity_path=str(identity.path), check_if_identity_free=False)
+
+
+def _reach(
+    peer: PeerConfig,
+    port: int,
+    living: Sequence[str],
+    may_start_alone: bool,
+    create: Callable[..., Awaitable[P2P]],
+) -> Reach:
     if peer.client_mode is not None or may_start_alone or not living:
         return Reach(client_mode=bool(peer.client_mode))
     if peer.announce_host:  # an address of which the asked peers may know nothing: they are told no hosts
         return Reach(client_mode=False, text=f"others can reach this machine at {peer.announce_host}, as you say")
     try:
-        return find_out(peer.host, port, living)
+        return find_out(peer.host, port, living, create)
     except OSError as error:  # taken since we looked
         raise _cannot_listen(peer.host, port, error) from None
 

@@ -15,7 +15,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
@@ -73,7 +73,9 @@ class CollaborativeOptimizer:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
         self._name, self._team, self._device, self._addresses = name, team, device, addresses
-        self._last_step, self._stop, self._on_step = last_step, stop, on_step
+        self._stop, self._on_step = stop, on_step
+        self.last_step = last_step
+        """No round is begun after it; may change at any time."""
         self._overlap = run.averaging.overlap
         self.gradients = gradients
         self._speed = PerformanceEMA()
@@ -82,8 +84,8 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self.paused = False
-        """Told to the others; what the coordinator says here holds for the run."""
+        self.instructions: Instructions | None = None
+        """Told to the others; volunteers do what the coordinator says here."""
         self.averager = GradientAverager(
             state.layout,
             dht=dht,
@@ -115,6 +117,7 @@ class CollaborativeOptimizer:
     def load(self) -> None:
         """Load the current state from a peer. Raises UserError if nobody hands it out."""
         if not self._catch_up.load() and not self._stop.is_set():
+            self.check()
             raise UserError("no peer of this run hands out the training state; is the coordinator running?")
 
     def begin(self) -> None:
@@ -224,8 +227,12 @@ class CollaborativeOptimizer:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
         return self._error is None and 2 * self.gradients.samples > MOST_BATCHES * self.run.global_batch
 
+    def give_up(self, reason: Exception) -> None:
+        """Take part no more: the training loop raises this at its next boundary."""
+        self._error = self._error or reason
+
     def check(self) -> None:
-        """For a follower: raises what went wrong in the background."""
+        """For whoever is not in the training loop: raises what went wrong in the background."""
         if self._error is not None:
             raise self._error
 
@@ -248,7 +255,7 @@ class CollaborativeOptimizer:
             complete = self._rounds.advance()
         elif self._catch_up.behind():
             self._follow_the_swarm()
-        elif self.step < self._last_step:
+        elif self.step < self.last_step:
             complete = self._rounds.gather_if_due(self.samples_per_second)
         if complete is not None:
             self._apply(complete)
@@ -318,7 +325,7 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
                 follower=self._replica is None,
-                paused=self.paused,
+                instructions=self.instructions,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 device=self._device,

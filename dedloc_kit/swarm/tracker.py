@@ -80,6 +80,7 @@ class Tracker(threading.Thread):
         self._suspects: dict[str, float] = {}
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
+        self._refused: frozenset[str] = frozenset()
         self._dialled: dict[str, float] = {}
         self._online_until = 0.0
 
@@ -109,6 +110,7 @@ class Tracker(threading.Thread):
                 peer: progress
                 for peer, progress in self._others.items()
                 if _alive(progress)
+                and peer not in self._refused
                 and self._suspects.get(peer, 0.0) < progress.time
                 and self._shunned.get(peer, 0.0) < now
             }
@@ -116,7 +118,7 @@ class Tracker(threading.Thread):
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
         with self._lock:
-            return any(_alive(progress) for progress in self._others.values())
+            return any(_alive(progress) for peer, progress in self._others.items() if peer not in self._refused)
 
     def cut_off(self) -> bool:
         """Is nobody there because this machine's line is down? Then no machine says anything. May take some seconds.
@@ -152,6 +154,11 @@ class Tracker(threading.Thread):
         """Do not count these peers until they speak again: others say that they have failed."""
         with self._lock:
             self._suspects |= {peer: self._others[peer].time for peer in peers if peer in self._others}
+
+    def refuse(self, peers: Collection[str]) -> None:
+        """Do not count these peers any more: the organizer has sent them away. Who was before and is not now may come
+        back."""
+        self._refused = frozenset(peers)
 
     def trust(self, peers: Collection[str]) -> None:
         """A round with these peers went well."""
