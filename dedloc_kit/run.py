@@ -216,6 +216,8 @@ class PeerConfig(Section):
     """Where this peer keeps its identity, its logs and, for a coordinator, checkpoints and the ledger."""
     name: str = Field(default="anonymous", min_length=1, max_length=64, pattern=PLAIN_TEXT)
     """The name shown on the dashboard."""
+    team: str = Field(default="", max_length=64, pattern=PLAIN_TEXT)
+    """The team that this volunteer gives for, shown on the dashboard; none by default."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes what the machine has."""

@@ -41,7 +41,7 @@ def volunteer(
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         mine = contributions.get(me.signer.peer)
         if mine is not None:
-            publish(me.dht, me.signer, mine)
+            publish(me.dht, me.signer, mine, peers=len(me.optimizer.tracker.others()))
         emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
 
     def on_loading(received: int, total: int) -> None:

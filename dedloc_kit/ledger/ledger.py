@@ -13,7 +13,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -70,6 +70,10 @@ class Ledger(Reader):
             raise UserError(f"{path}: the ledger cannot be opened ({error}); {fix}") from None
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} is not a ledger ({error}); move it away or choose another folder") from None
+
+    @property
+    def path(self) -> Path:
+        return self._path
 
     def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         """Record a finished global step with the contributions known by then; a second time changes nothing.
@@ -151,6 +155,15 @@ class Ledger(Reader):
                 " VALUES (?, ?, ?, ?, 1, ?, ?)",
                 rows,
             )
+
+    def close(self) -> None:
+        """Close the file, and note until when everyone was here; a second time does nothing."""
+        guests, self._guests = self._guests, {}
+        if guests:
+            with suppress(UserError), self._transaction():
+                for peer, guest in guests.items():
+                    self._mark(peer, guest.visit, self._seen[peer])
+        super().close()
 
     def _open(self, read_only: bool) -> sqlite3.Connection:
         uri = f"file:{quote(str(self._path.absolute()))}?mode={'ro' if read_only else 'rwc'}"

@@ -29,7 +29,7 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.allreduce import ExactAllReduce, Refused
 from dedloc_kit.swarm.compression import codec_of
-from dedloc_kit.swarm.directory import kept_alive
+from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.gradients import MOST_BATCHES

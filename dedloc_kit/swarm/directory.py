@@ -1,100 +1,70 @@
-"""The process of a peer's DHT node: hivemind's, behind our gate."""
+"""Where the peers' signed records lie in the DHT: under one key, or spread over some when there are many peers.
 
-import asyncio
-import signal
-from collections.abc import Awaitable, Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+Whoever stores under a key, or asks for it, gets all that lies there; with a thousand peers under one key that would be
+most of what the lines carry (design: the cost of stores grows with the square). So a peer that sees many others moves
+to a key of its own share of them, named by its peer id.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 from hivemind import DHT
-from hivemind.dht import DHTNode
-from hivemind.p2p import P2P
-from hivemind.utils.asyncio import switch_to_uvloop
+from hivemind.utils import get_dht_time
 
-from dedloc_kit.swarm.access import Gate, GatedP2P
-from dedloc_kit.swarm.reach import Reach
+from dedloc_kit.swarm.signing import Signer
 
-P = ParamSpec("P")
-T = TypeVar("T")
+MANY = 200
+"""Peers from which on they spread."""
+SHARES = 16
+FULL_LOOK = 10
+"""Every so many looks all keys are asked for, however few peers are known: the many may be there already."""
 
 
-def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Hold the running task of an asynchronous method.
+class Directory:
+    """The records of one kind. Nothing in them is checked, but that each is under the key of who signed it.
 
-    hivemind starts its tasks without keeping them, and asyncio only knows them weakly: the garbage collector may
-    destroy one while it waits (seen with `get_visible_maddrs`), and its caller then waits for ever.
+    :param name: of the kind, with the run
     """
 
-    @wraps(method)
-    async def held(*args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        _held.add(task)
-        try:
-            return await method(*args, **kwargs)
-        finally:
-            _held.discard(task)
+    def __init__(self, dht: DHT, name: str) -> None:
+        self._dht, self._name = dht, name
+        self._shares = [f"{name}.{share:x}" for share in range(SHARES)]
+        self._looks = 0
 
-    return held
+    def key(self, peer: str, peers: int) -> str:
+        """Where the record of a peer belongs when there are so many others."""
+        return self._shares[hashlib.sha256(peer.encode()).digest()[0] % SHARES] if peers >= MANY else self._name
 
+    def store(self, signer: Signer, value: object, *, seconds: float, peers: int) -> Any:
+        """Put this peer's record there for so long, instead of its last one; a future.
 
-_held: set[asyncio.Task[Any]] = set()
+        :param peers: how many others there are
+        """
+        return self._dht.store(
+            self.key(signer.peer, peers),
+            subkey=signer.subkey,
+            value=value,
+            expiration_time=get_dht_time() + seconds,
+            return_future=True,
+        )
 
+    def look(self, *, peers: int, timeout: float) -> dict[bytes, Any]:
+        """Everyone's newest record with its time of expiration, by subkey.
 
-class Node(DHT):
-    """hivemind's DHT node, behind a gate and with its tasks held until they are done."""
-
-    reach: Reach
-    """How this peer takes part, and why; to be told to the person at the machine."""
-
-    def __init__(self, *, gate: Gate | None, network: dict[str, Any], **options: Any) -> None:
-        """:param network: what the `P2P` is made with; `options` are those of hivemind's `DHT` and `DHTNode`"""
-        self.gate = gate
-        """Each process of this peer has its own copy: see `Membership`."""
-        self._network = network
-        super().__init__(**options)
-
-    def run(self) -> None:
-        """As hivemind's, in the node's process; but hivemind's makes its P2P by itself, which has no gate."""
-        loop = switch_to_uvloop()
-        loop.run_until_complete(self._serve())
-        loop.close()
-
-    async def _serve(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        calls = asyncio.Semaphore(0)
-        asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), calls.release)
-        try:
-            p2p = await self._p2p("directory").create(initial_peers=self.initial_peers, **self._network)
-            self._node = await DHTNode.create(
-                initial_peers=self.initial_peers,
-                num_workers=self.num_workers,
-                record_validator=self._record_validator,
-                p2p=p2p,
-                **self.kwargs,
-            )
-        except Exception as error:
-            self._ready.set_exception(error)
-            return
-        self._ready.set_result(None)
-        ending: asyncio.Task[Any] | None = None
-        while ending is None:
-            await calls.acquire()
-            if self._inner_pipe.poll():
-                method, arguments, named = self._inner_pipe.recv()
-                task = asyncio.create_task(getattr(self, method)(*arguments, **named))
-                ending = task if method == "_shutdown" else None
-        await ending
-        await p2p.shutdown()
-
-    async def replicate_p2p(self) -> P2P:
-        """For an averager in its own process, which asks for it once."""
-        daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
-        return await self._p2p("averager").replicate(daemon)
-
-    def _p2p(self, service: str) -> type[P2P]:
-        return P2P if self.gate is None else GatedP2P.behind(self.gate, service)
-
-    _get = kept_alive(DHT._get)
-    _store = kept_alive(DHT._store)
-    _run_coroutine = kept_alive(DHT._run_coroutine)
+        :param peers: how many others there are, as far as known; some are missed when there are many more
+        :param timeout: seconds for each key
+        """
+        # From half as many on, so that nobody is missed while they do not all know of as many.
+        all_keys = 2 * peers >= MANY or self._looks % FULL_LOOK == 0
+        self._looks += 1
+        keys = [self._name, *(self._shares if all_keys else ())]
+        futures = [self._dht.get(key, latest=True, return_future=True) for key in keys]
+        newest: dict[bytes, Any] = {}
+        for future in futures:
+            found = future.result(timeout)
+            entries: Mapping[bytes, Any] = found.value if found is not None and isinstance(found.value, dict) else {}
+            for subkey, entry in entries.items():
+                if subkey not in newest or entry.expiration_time > newest[subkey].expiration_time:
+                    newest[subkey] = entry
+        return newest

@@ -17,9 +17,10 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import Reached
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
-from dedloc_kit.swarm.directory import Node
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, serve
 
@@ -128,6 +129,19 @@ def start_node(
     if not around.reach.client_mode:
         node.run_coroutine(serve)
     return node
+
+
+def find_reach(peer: PeerConfig, peers: Sequence[str]) -> Reached:
+    """Whether some of these peers can reach this machine at the configured port; no node is started.
+
+    Raises UserError if the port is taken.
+    """
+    port = _free_port(peer, 0)
+    try:
+        reach = find_out(peer.host, port, in_own_loop(answering(peers)))
+    except OSError as error:
+        raise _cannot_listen(peer.host, port, error) from None
+    return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
 
 
 def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:

@@ -16,7 +16,7 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.admission import Admission, come_in, serve
-from dedloc_kit.swarm.directory import Node
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.local_steps import LocalSteps
@@ -139,6 +139,7 @@ def connected(
             signer=signer,
             session=session,
             name=peer.name,
+            team=peer.team,
             device=describe_device(device),
             addresses=addresses,
             known=initial_peers,
