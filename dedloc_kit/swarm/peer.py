@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from dedloc_kit.access import IDENTITY_FILE, Office, check_secret
+from dedloc_kit.access import IDENTITY_FILE, Office
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
@@ -99,8 +99,7 @@ def connected(
     signer = Signer(identity)
     gate = Gate(run.run_id, organizer or signer.peer, signer, restricted=run.access.who != "open")
     if gate.restricted and organizer is not None:
-        check_secret(secret, run, organizer)
-        come_in(gate, identity, initial_peers, secret)
+        come_in(run, gate, identity, initial_peers, secret)
     try:
         dht = open_node(
             peer,
@@ -112,7 +111,7 @@ def connected(
         )
     except UserError:
         if organizer is not None and not gate.restricted:
-            come_in(gate, identity, initial_peers, "")  # it may be that nobody answers because the organizer wants so
+            come_in(run, gate, identity, initial_peers)  # it may be that nobody answers because the organizer wants so
         raise
     office = None
     if organizer is None:
