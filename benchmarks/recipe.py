@@ -45,6 +45,7 @@ def main() -> int:
     options = _parse()
     end_on_signal()
     run = load_run(options.run, options.overrides)
+    options.microbatch = options.microbatch or run.microbatch or 4
     if "tokenizer" in run.task.options and not Path(str(run.task.options["tokenizer"])).exists():
         prepare_tokenizer(run)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +128,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("run", type=Path, metavar="RUN.toml")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml")
     parser.add_argument("--volunteers", type=int, default=3)
-    parser.add_argument("--microbatch", type=int, default=4, help="samples that a peer takes at once")
+    parser.add_argument("--microbatch", type=int, help="samples that a peer takes at once; default: the run's, or 4")
     parser.add_argument("--every", type=int, default=40, help="global steps between two evaluations")
     parser.add_argument("--folder", type=Path, required=True, help="for logs and what was learned; must be new")
     parser.add_argument("--hours", type=float, default=1.0, help="give up after so long")

@@ -19,6 +19,7 @@ def join(
     invitation: str,
     *,
     name: str | None = None,
+    team: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
@@ -33,6 +34,7 @@ def join(
 
     :param invitation: a coordinator's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
     :param name: shown on the dashboard; without one the name of your Hub account, if you are logged in, else anonymous
+    :param team: shown beside it; what you give counts for the team too
     :param device: `auto` takes a GPU if there is one
     :param folder: keeps your identity, so that what you give adds up; by default one in your home folder
     :param task_module: a Python module on this machine that has the run's task, if dedloc_kit itself has not
@@ -43,4 +45,6 @@ def join(
     """
     from dedloc_kit.notebook.join import join
 
-    return join(invitation, name=name, device=device, folder=folder, task_module=task_module, code=code, block=block)
+    return join(
+        invitation, name=name, team=team, device=device, folder=folder, task_module=task_module, code=code, block=block
+    )

@@ -15,7 +15,6 @@ from rich.table import Table
 from dedloc_kit.arguments import parser
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.orders import OrderBook
 from dedloc_kit.run import load_run, parse_peer
 from dedloc_kit.validation import describe
 
@@ -63,9 +62,52 @@ def _demo(options: argparse.Namespace) -> None:
     )
 
 
+def _new(options: argparse.Namespace) -> None:
+    from dedloc_kit.new import Plan, new, next_commands
+
+    plan = Plan(options.name, options.recipe, options.dataset, options.evaluation, options.language, options.about)
+    folder = new(plan)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
+    for command in next_commands(folder):
+        console.print(f"  {command}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from dedloc_kit.check import check
+    from dedloc_kit.prediction import read_line, read_volunteers
+
+    check(
+        load_run(options.run, options.overrides),
+        read_volunteers(options.volunteers),
+        coordinator_line=read_line(options.line),
+        offline=options.offline,
+        device=options.device,
+        threads=options.threads,
+        microbatch=options.microbatch,
+        task_module=options.task_module,
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dedloc_kit.doctor import examine
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    wrong = 0
+    for finding in examine(options.where, port=options.port, swarm_port=options.swarm_port):
+        wrong += finding.must
+        mark, style = ("wrong", "red") if finding.must else ("look", "yellow") if finding.fix else ("ok", None)
+        console.print(f"{mark:7}{finding.what}", style=style)
+        if finding.fix:
+            console.print(f"{'':7}-> {finding.fix}")
+    return 2 if wrong else 0
+
+
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
+    from dedloc_kit.webhook import webhook_address
 
+    webhook = webhook_address(options.webhook_file)
     run = load_run(options.run, options.overrides)
     settings = {
         **_machine(options),
@@ -85,23 +127,22 @@ def _launch(options: argparse.Namespace) -> int:
         port=options.port,
         resume=options.resume,
         most_volunteers=options.most_volunteers,
+        stall_minutes=options.stall_minutes,
+        webhook=webhook,
     )
 
 
-def _pause(options: argparse.Namespace) -> None:
-    _order_book(options.folder).pause()
-    Console(highlight=False).print("the run pauses within seconds; volunteers wait. Go on with: dedloc resume FOLDER")
+def _order(options: argparse.Namespace) -> None:
+    from dedloc_kit.organizing import give
+
+    Console(highlight=False, markup=False, soft_wrap=True).print(give(options.command, options.folder, options.what))
 
 
-def _resume(options: argparse.Namespace) -> None:
-    _order_book(options.folder).resume()
-    Console(highlight=False).print("the run goes on within seconds")
+def _login(options: argparse.Namespace) -> None:
+    from dedloc_kit.dashboard.login import Keys
+    from dedloc_kit.organizing import dashboard_of
 
-
-def _order_book(folder: Path) -> OrderBook:
-    if not (folder / "invitation.json").exists():
-        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
-    return OrderBook(folder)
+    sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
 
 
 def _invite(options: argparse.Namespace) -> None:
@@ -126,7 +167,7 @@ def _join(options: argparse.Namespace) -> int:
     from dedloc_kit.session_display import watch
 
     settings = _machine(options)
-    settings |= {"microbatch": options.microbatch, "client_mode": options.client_mode}
+    settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     if options.name:
         settings["name"] = options.name
     code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
@@ -146,16 +187,22 @@ def _notebook(options: argparse.Namespace) -> None:
         console.print(str(path))
 
 
+def _dashboard(options: argparse.Namespace) -> None:
+    from dedloc_kit.mirror import mirror
+
+    mirror(options.invitation, host=options.host, port=options.port, folder=options.folder)
+
+
 def _status(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_state
+    from dedloc_kit.client import fetch_people, fetch_state
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
     console.print(f"{state['run_id']}: {state['status']}, step {state['step']} of {state['total_steps']}")
     console.print(f"{state['samples_total']} samples in all, training loss {_number(state['loss'])}")
     table = Table("volunteer", "samples", "steps")
-    for contributor in state["contributors"]:
-        table.add_row(str(contributor["name"]), str(contributor["samples"]), str(contributor["steps"]))
+    for person in fetch_people(options.invitation):
+        table.add_row(str(person["name"]), str(person["samples"]), str(person["steps"]))
     console.print(table)
 
 
@@ -216,13 +263,17 @@ def _number(value: float | None) -> str:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
+    "new": _new,
+    "check": _check,
+    "doctor": _doctor,
     "launch": _launch,
-    "pause": _pause,
-    "resume": _resume,
+    **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
+    "login": _login,
     "invite": _invite,
     "revoke": _revoke,
     "join": _join,
     "notebook": _notebook,
+    "dashboard": _dashboard,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,

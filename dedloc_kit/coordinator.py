@@ -20,7 +20,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.orders import OrdersInForce
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
@@ -103,6 +103,8 @@ class _Coordinator:
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
         self._orders = OrdersInForce(peer.folder, warn)
+        self._checkpoint_asked = self._orders.look().checkpoint
+        self._ended_at: int | None = None
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
         self._unrecorded: deque[DoneStep] = deque()
@@ -129,27 +131,59 @@ class _Coordinator:
         optimizer = self._me.optimizer
         peers_due = collect_due = 0.0
         self._start_evaluation()
-        last_step = self._peer.last_step(self._run)
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
-            optimizer.paused = self._orders.look().paused
             self.record_done()
+            self._obey()
             self._finish_evaluation()
             now = time.monotonic()
             if now >= peers_due:
-                self._emit(self._peers())
+                peers = self._peers()
+                self._emit(peers)
+                self._record_swarm(peers)
                 self._remember()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
                 collect_due = now + COLLECT_SECONDS
-            if optimizer.step >= last_step and self._evaluation_step < last_step:
-                self._start_evaluation()
+            if optimizer.step >= optimizer.last_step:
+                self._end()
         # One more, so that the curve ends at the last step.
         self._finish_evaluation(wait=True)
         if self._evaluation_step < optimizer.step:
             self._start_evaluation()
             self._finish_evaluation(wait=True)
+
+    def _obey(self) -> None:
+        """Act on the organizer's orders, and pass them on to the volunteers."""
+        orders, optimizer = self._orders.look(), self._me.optimizer
+        if not orders.finish:
+            optimizer.last_step = self._peer.last_step(self._run)
+        elif optimizer.step < optimizer.last_step:  # the step under way is the last one, if there is anyone to do it
+            optimizer.last_step = min(optimizer.last_step, optimizer.step + self._has_volunteers())
+        optimizer.instructions = Instructions(
+            paused=orders.paused,
+            last_step=optimizer.last_step if orders.finish else None,
+            announcement=orders.announcement.text if orders.announcement else "",
+        )
+        if orders.checkpoint > self._checkpoint_asked:
+            self._checkpoint_asked = orders.checkpoint
+            self._save()
+
+    def _has_volunteers(self) -> bool:
+        return any(not progress.follower for progress in self._me.optimizer.tracker.others().values())
+
+    def _end(self) -> None:
+        """The last step is done: measure, keep and push what it has led to; once."""
+        step = self._me.optimizer.step
+        if self._evaluation_step < step:
+            self._start_evaluation()
+        if self._ended_at != step:
+            self._ended_at = step
+            self._emit(State(text=f"global step {step} was the last one"))
+            self._save()
+            if self._publisher is not None:
+                self._publisher.push_soon()
 
     def record_done(self) -> None:
         """Record the steps that have been taken since the last look; after a failure, when it is time to try again."""
@@ -234,13 +268,28 @@ class _Coordinator:
 
     def _collect(self) -> None:
         """Take contributions to steps whose round this peer missed from the DHT."""
+        reject = self._me.optimizer.troubles.reject
         try:
-            for peer_id, contribution in collect(self._me.dht, self._run.run_id, self._warn).items():
+            for peer_id, contribution in collect(self._me.dht, self._run.run_id, reject).items():
                 if contribution.samples and contribution.step <= self._me.optimizer.step:
                     with self._despite_a_full_disk():
                         self._ledger.record_contribution(peer_id, contribution)
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
+
+    def _record_swarm(self, peers: Peers) -> None:
+        """Record who is here, and what went wrong since the last time."""
+        if time.monotonic() < self._disk_due:
+            return
+        self._disk_due = time.monotonic() + DISK_SECONDS
+        with self._despite_a_full_disk():
+            self._ledger.record_presence(peers.peers)
+            failed, rejected = self._me.optimizer.troubles.take()
+            for failure in failed:
+                self._ledger.record_trouble("failed", failure.text, step=failure.step)
+            for reason, count in rejected.items():
+                self._ledger.record_trouble("rejected", reason, count=count)
+            self._disk_due = 0.0
 
     def _remember(self) -> None:
         """Keep the port and who can be reached, for a coordinator that starts again after this one died."""
@@ -250,20 +299,10 @@ class _Coordinator:
             self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 
     def _peers(self) -> Peers:
-        others = self._me.optimizer.tracker.others()
+        others, orders = self._me.optimizer.tracker.others(), self._orders.look()
         return Peers(
-            paused=self._me.optimizer.paused,
-            peers=tuple(
-                PeerSeen(
-                    peer=peer_id,
-                    name=progress.name,
-                    device=progress.device,
-                    step=progress.step,
-                    samples=progress.samples,
-                    samples_per_second=progress.samples_per_second,
-                    follower=progress.follower,
-                    client_mode=progress.client_mode,
-                )
-                for peer_id, progress in others.items()
-            ),
+            paused=orders.paused,
+            last_step=self._me.optimizer.last_step if orders.finish else None,
+            announcement=orders.announcement,
+            peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
         )

@@ -1,10 +1,10 @@
 """What a worker process tells whoever started it: one JSON line per event on its standard output."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import FillMask, GlobalStep
+from dedloc_kit.records import Announcement, FillMask, GlobalStep, Progress
 
 
 class Event(BaseModel):
@@ -68,12 +68,20 @@ class StepDone(Event):
 class PeerSeen(BaseModel):
     peer: str
     name: str
+    team: str = ""
     device: str
     step: int
     samples: int
     samples_per_second: float
+    upload: float | None = None
+    """Bytes per second."""
     follower: bool
     client_mode: bool
+
+    @classmethod
+    def of(cls, peer: str, progress: Progress) -> Self:
+        """As this peer says of itself."""
+        return cls(peer=peer, **progress.model_dump(include=cls.model_fields.keys() - {"peer"}))
 
 
 class Peers(Event):
@@ -83,6 +91,16 @@ class Peers(Event):
     peers: tuple[PeerSeen, ...]
     paused: bool = False
     """The organizer has paused the run."""
+    last_step: int | None = None
+    """The global step with which the organizer lets the run end, if it is not to go on to its last one."""
+    announcement: Announcement | None = None
+
+
+class Announced(Event):
+    """The organizer has a message for the volunteers, or no longer any."""
+
+    event: Literal["announced"] = "announced"
+    text: str
 
 
 class Evaluated(Event):
@@ -102,6 +120,49 @@ class Pushed(Event):
     step: int
     url: str
     """Of the commit."""
+
+
+class PushFailed(Event):
+    """A push to the Hub did not succeed; it will be tried again."""
+
+    event: Literal["push_failed"] = "push_failed"
+    text: str
+
+
+class SampleCost(BaseModel):
+    """What one sample takes, the mean of some."""
+
+    flops: float
+    """Floating point operations of a forward and backward pass."""
+    kept_bytes: int
+    """Memory that the longest sample's forward pass keeps for the backward pass, in float32."""
+    microbatch: int
+    """Samples that this machine takes at once."""
+    samples_per_second: float
+    """On this machine, while nobody else uses it."""
+
+
+class Rehearsed(Event):
+    """What a run takes, found out on one machine before it begins."""
+
+    event: Literal["rehearsed"] = "rehearsed"
+    parameters: int
+    gradient_bytes: int
+    """Of all gradients as they travel once."""
+    average_bytes: int
+    """Of their average."""
+    device: str
+    cost: SampleCost | None
+    """None where no data could be read."""
+
+
+class Reached(Event):
+    """Whether others can connect to this machine."""
+
+    event: Literal["reached"] = "reached"
+    reachable: bool | None
+    """None if nobody could tell."""
+    text: str
 
 
 class Warned(Event):
@@ -127,7 +188,21 @@ class Left(Event):
 
 
 AnyEvent = Annotated[
-    State | Loading | Joined | LocalProgress | StepDone | Peers | Evaluated | Pushed | Warned | Failed | Left,
+    State
+    | Loading
+    | Joined
+    | LocalProgress
+    | StepDone
+    | Peers
+    | Announced
+    | Evaluated
+    | Pushed
+    | PushFailed
+    | Rehearsed
+    | Reached
+    | Warned
+    | Failed
+    | Left,
     Field(discriminator="event"),
 ]
 _adapter: TypeAdapter[AnyEvent] = TypeAdapter(AnyEvent)

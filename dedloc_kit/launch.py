@@ -2,21 +2,28 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dedloc_kit.alerts import Alert, Alerts
+from dedloc_kit.dashboard import organizer
+from dedloc_kit.dashboard.login import Keys
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, Warned
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed, Warned
 from dedloc_kit.home import peer_folder
 from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
-from dedloc_kit.memory import of_first_peers, recall
+from dedloc_kit.memory import of_first_peers, recall, take_over
+from dedloc_kit.orders import OrderBook
+from dedloc_kit.ports import advice
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.terminal import RunDisplay
+from dedloc_kit.webhook import Webhook
 from dedloc_kit.worker import Worker, coordinator_job
 
 START_SECONDS = 180.0
@@ -47,10 +54,12 @@ class Coordinator:
             port=port,
             public_host=peer.announce_host,
             most_volunteers=most_volunteers,
+            organizer=organizer.routes(peer.folder, run.fingerprint),
         )
         self.ended = threading.Event()
         self._joined = threading.Event()
-        self._addresses: tuple[str, ...] = ()
+        self.addresses: tuple[str, ...] = ()
+        """Where the swarm reaches the coordinator; known once `invitation` has returned."""
         self._parameters = 0
         self._worker: Worker | None = None
 
@@ -90,7 +99,7 @@ class Coordinator:
 
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
-            self._addresses, self._parameters = event.addresses, event.parameters
+            self.addresses, self._parameters = event.addresses, event.parameters
         if isinstance(event, Joined | Peers):
             self._invite()
         if isinstance(event, Failed | Left):
@@ -100,13 +109,13 @@ class Coordinator:
         # The page is public: what goes wrong on the organizer's machine is for the organizer's eyes.
         if isinstance(event, Failed):
             self.dashboard.publish(Failed(text="the coordinator stopped"))
-        elif not isinstance(event, Warned):
+        elif not isinstance(event, Warned | PushFailed):
             self.dashboard.publish(event)
         self._on_event(event)
 
     def _invite(self) -> None:
         """Publish where to join: the coordinator, then volunteers that others can reach."""
-        known = (*self._addresses, *recall(self._peer.folder, self.run.run_id).peers)
+        known = (*self.addresses, *recall(self._peer.folder, self.run.run_id).peers)
         peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
         self.dashboard.entrance.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
 
@@ -119,25 +128,68 @@ def launch(
     port: int,
     resume: str | None = None,
     most_volunteers: int | None = None,
+    stall_minutes: int,
+    webhook: str | None = None,
 ) -> int:
     """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
 
     :param resume: a training state to start from, see `hub.training_state`
     :param most_volunteers: with so many, newcomers are asked to come later
+    :param stall_minutes: an alert tells that for so long no global step was done
+    :param webhook: the secret address to which alerts are posted as well
     """
-    with peer_folder(peer.folder), RunDisplay(run.global_batch) as display:
+    with (
+        peer_folder(peer.folder),
+        RunDisplay(run.global_batch) as display,
+        _alerting(run, peer, 60.0 * stall_minutes, webhook, display) as alerts,
+    ):
         if resume is not None:
             display.line(f"getting the training state from {resume}", "dim")
-            peer = peer.model_copy(update={"resume": training_state(resume)})
+            state = training_state(resume)
+            take_over(peer.folder, run.run_id, state)
+            peer = peer.model_copy(update={"resume": state})
         if peer.hub is not None:
             _claim(peer.hub, run, peer, display)
+
+        reached = threading.Event()
+
+        def on_event(event: AnyEvent) -> None:
+            display.show(event)
+            alerts.take(event)
+            if isinstance(event, Peers) and not reached.is_set() and any(not peer.follower for peer in event.peers):
+                reached.set()
+                display.line("the first volunteer is here: others can reach this machine", "green")
+
         with Coordinator(
-            run, peer, host=host, port=port, on_event=display.show, most_volunteers=most_volunteers
+            run, peer, host=host, port=port, on_event=on_event, most_volunteers=most_volunteers
         ) as coordinator:
-            return _serve(run, peer, coordinator, display)
+            return _serve(run, peer, coordinator, alerts, display)
 
 
-def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: RunDisplay) -> int:
+@contextmanager
+def _alerting(
+    run: RunConfig, peer: PeerConfig, stall_seconds: float, webhook: str | None, display: RunDisplay
+) -> Iterator[Alerts]:
+    """Alerts on the terminal and, if there is one, to the webhook."""
+
+    def warn(text: str) -> None:
+        display.line(text, "yellow")
+
+    post = Webhook(webhook, warn) if webhook is not None else None
+
+    def tell(alert: Alert) -> None:
+        display.line(f"alert: {alert.text}", "bold yellow")
+        if post is not None:
+            post.send(f"{run.name}: {alert.text}")
+
+    try:
+        yield Alerts(peer.folder, peer.last_step(run), stall_seconds, tell)
+    finally:
+        if post is not None:
+            post.close()
+
+
+def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: Alerts, display: RunDisplay) -> int:
     try:
         display.line(f"starting {run.run_id} in {peer.folder}")
         invitation = coordinator.invitation()
@@ -149,7 +201,13 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: 
             display.line(f"or soon:     dedloc join {peer.hub}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")
         display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
+        display.line(f"to steer it: {_how_to_steer(url, peer.folder, display)}")
+        if hint := advice(coordinator.addresses, int(url.rpartition(":")[2])):
+            display.line(hint, "yellow")
+        if OrderBook(peer.folder).read().finish:
+            display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
+            alerts.look()
             if coordinator.invitation() != invitation:
                 invitation = coordinator.invitation()
                 try:
@@ -161,6 +219,13 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, display: 
     except KeyboardInterrupt:
         display.line("saving and leaving; start it again to go on")
     return coordinator.stop()
+
+
+def _how_to_steer(url: str, folder: Path, display: RunDisplay) -> str:
+    """The link that logs in the organizer, for the eyes at the terminal only: a log is read by others, too."""
+    if display.console.is_terminal:
+        return f"{Keys(folder).link(url)} (for you alone)"
+    return f"open the link that 'dedloc login {folder}' prints"
 
 
 def _how_to_install(url: str) -> str:

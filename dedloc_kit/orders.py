@@ -5,7 +5,6 @@ something is also a line of a log, with its time.
 """
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.journal import Journal
 from dedloc_kit.records import Announcement, PeerId, PeerText, Record, Time
 from dedloc_kit.validation import describe
 
@@ -70,6 +70,7 @@ class OrderBook:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._journal = Journal(folder / _LOG, GivenOrder)
 
     def read(self) -> Orders:
         """The orders that hold now; without a file, none."""
@@ -115,14 +116,14 @@ class OrderBook:
 
         return self._give("kick", f"{name} ({peer})", kicked)
 
-    def readmit(self, peer: str) -> Orders:
+    def readmit(self, peer: str, name: str) -> Orders:
         """Let a peer come back that was kicked."""
 
         def readmitted(orders: Orders) -> Orders:
             kept = tuple(kicked for kicked in orders.kicked if kicked.peer != peer)
             return orders.model_copy(update={"kicked": kept})
 
-        return self._give("readmit", peer, readmitted)
+        return self._give("readmit", f"{name} ({peer})", readmitted)
 
     def announce(self, text: str) -> Orders:
         """Show a message to everyone, or no longer any if it is empty."""
@@ -138,19 +139,7 @@ class OrderBook:
 
     def given(self, most: int = 100) -> list[GivenOrder]:
         """The newest orders, newest first; a line that is damaged is left out."""
-        found = []
-        try:
-            lines = (self._folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
-        for line in reversed(lines):
-            try:
-                found.append(GivenOrder.parse(json.loads(line)))
-            except ValueError:
-                continue
-            if len(found) == most:
-                break
-        return found
+        return self._journal.newest(most)
 
     def _give(self, order: Order, text: str, change: Callable[[Orders], Orders]) -> Orders:
         """Change the file and log the order, unless it changes nothing."""
@@ -162,8 +151,7 @@ class OrderBook:
                 temporary = self._folder / f".{_FILE}.tmp"
                 temporary.write_text(after.model_dump_json(indent=1), encoding="utf-8")
                 os.replace(temporary, self._folder / _FILE)
-                with (self._folder / _LOG).open("a", encoding="utf-8") as log:
-                    log.write(given.model_dump_json() + "\n")
+                self._journal.add(given)
             return after
 
     @contextmanager

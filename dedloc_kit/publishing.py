@@ -16,11 +16,12 @@ from torch import Tensor
 
 from dedloc_kit.curve import CURVE_FILE, MOST_POINTS, curve
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Pushed, Warned
+from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, names_local_files
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.model_card import model_card
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, StateInfo
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, STATE_FILE, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Exportable, Task
@@ -67,9 +68,13 @@ class Publisher:
     def step_done(self, step: int) -> None:
         """Push soon, if it is time to; returns at once."""
         every = self._peer.push_every
-        if step // every > self._asked // every or step == self._peer.last_step(self._run):
+        if step // every > self._asked // every:
             self._asked = step
             self._due.set()
+
+    def push_soon(self) -> None:
+        """Push the state of the moment, unless it is there already; returns at once."""
+        self._due.set()
 
     def close(self) -> None:
         """Push the last state, if that can be done within the time that the configuration gives."""
@@ -77,7 +82,7 @@ class Publisher:
         self._due.set()
         self._thread.join(self._peer.last_push_seconds)
         if self._thread.is_alive():
-            self._warn("the last push to the Hub takes too long and is given up; start the run again to repeat it")
+            self._failed("the last push to the Hub takes too long and is given up; start the run again to repeat it")
 
     def _work(self) -> None:
         pause = FIRST_PAUSE
@@ -89,14 +94,14 @@ class Publisher:
             if failure is None:
                 pause = FIRST_PAUSE
             elif not self._leaving.is_set():
-                self._warn(f"{failure}; trying again in {pause:.0f} s")
+                self._failed(f"{failure}; trying again in {pause:.0f} s")
                 self._leaving.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 if due:
                     self._due.set()
         failure = self._attempt()
         if failure is not None:
-            self._warn(f"{failure}; the checkpoints hold the last state, start the run again to push it")
+            self._failed(f"{failure}; the checkpoints hold the last state, start the run again to push it")
 
     def _attempt(self) -> str | None:
         """Push the current state unless it is on the Hub already; why that failed."""
@@ -144,6 +149,7 @@ class Publisher:
     def _fill(self, folder: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
         """Write everything that one commit holds."""
         save(folder / STATE_FILE, tensors, info)
+        write_copy(self._ledger.path, folder / LEDGER_FOLDER)
         usage = None
         if isinstance(self._task, Exportable):
             usage = self._task.export(self._model(tensors), folder, self._repository.name)
@@ -160,10 +166,12 @@ class Publisher:
             contributors=contributors,
             metadata=self._repository.metadata(),
         )
+        training = [(step.step, step.loss) for step in steps if step.loss is not None]
+        held_out = [(evaluation.step, evaluation.loss) for evaluation in evaluations]
         for name, text in (
             ("README.md", card),
             (CONTRIBUTORS_FILE, json.dumps([asdict(c) for c in contributors], ensure_ascii=False, indent=1)),
-            (CURVE_FILE, curve(steps, evaluations)),
+            (CURVE_FILE, curve(training, held_out)),
             (RUN_FILE, described(self._run)),
         ):
             (folder / name).write_text(text, encoding="utf-8")
@@ -186,5 +194,5 @@ class Publisher:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _warn(self, text: str) -> None:
-        self._emit(Warned(text=text))
+    def _failed(self, text: str) -> None:
+        self._emit(PushFailed(text=text))

@@ -11,6 +11,7 @@ from dedloc_kit.validation import describe
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Time = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 # Text that a peer chose: no control characters, which could take over a terminal that shows it.
 PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
@@ -68,6 +69,16 @@ class Announcement(Record):
     time: Time
 
 
+class Instructions(Record):
+    """What the coordinator passes on to the volunteers from the organizer."""
+
+    paused: bool
+    last_step: Count | None
+    """The global step after which the run is over, if that is not what its configuration says."""
+    announcement: AnnouncementText
+    """Empty if there is none."""
+
+
 class FillMask(Record):
     """A held-out sentence with one word hidden, and what the model puts there, for viewers."""
 
@@ -104,13 +115,16 @@ class Progress(Record):
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
     """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
-    paused: bool = False
-    """Of the coordinator: the organizer has paused the run."""
+    instructions: Instructions | None = None
+    """Of the coordinator only: nobody else is believed."""
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
     device: PeerText
     name: PeerText
+    team: PeerText = ""
+    upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
     time: Time
 
 
@@ -178,8 +192,16 @@ CONTRIBUTORS_FILE = "contributors.json"
 """Who gave what until then, beside it: a list of `Given`."""
 
 
+LEDGER_FOLDER = "ledger"
+"""The whole ledger until then, beside it: one Parquet file for each of its tables, see `ledger.copying`."""
+
+
+MOST_LEDGER_BYTES = 2**31
+"""Of one of these files; two million contributions take less than a tenth of it."""
+
+
 class Given(Record):
-    """What one peer gave to a run over all its sessions; times are what the peer's own clock said."""
+    """What one peer gave to a run over all its sessions; times by the coordinator's clock."""
 
     peer: Annotated[str, Field(max_length=128)]
     name: PeerText
@@ -220,7 +242,7 @@ class Receipt(Record):
     step: Count
     round: Digest
     time: Time
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
     signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
     """The contributions of all members of the all-reduce, each with its signature."""
@@ -236,8 +258,15 @@ class GlobalStep(Record):
     loss: float | None
     peers: Count
     """Members of the all-reduce, the followers included."""
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
     """From the full batch to the averaged gradient."""
+    # The coordinator's time since the step before, in four parts that follow each other; none where it missed a step.
+    compute: Seconds | None = None
+    """Until the batch was full."""
+    gather: Seconds | None = None
+    """From then until the group stood."""
+    average: Seconds | None = None
+    apply: Seconds | None = None
 
 
 class Refusal(Record):

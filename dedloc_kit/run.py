@@ -155,6 +155,9 @@ class RunConfig(Section):
     """A sentence or two for volunteers: what is trained, and for whom."""
     global_batch: PositiveInt
     """Samples over all peers that lead to one optimizer step."""
+    microbatch: PositiveInt | None = None
+    """For a loss that looks at several samples together (batch normalisation, contrasts, assignments): so many go
+    through the model at once, on every peer that has the memory. Without it each peer takes what suits its device."""
     seed: int = 0
     task: TaskConfig
     data: DataConfig
@@ -180,6 +183,17 @@ class RunConfig(Section):
             raise ValueError("optimizer.warmup_steps must be smaller than optimizer.total_steps")
         return self
 
+    @model_validator(mode="after")
+    def _microbatch_fits(self) -> "RunConfig":
+        if self.microbatch is not None and self.microbatch > self.peer_batch:
+            raise ValueError(f"microbatch must be at most {self.peer_batch}, what one step of a peer takes")
+        return self
+
+    @property
+    def peer_batch(self) -> int:
+        """Samples of one step, over all peers or, with `local-steps`, of one of them."""
+        return self.averaging.local_batch if self.averaging.mode == "local-steps" else self.global_batch
+
     def canonical(self) -> str:
         """The configuration as JSON with sorted keys and every default written out."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -202,6 +216,8 @@ class PeerConfig(Section):
     """Where this peer keeps its identity, its logs and, for a coordinator, checkpoints and the ledger."""
     name: str = Field(default="anonymous", min_length=1, max_length=64, pattern=PLAIN_TEXT)
     """The name shown on the dashboard."""
+    team: str = Field(default="", max_length=64, pattern=PLAIN_TEXT)
+    """The team that this volunteer gives for, shown on the dashboard; none by default."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes what the machine has."""

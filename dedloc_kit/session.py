@@ -15,7 +15,7 @@ from dedloc_kit import __version__
 from dedloc_kit.account import CODE, Account, who_am_i
 from dedloc_kit.client import fetch_standing, find_invitation
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import Joined, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import Announced, Joined, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.home import next_session, peer_folder
 from dedloc_kit.machine import check, check_clock, check_connections, clock_skew, look
 from dedloc_kit.memory import initial_peers
@@ -174,6 +174,8 @@ class Session:
                 if step.loss is not None:
                     self._add_losses([LossPoint(step.step, step.loss, contributions.get(self._peer, 0))])
                 self._set(step=max(step.step, self._now.step), peers=max(1, len(contributions)))
+            case Announced(text=text):
+                self._set(announcement=text)
             case Warned(text=text):
                 self._warn(text)
             case Left():

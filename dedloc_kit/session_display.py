@@ -67,6 +67,8 @@ class SessionDisplay:
             newest = now.losses[-1]
             mine = f", {newest.mine} of its samples were mine" if newest.mine else ""
             self._line(f"step {newest.step} of {now.total_steps}  loss {newest.loss:.4f}{mine}")
+        if now.announcement and (before is None or now.announcement != before.announcement):
+            self._line(f"the organizer: {now.announcement}")
         for warning in now.warnings:
             if before is None or warning not in before.warnings:
                 self._line(warning)
@@ -81,6 +83,8 @@ def view(now: Snapshot) -> RenderableType:
     if now.about:
         parts.append(Text(now.about, style="italic"))
     parts.append(Text(now.text, style=_COLOURS.get(now.phase, "")))
+    if now.announcement:
+        parts.append(Text(f"The organizer: {now.announcement}", style="bold cyan"))
     if now.global_batch and not now.over:
         bar = Table.grid(padding=(0, 1))
         done = min(now.batch_samples, now.global_batch)

@@ -63,6 +63,8 @@ class Snapshot:
     received_bytes_per_second: float = 0.0
     next_session: str = ""
     """Whether the total goes on in the next session, as a sentence; empty before the end."""
+    announcement: str = ""
+    """What the organizer tells all volunteers; empty if that is nothing."""
     warnings: tuple[str, ...] = ()
     """In plain language with what to do, the newest last; few."""
     problem: str | None = None

@@ -4,6 +4,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from dedloc_kit.bar import BarDisplay
 from dedloc_kit.events import (
+    Announced,
     AnyEvent,
     Evaluated,
     Joined,
@@ -11,6 +12,7 @@ from dedloc_kit.events import (
     Loading,
     Peers,
     Pushed,
+    PushFailed,
     State,
     StepDone,
     Warned,
@@ -58,7 +60,10 @@ class RunDisplay(BarDisplay):
             case Peers(peers=peers):
                 volunteers = [peer for peer in peers if not peer.follower]
                 self._fill(sum(peer.samples for peer in volunteers), f"{len(volunteers)} volunteers")
-            case Warned(text=text):
+            case Announced(text=text):
+                if text:
+                    self.line(f"{prefix}the organizer: {text}", "bold")
+            case Warned(text=text) | PushFailed(text=text):
                 self.line(f"{prefix}{text}", "yellow")
             case Left():
                 given = f", {event.session_samples} samples given" if event.session_samples else ""

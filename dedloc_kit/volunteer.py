@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dedloc_kit.account import CODE
 from dedloc_kit.data.stream import Prefetch
-from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import Announced, AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Contribution, GlobalStep, Invitation
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -41,7 +41,7 @@ def volunteer(
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         mine = contributions.get(me.signer.peer)
         if mine is not None:
-            publish(me.dht, me.signer, mine)
+            publish(me.dht, me.signer, mine, peers=len(me.optimizer.tracker.others()))
         emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
 
     def on_loading(received: int, total: int) -> None:
@@ -70,19 +70,21 @@ def volunteer(
             replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
         )
         seed = seed_of(run.run_id, me.signer.peer, me.session)
-        with Prefetch(me.task.batches(peer.microbatch or largest_microbatch(run), seed, warn), size=4) as batches:
+        size = peer.microbatch or run.microbatch
+        with Prefetch(me.task.batches(size or largest_microbatch(run), seed, warn), size=4) as batches:
             microbatches = Microbatches(batches)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
-                if not peer.microbatch:
+                if not size:
                     _try_microbatch(microbatches, compute, emit)
             loading.result()
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            while not stop.is_set() and me.optimizer.step < peer.last_step(run):
-                _wait_while_paused(me, invitation.organizer, emit, stop)
+            organizer = _Organizer(me, invitation, emit)
+            while not stop.is_set() and not organizer.ends_the_run():
+                organizer.wait_while_paused(stop)
                 _train_on(microbatches, compute, me, run, emit)
                 _remember(memory, me, warn)
             emit(State(text="leaving"))
@@ -102,19 +104,46 @@ def volunteer(
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
 
 
-def _wait_while_paused(me: SwarmPeer, organizer: str, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
-    """Compute nothing while the coordinator says that the run is paused; nobody else is believed."""
+class _Organizer:
+    """What the organizer wants, as the coordinator says it; nobody else is believed."""
 
-    def paused() -> bool:
-        progress = me.optimizer.tracker.others().get(organizer)
-        return progress is not None and progress.paused
+    def __init__(self, me: SwarmPeer, invitation: Invitation, emit: Callable[[AnyEvent], None]) -> None:
+        self._me, self._emit = me, emit
+        self._peer = invitation.organizer
+        self._last_step = me.optimizer.last_step
+        self._announcement = ""
 
-    if not paused():
-        return
-    emit(State(text="the organizer has paused the run; this machine goes on when the run does"))
-    while paused() and not stop.wait(PAUSED_SECONDS):
-        me.optimizer.boundary()
-    emit(State(text="training"))
+    def ends_the_run(self) -> bool:
+        """Whether this peer has nothing more to do."""
+        self._listen()
+        return self._me.optimizer.step >= self._me.optimizer.last_step
+
+    def wait_while_paused(self, stop: threading.Event) -> None:
+        """Compute nothing while the run is paused."""
+        if not self._paused():
+            return
+        self._emit(State(text="the organizer has paused the run; this machine goes on when the run does"))
+        while self._paused() and not stop.wait(PAUSED_SECONDS):
+            self._me.optimizer.boundary()
+        self._emit(State(text="training"))
+
+    def _paused(self) -> bool:
+        instructions = self._listen()
+        return instructions is not None and instructions.paused
+
+    def _listen(self) -> Instructions | None:
+        """The instructions of the moment; a coordinator that is gone has none, and what it said of the end stays."""
+        progress = self._me.optimizer.tracker.others().get(self._peer)
+        if progress is None or progress.instructions is None:
+            return None
+        said = progress.instructions
+        self._me.optimizer.last_step = (
+            self._last_step if said.last_step is None else min(self._last_step, said.last_step)
+        )
+        if said.announcement != self._announcement:
+            self._announcement = said.announcement
+            self._emit(Announced(text=said.announcement))
+        return said
 
 
 def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:

@@ -159,9 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
                 200, {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repository}/commit/{sha}"}
             )
         else:
+            sha = self.hub.revision(repository)
+            if rest and rest[0] == "revision":
+                files, sha = self.hub.at(repository, rest[1]) or files, rest[1]
             siblings = [{"rfilename": name} for name in files]
             private = repository in self.hub.private
-            sha = self.hub.revision(repository)
             self._answer(200, {"id": repository, "sha": sha, "private": private, "siblings": siblings})
 
     def _resolve(self, repository: str, revision: str, name: str) -> None:

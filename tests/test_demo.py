@@ -41,13 +41,13 @@ def _parent_of(stat: Path) -> int | None:
 
 
 @pytest.mark.slow
-def test_three_volunteers_train_for_twelve_global_steps(home: Path, tmp_path: Path) -> None:
+def test_three_volunteers_train_for_eight_global_steps(home: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
-    demo = start_demo(home, tmp_path, "--volunteers", "3", "--steps", "12", "--report", str(report))
+    demo = start_demo(home, tmp_path, "--volunteers", "3", "--steps", "8", "--report", str(report))
     said, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, said
     result = json.loads(report.read_text())
-    assert result["global_steps"] == 12
+    assert result["global_steps"] == 8
     assert all(samples >= result["global_batch"] for samples in result["samples_per_step"])
     assert len(result["contributions"]) == 3
     assert sum(result["contributions"].values()) == result["samples_total"] == sum(result["samples_per_step"])
@@ -59,7 +59,7 @@ def test_three_volunteers_train_for_twelve_global_steps(home: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_stopped_leaves_no_process(home: Path, tmp_path: Path, how: signal.Signals) -> None:
     demo = start_demo(home, tmp_path, "--volunteers", "1")
     assert demo.stdout is not None

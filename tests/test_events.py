@@ -3,7 +3,7 @@
 import pytest
 
 from dedloc_kit import events
-from dedloc_kit.records import FillMask, GlobalStep
+from dedloc_kit.records import Announcement, FillMask, GlobalStep
 
 EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
@@ -42,8 +42,11 @@ EVERY_EVENT: list[events.AnyEvent] = [
                 follower=False,
                 client_mode=True,
             ),
-        )
+        ),
+        last_step=5,
+        announcement=Announcement(text="Half way!", time=1.0),
     ),
+    events.Announced(text="শুভ নববর্ষ!"),
     events.Evaluated(
         step=4,
         loss=3.25,
@@ -51,6 +54,7 @@ EVERY_EVENT: list[events.AnyEvent] = [
         samples=(FillMask(before="a ", guess="boat", truth="নৌকা", after="."),),
     ),
     events.Pushed(step=4, url="https://hub.example/us/model/commit/0123"),
+    events.PushFailed(text="not on the Hub yet"),
     events.Warned(text="two lines\nstay one line of JSON"),
     events.Failed(text="no address answered"),
     events.Left(step=4, session_samples=100),

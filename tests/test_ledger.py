@@ -1,3 +1,4 @@
+import math
 import os
 import random
 import signal
@@ -5,15 +6,30 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import EvaluationPoint, Ledger
+from dedloc_kit.events import PeerSeen
+from dedloc_kit.ledger import EvaluationPoint, Ledger, schema
 from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep
 
 GAP = FillMask(before="a boat on the ", guess="road", truth="river", after=", slowly")
+
+
+NOON = 20_000.5 * 86_400.0
+
+
+class Clock:
+    """The coordinator's."""
+
+    def __init__(self) -> None:
+        self.time = NOON
+
+    def __call__(self) -> float:
+        return self.time
 
 
 def a_step(step: int, samples: int = 64, loss: float | None = 2.0, way: str = "a") -> GlobalStep:
@@ -60,8 +76,10 @@ def test_a_new_ledger_is_empty(path: Path) -> None:
 
 
 def test_what_was_recorded_is_there_after_opening_again(path: Path) -> None:
-    ledger = Ledger(path)
+    now = Clock()
+    ledger = Ledger(path, clock=now)
     ledger.record_step(a_step(1), {"p": given(1, 40, 40), "q": given(1, 24, 24, name="Bo")})
+    now.time += 1.0
     ledger.record_step(a_step(2, loss=None), {"p": given(2, 64, 104)})
     ledger.record_evaluation(1, Evaluation(loss=1.75), 6.0)
     ledger.record_evaluation(2, Evaluation(loss=1.5, metrics={"masked accuracy": 0.25}, samples=(GAP,)), 7.0)
@@ -74,7 +92,7 @@ def test_what_was_recorded_is_there_after_opening_again(path: Path) -> None:
     assert ledger.contributions_of(1) == {"p": 40, "q": 24}
     first, second = ledger.contributors()
     assert (first.peer, first.name, first.samples, first.steps) == ("p", "Asha", 104, 2)
-    assert (first.first_seen, first.last_seen) == (1001.0, 1002.0)
+    assert (first.first_seen, first.last_seen) == (NOON, NOON + 1.0)
     assert (second.peer, second.name, second.samples, second.steps) == ("q", "Bo", 24, 1)
 
 
@@ -127,11 +145,13 @@ def test_a_follower_that_gives_nothing_is_no_contributor(path: Path) -> None:
     assert totals(ledger) == {"p": 64}
 
 
-def test_enormous_claims_do_not_overflow(path: Path) -> None:
+def test_enormous_claims_end_at_the_largest_number_that_a_page_can_show(path: Path) -> None:
     ledger = Ledger(path)
-    for session in range(1100):
-        ledger.record_contribution("p", given(1, 1, 2**53, session=f"{session:x}"))
-    assert ledger.samples_total() == 1100 * 2**53
+    claims = {f"p{number}": given(1, 2**53, 2**53, session=f"{number:x}") for number in range(1100)}
+    ledger.record_step(a_step(1), claims)
+    ledger.record_step(a_step(2), {"p1": given(2, 2**53, 2**53, session="b2"), "q": given(2, 1, 1)})
+    assert ledger.samples_total() == 2**53
+    assert {contributor.samples for contributor in ledger.contributors()} == {1, 2**53}
 
 
 def test_a_count_that_contradicts_itself_is_no_error(path: Path) -> None:
@@ -337,25 +357,38 @@ def test_a_ledger_of_a_newer_version_is_explained(path: Path) -> None:
         Ledger(path)
 
 
-def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path) -> None:
-    ledger = Ledger(path)
-    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
-    ledger.record_evaluation(1, Evaluation(loss=1.5), 7.0)
-    for column in ("metrics", "samples"):
-        ledger._connection.execute(f"ALTER TABLE evaluations DROP COLUMN {column}")
-    ledger._connection.execute("PRAGMA user_version = 1")
-    ledger.close()
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path, version: int) -> None:
+    with sqlite3.connect(path) as before:
+        for script in schema.VERSIONS[:version]:
+            before.executescript(script)
+        before.execute("INSERT INTO parts VALUES (1, 'p', 'a1', 'Asha', 0, NULL, 128, 2, 1000.0, 1001.0)")
+        before.execute("INSERT INTO parts VALUES (2, 'p', 'b2', 'Asha at work', 0, NULL, 64, 1, 1002.0, 1002.0)")
+        before.execute("INSERT INTO parts VALUES (3, 'q', 'c3', 'Bo', 0, NULL, 0, 0, 1000.0, 1000.0)")
+        for step, part, total in ((1, 1, 64), (2, 1, 128), (3, 2, 64)):
+            before.execute("INSERT INTO steps VALUES (?, ?, ?, 64, 2.0, 2, 0.5)", (step, f"a{step:x}", NOON))
+            before.execute("INSERT INTO contributions VALUES (?, ?, 64, ?, 2.0, 1000.0)", (step, part, total))
+        before.execute("INSERT INTO evaluations (step, loss, time) VALUES (1, 1.5, 7.0)")
+        before.execute(f"PRAGMA application_id = {schema.APPLICATION}")
+        before.execute(f"PRAGMA user_version = {version}")
+    before.close()
     with pytest.raises(UserError, match="wait until the coordinator has started"):
         Ledger(path, read_only=True)
     ledger = Ledger(path)
     ledger.record_evaluation(2, Evaluation(loss=1.25, metrics={"masked accuracy": 0.5}, samples=(GAP,)), 8.0)
+    ledger.record_step(a_step(4), {"p": given(4, 8, 72, session="b2", name="Asha at work")})
     reader = Ledger(path, read_only=True)
     assert reader.evaluations() == [
         EvaluationPoint(1, 1.5, 7.0, {}),
         EvaluationPoint(2, 1.25, 8.0, {"masked accuracy": 0.5}),
     ]
     assert reader.newest_samples() == [GAP]
-    assert totals(reader) == {"p": 64}
+    assert reader.steps(limit=1)[0].compute is None
+    assert totals(reader) == {"p": 200}
+    (asha,) = reader.people()
+    assert (asha.name, asha.steps, asha.sessions, asha.seconds) == ("Asha at work", 4, 2, 0.0)
+    assert reader.days_of("p")[0] == (20_000, 192)
+    assert asha.recent == pytest.approx(8 * math.log(2) / 7, rel=0.01), "what was given years ago is not recent"
 
 
 def test_a_full_disk_is_explained_and_the_ledger_stays_whole(path: Path) -> None:
@@ -371,3 +404,170 @@ def test_a_full_disk_is_explained_and_the_ledger_stays_whole(path: Path) -> None
     with pytest.raises(UserError, match="free disk space"):
         fill()
     assert ledger.samples_total() == sum(step.samples for step in ledger.steps())
+
+
+def a_peer(peer: str = "p", *, device: str = "T4", team: str = "", follower: bool = False) -> PeerSeen:
+    return PeerSeen(
+        peer=peer,
+        name="Asha",
+        team=team,
+        device=device,
+        step=1,
+        samples=0,
+        samples_per_second=1.0,
+        follower=follower,
+        client_mode=True,
+    )
+
+
+@dataclass
+class Watching:
+    """A coordinator that looks every second."""
+
+    ledger: Ledger
+    now: Clock
+
+    def see(self, seconds: int, *peers: PeerSeen) -> None:
+        for _ in range(seconds):
+            self.ledger.record_presence(peers)
+            self.now.time += 1.0
+
+    def visits(self, peer: str = "p") -> list[tuple[float, float, bool]]:
+        """Seconds after noon, oldest first."""
+        found = self.ledger.visits_of(peer, 100)[::-1]
+        return [(visit.since - NOON, visit.until - NOON, visit.here) for visit in found]
+
+
+@pytest.fixture
+def watching(path: Path) -> Watching:
+    now = Clock()
+    ledger = Ledger(path, clock=now)
+    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+    return Watching(ledger, now)
+
+
+def test_a_visit_lasts_until_its_peer_was_seen_last(watching: Watching) -> None:
+    watching.see(100, a_peer(), a_peer("c", follower=True))
+    assert watching.visits() == [(0.0, 90.0, True)]
+    watching.see(100)
+    assert watching.visits() == [(0.0, 99.0, False)]
+    assert watching.visits("c") == []
+    assert watching.ledger.people()[0].seconds == 99.0
+    assert watching.ledger.people()[0].devices == ("T4",)
+
+
+def test_whoever_is_back_within_a_minute_has_not_left(watching: Watching) -> None:
+    watching.see(100, a_peer())
+    watching.see(50)
+    watching.see(50, a_peer())
+    watching.see(100)
+    assert watching.visits() == [(0.0, 199.0, False)]
+    watching.see(10, a_peer())
+    watching.see(100)
+    assert watching.visits() == [(0.0, 199.0, False), (300.0, 309.0, False)]
+    assert watching.ledger.people()[0].seconds == 199.0 + 9.0
+
+
+def test_a_visit_goes_on_when_the_coordinator_starts_again_at_once(watching: Watching, path: Path) -> None:
+    watching.see(100, a_peer())
+    watching.ledger.close()  # nine seconds after the last mark
+    again = Ledger(path, clock=watching.now)
+    assert again.here() == {}
+    assert again.people()[0].seconds == 99.0
+    watching.ledger = again
+    watching.see(10, a_peer())
+    assert watching.visits() == [(0.0, 100.0, True)]
+    assert again.here() == {"p": NOON}
+    assert again.people()[0].seconds == 100.0
+
+
+def test_a_coordinator_that_slept_does_not_count_its_sleep(watching: Watching) -> None:
+    watching.see(100, a_peer())
+    watching.now.time += 3600.0
+    watching.see(61, a_peer())
+    assert watching.visits() == [(0.0, 99.0, False), (3700.0, 3760.0, True)]
+    watching.now.time -= 7200.0  # the clock is put right
+    watching.see(31, a_peer())
+    assert watching.ledger.people()[0].seconds == 99.0 + 60.0 + 30.0
+
+
+def test_of_whoever_leaves_without_a_sample_nothing_stays(watching: Watching) -> None:
+    watching.see(100, a_peer("ghost"))
+    assert list(watching.ledger.here()) == ["ghost"]
+    watching.see(100)
+    assert watching.ledger.visits(10) == []
+    assert watching.ledger._rows("SELECT count(*) FROM people WHERE peer = 'ghost'") == [(0,)]
+
+
+def test_the_samples_of_a_visit_are_those_given_during_it(watching: Watching) -> None:
+    watching.see(10, a_peer(team="delta"))
+    watching.ledger.record_step(a_step(2), {"p": given(2, 64, 128)})
+    watching.see(10, a_peer(team="delta", device="A100"))
+    (visit,) = watching.ledger.visits(10)
+    assert (visit.samples, visit.device, visit.mode) == (64, "A100", "client")
+    (asha,) = watching.ledger.people()
+    assert (asha.samples, asha.team, asha.devices) == (128, "delta", ("A100", "T4"))
+
+
+def test_a_peer_with_a_new_device_at_every_moment_does_not_fill_the_disk(watching: Watching) -> None:
+    for number in range(100):
+        watching.see(1, a_peer(device=f"device {number}"))
+    assert len(watching.ledger.people()[0].devices) == 16
+    assert len(watching.visits()) == 1
+
+
+def test_recent_contribution_arrives_at_a_steady_rate_and_halves_in_a_week(path: Path) -> None:
+    now = Clock()
+    ledger = Ledger(path, clock=now)
+    for step in range(1, 4 * 60):
+        now.time += 6 * 3600.0
+        ledger.record_contribution("p", given(step, 10, 10 * step))
+    assert ledger.people()[0].recent == pytest.approx(40.0, rel=0.02)
+    assert [samples for _, samples in ledger.days_of("p")][1:-1] == [40] * 59
+    now.time += 7 * 86_400.0
+    assert ledger.people()[0].recent == pytest.approx(20.0, rel=0.02)
+
+
+def test_what_a_rewind_forgets_is_taken_back_from_the_running_sums(watching: Watching) -> None:
+    ledger = watching.ledger
+    watching.see(1, a_peer())
+    for step in range(2, 11):
+        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+    ledger.record_step(a_step(6, way="b"), {"p": given(6, 64, 64 * 11)})
+    (asha,) = ledger.people()
+    assert (asha.samples, asha.steps, asha.sessions) == (6 * 64, 6, 1)
+    assert ledger.days_of("p") == [(20_000, 6 * 64)]
+    assert ledger.visits(1)[0].samples == 5 * 64
+    assert asha.recent == pytest.approx(6 * 64 * math.log(2) / 7, rel=1e-4)
+
+
+def test_a_peer_s_own_losses_are_thinned_whatever_steps_it_took_part_in(path: Path) -> None:
+    ledger = Ledger(path)
+    for step in range(1, 201, 2):
+        ledger.record_contribution("p", given(step, 1, step))
+    ledger.record_contribution("p", given(203, 1, 500, session="b2"))
+    losses = ledger.losses_of("p", 50)
+    assert 40 <= len(losses) <= 51
+    assert losses[-1] == (203, 2.0)
+    assert ledger.losses_of("nobody", 50) == []
+
+
+def test_troubles_are_counted_and_the_last_ones_are_kept(path: Path) -> None:
+    ledger = Ledger(path)
+    assert ledger.troubles("failed") == (0, [])
+    for number in range(60):
+        ledger.record_trouble("rejected", f"nonsense {number}", count=3)
+    ledger.record_trouble("failed", "a member fell silent", step=7)
+    count, rejected = ledger.troubles("rejected")
+    assert (count, len(rejected), rejected[0].text) == (180, 50, "nonsense 59")
+    count, (failed,) = ledger.troubles("failed")
+    assert (count, failed.step, failed.text) == (1, 7, "a member fell silent")
+
+
+def test_a_reader_notices_that_another_process_has_written(path: Path) -> None:
+    ledger = Ledger(path)
+    reader = Ledger(path, read_only=True)
+    before = reader.version()
+    assert reader.version() == before
+    ledger.record_step(a_step(1), {})
+    assert reader.version() != before

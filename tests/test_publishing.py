@@ -13,17 +13,19 @@ import pytest
 import torch
 
 from dedloc_kit import publishing
-from dedloc_kit.events import AnyEvent, Pushed, Warned
-from dedloc_kit.hub import names_local_files
+from dedloc_kit.client import fetch_invitation
+from dedloc_kit.events import AnyEvent, Pushed, PushFailed
+from dedloc_kit.hub import ledger_copy, names_local_files
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger.copying import restore
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Invitation, Receipt
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.lamb import Lamb
-from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until
 from tests.tiny import TinyTask, tiny_run
 
@@ -98,6 +100,10 @@ def publishing_of(coordinator: Coordinator) -> Iterator[Publisher]:
     assert not any(thread.name == "pushes" for thread in threading.enumerate()), "its thread has ended"
 
 
+def beside_the_ledger(files: Files) -> set[str]:
+    return {name for name in files if not name.startswith("ledger/")}
+
+
 def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: LoopbackHub, tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path / "c", ExportedTask(RUN), push_every=2)
     with publishing_of(coordinator) as publisher:
@@ -112,9 +118,12 @@ def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: 
         event = coordinator.wait_for(Pushed, lambda event: event.step == 4)
         assert event.url.endswith(hub.revision(NAME))
         assert len(hub.commits[NAME]) == before + 1
-    assert len(hub.commits[NAME]) == before + 1, "there was nothing new to push at the end"
+        coordinator.go_on(5)
+        publisher.push_soon()
+        coordinator.wait_for(Pushed, lambda event: event.step == 5)
+    assert len(hub.commits[NAME]) == before + 2, "there was nothing new to push at the end"
     files = hub.files(NAME)
-    assert files.keys() == {*ALWAYS, "weights.json"}
+    assert beside_the_ledger(files) == {*ALWAYS, "weights.json"}
     (tmp_path / "loaded").write_bytes(files[STATE_FILE])
     tensors, info = checkpoint.load(tmp_path / "loaded")
     assert info == coordinator.state.info
@@ -124,9 +133,27 @@ def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: 
     assert json.loads(files["weights.json"]) == pytest.approx(sums)
     card = files["README.md"].decode()
     assert "load('us/model')" in card
-    assert "global step 4 of" in card
+    assert "global step 5 of" in card
     assert b"<svg" in files["curve.svg"]
     assert not (tmp_path / "c" / ".push").exists()
+
+
+def test_a_push_holds_the_ledger_of_that_moment(hub: LoopbackHub, tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path / "c", TinyTask(RUN), push_every=2)
+    with publishing_of(coordinator) as publisher:
+        coordinator.go_on(2)
+        publisher.step_done(2)
+        coordinator.wait_for(Pushed)
+        pushed = hub.revision(NAME)
+        coordinator.go_on(3)
+    (tmp_path / "new").mkdir()
+    for number, (revision, steps) in enumerate(((pushed, [2]), (None, [2, 3]))):
+        folder = ledger_copy(NAME, revision)
+        assert folder is not None
+        restored = Ledger(tmp_path / "new" / f"{number}.sqlite")
+        restore(restored.path, folder)
+        assert [step.step for step in restored.steps()] == steps
+        restored.close()
 
 
 def test_of_a_task_that_exports_nothing_the_training_state_is_pushed(hub: LoopbackHub, tmp_path: Path) -> None:
@@ -134,7 +161,7 @@ def test_of_a_task_that_exports_nothing_the_training_state_is_pushed(hub: Loopba
     with publishing_of(coordinator):
         coordinator.go_on(1)
     assert coordinator.wait_for(Pushed).step == 1, "the last state is pushed on leaving"
-    assert hub.files(NAME).keys() == ALWAYS
+    assert beside_the_ledger(hub.files(NAME)) == ALWAYS
 
 
 def test_while_the_hub_fails_nothing_waits_and_then_the_newest_state_is_pushed(
@@ -147,7 +174,7 @@ def test_while_the_hub_fails_nothing_waits_and_then_the_newest_state_is_pushed(
             coordinator.go_on(step)
             publisher.step_done(step)
             assert hub.asked.acquire(timeout=30.0)
-        coordinator.wait_for(Warned, lambda event: "503" in event.text and "trying again in" in event.text)
+        coordinator.wait_for(PushFailed, lambda event: "503" in event.text and "trying again in" in event.text)
         assert NAME not in hub.commits
         hub.failing.clear()
         coordinator.wait_for(Pushed, lambda event: event.step == 5)
@@ -167,7 +194,7 @@ def test_a_silent_hub_holds_up_neither_a_step_nor_for_long_the_end(
     coordinator.go_on(2)
     publisher.step_done(2)
     publisher.close()
-    assert "given up" in coordinator.wait_for(Warned).text
+    assert "given up" in coordinator.wait_for(PushFailed).text
     hub.silent.clear()
     hub.over.set()
     publisher._thread.join(60.0)
@@ -193,7 +220,7 @@ def test_a_full_disk_is_worth_a_warning_and_the_push_is_made_up_for(
             patch.setattr(os, "replace", full)
             coordinator.go_on(1)
             publisher.step_done(1)
-            coordinator.wait_for(Warned, lambda event: "No space left" in event.text)
+            coordinator.wait_for(PushFailed, lambda event: "No space left" in event.text)
         coordinator.wait_for(Pushed)
 
 
@@ -211,7 +238,7 @@ def test_an_export_that_fails_does_not_end_the_pushes(hub: LoopbackHub, tmp_path
     with publishing_of(coordinator) as publisher:
         coordinator.go_on(1)
         publisher.step_done(1)
-        coordinator.wait_for(Warned, lambda event: "RuntimeError" in event.text)
+        coordinator.wait_for(PushFailed, lambda event: "RuntimeError" in event.text)
         task.broken = False
         coordinator.wait_for(Pushed)
 
@@ -222,7 +249,7 @@ def test_a_repository_that_turns_out_to_be_another_runs_is_left_alone(hub: Loopb
     with publishing_of(coordinator) as publisher:
         coordinator.go_on(1)
         publisher.step_done(1)
-        coordinator.wait_for(Warned, lambda event: "belongs to the run other-0123456789abcdef" in event.text)
+        coordinator.wait_for(PushFailed, lambda event: "belongs to the run other-0123456789abcdef" in event.text)
     assert len(hub.commits[NAME]) == 1
 
 
@@ -238,13 +265,26 @@ def test_the_invitation_is_pushed_when_it_is_there_and_again_when_it_has_changed
     hub.failing.set()
     failed = "the invitation is not on the Hub yet (the Hub answers with 503); trying again in"
     with publishing_of(coordinator):
-        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 0 s")
-        coordinator.wait_for(Warned, lambda event: event.text == f"{failed} 1 s")  # 0.6: pauses grow
+        coordinator.wait_for(PushFailed, lambda event: event.text == f"{failed} 0 s")
+        coordinator.wait_for(PushFailed, lambda event: event.text == f"{failed} 1 s")  # 0.6: pauses grow
         hub.failing.clear()
         wait_until(lambda: _invitation(hub) == "one", "the first one was not pushed")
         file.write_text("other")
         wait_until(lambda: _invitation(hub) == "other", "the changed one was not pushed")
     assert len(hub.commits[NAME]) == 4, "made, claimed, and pushed twice"
+
+
+def test_a_coordinator_that_has_moved_is_found_under_the_same_name(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "LOOK_SECONDS", 0.01)
+    for machine in ("192.0.2.1", "192.0.2.2"):
+        invitation = Invitation.of(RUN, (f"/ip4/{machine}/tcp/31337/p2p/QmA",))
+        coordinator = Coordinator(tmp_path / machine, TinyTask(RUN))
+        (tmp_path / machine / INVITATION_FILE).write_text(invitation.model_dump_json())
+        with publishing_of(coordinator):
+            wait_until(lambda expected=invitation: _invitation(hub) == expected.model_dump_json(), "it is not pushed")  # type: ignore[misc]
+            assert fetch_invitation(NAME) == invitation
 
 
 def test_an_invitation_that_names_the_organizers_files_is_not_pushed(

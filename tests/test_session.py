@@ -144,19 +144,35 @@ def test_a_run_that_is_over_ends_the_session_with_thanks(tmp_path: Path) -> None
         assert over.problem is None
 
 
-def test_while_the_organizer_pauses_the_run_volunteers_wait_and_say_so(tmp_path: Path) -> None:
+def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_step_under_way(tmp_path: Path) -> None:
+    folder = tmp_path / "coordinator"
     with (
         coordinator_of(tiny_run(), tmp_path) as coordinator,
         session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
     ):
         wait_for(session, lambda now: now.session_samples >= 64)
-        OrderBook(tmp_path / "coordinator").pause()
+        OrderBook(folder).pause()
         waiting = wait_for(session, lambda now: "the organizer has paused the run" in now.text)
         assert waiting.phase == "waiting"
         wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "paused", "the page does not say so")
         before = session.snapshot().session_samples
-        OrderBook(tmp_path / "coordinator").resume()
+        OrderBook(folder).announce("Half way there!")
+        wait_for(session, lambda now: now.announcement == "Half way there!")
+        announced = fetch_state(coordinator.dashboard.url)["announcement"]
+        assert announced["text"] == "Half way there!"
+        OrderBook(folder).resume()
         wait_for(session, lambda now: now.phase == "training" and now.session_samples > before + 64)
+
+        OrderBook(folder).finish()
+        assert session.ended.wait(60.0)
+        assert session.snapshot().phase == "finished"
+        wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "finished", "the page does not say so")
+        state = fetch_state(coordinator.dashboard.url)
+        assert state["refusal"] == "over"
+        last = state["step"]
+        assert state["samples_total"] == session.snapshot().session_samples, "what it gave has counted"
+        kept = folder / "checkpoints" / f"step-{last:08d}.safetensors"
+        wait_until(kept.exists, "the last step has no checkpoint")
 
 
 def test_an_invitation_that_is_none_ends_in_one_sentence_with_details_for_whoever_helps(tmp_path: Path) -> None:

@@ -35,3 +35,13 @@ def test_a_volunteer_whose_memory_runs_out_takes_fewer_samples_at_once_and_loses
     losses = [event.loss for event in chosen.events if isinstance(event, LocalProgress)]
     expected = [task.loss(model, {"x": batch["x"][start : start + 2]}, 0).item() for start in (0, 2)]
     assert losses[:2] == expected
+
+
+def test_in_a_run_with_a_microbatch_volunteers_take_it_without_a_trial(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=32, microbatch=8), tmp_path) as swarm:
+        swarm.coordinator(until_step=1)
+        volunteer = swarm.volunteer("volunteer", until_step=1)
+        volunteer.wait_for(Left)
+    counts = [event.samples for event in volunteer.events if isinstance(event, LocalProgress)]
+    assert counts[:3] == [8, 16, 24]
+    assert not any(isinstance(event, State) and "at once" in event.text for event in volunteer.events)

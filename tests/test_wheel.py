@@ -37,8 +37,23 @@ def make_environment(folder: Path, *options: str) -> Path:
     return folder / "bin"
 
 
-def check_installed(commands: Path, folder: Path) -> None:
-    """The package, its recipes and dashboards and the command come from the environment, seen from elsewhere."""
+@pytest.fixture(scope="module")
+def commands(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of an environment where the wheel is installed; all other packages are those that run here."""
+    folder = tmp_path_factory.mktemp("installed")
+    python = make_environment(folder / "environment", "--without-pip") / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, folder=folder)
+    # Behind a .pth file the .pth files of the running environment do not count, and with them the editable
+    # installation of the checkout.
+    ours, theirs = (
+        Path(sysconfig.get_path("purelib")),
+        Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder)),
+    )
+    (theirs / "dependencies.pth").write_text(f"{ours}\n")
+    return python.parent
+
+
+def test_an_installed_wheel_finds_everything_that_it_needs(commands: Path, tmp_path: Path) -> None:
     python, environment = commands / "python", commands.parent
     show = """
 import dedloc_kit
@@ -47,27 +62,24 @@ from dedloc_kit.run import load_run
 print(dedloc_kit.__file__, recipe("albert-demo"), shipped("dashboards"), sep="\\n")
 print(load_run(recipe("albert-demo") / "run.toml").run_id)
 """
-    *paths, run_id = run(python, "-c", show, folder=folder).splitlines()
+    *paths, run_id = run(python, "-c", show, folder=tmp_path).splitlines()
     assert len(paths) == 3
     for path in map(Path, paths):
         assert path.is_relative_to(environment), path
         assert path.exists()
     assert run_id.startswith("albert-demo-")
-    assert "join" in run(commands / "dedloc", "--help", folder=folder)
+    assert "join" in run(commands / "dedloc", "--help", folder=tmp_path)
 
 
-def test_an_installed_wheel_finds_everything_that_it_needs(wheel: Path, tmp_path: Path) -> None:
-    commands = make_environment(tmp_path / "environment", "--without-pip")
-    python = commands / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, folder=tmp_path)
-    # The other packages come from the running environment. Behind a .pth file its own .pth files do not count,
-    # and with them the editable installation of the checkout.
-    ours, theirs = (
-        Path(sysconfig.get_path("purelib")),
-        Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path)),
-    )
-    (theirs / "dependencies.pth").write_text(f"{ours}\n")
-    check_installed(commands, tmp_path)
+@pytest.mark.slow
+def test_every_module_of_an_installed_wheel_has_what_it_imports(commands: Path, tmp_path: Path) -> None:
+    every_module = """
+import importlib, pkgutil, dedloc_kit
+for module in pkgutil.walk_packages(dedloc_kit.__path__, "dedloc_kit."):
+    importlib.import_module(module.name)
+"""
+    run(commands / "python", "-c", every_module, folder=tmp_path)
+    run(commands / "python", "-m", "pip", "check", folder=tmp_path)
 
 
 def test_the_wheel_holds_the_package_and_nothing_of_the_checkout_beside_it(wheel: Path) -> None:
@@ -81,19 +93,3 @@ def test_the_wheel_that_a_coordinator_serves_has_the_same_content(wheel: Path) -
     with zipfile.ZipFile(wheel) as archive:
         built = {name: archive.read(name) for name in archive.namelist() if name.startswith("dedloc_kit/")}
     assert package_files() == built
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_wheel_installs_with_the_pinned_dependencies_into_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
-    commands = make_environment(tmp_path / "environment")
-    pins = CHECKOUT / "constraints.txt"
-    run(commands / "python", "-m", "pip", "install", "--quiet", "--constraint", pins, wheel, folder=tmp_path)
-    check_installed(commands, tmp_path)
-    every_module = """
-import importlib, pkgutil, dedloc_kit
-for module in pkgutil.walk_packages(dedloc_kit.__path__, "dedloc_kit."):
-    importlib.import_module(module.name)
-"""
-    run(commands / "python", "-c", every_module, folder=tmp_path)
-    run(commands / "python", "-m", "pip", "check", folder=tmp_path)

@@ -1,11 +1,305 @@
-"""How answers are written."""
+"""What the API answers, and how answers are written. Times are seconds since 1970 by the coordinator's clock."""
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
+
+from dedloc_kit.records import Announcement, FillMask
+
+Status = Literal["starting", "waiting for volunteers", "training", "paused", "coordinator lost", "finished"]
+
+
+class Answer(BaseModel):
+    # Numbers that are not finite become null: JSON has no word for them.
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="null")
+
+
+class Message(Answer):
+    message: str
+    """What went wrong, for a person."""
+
+
+class Notice(Answer):
+    time: float
+    text: str
+
+
+class Evaluation(Answer):
+    step: int
+    loss: float
+    time: float
+    metrics: dict[str, float]
+    """Shares of the whole by name, such as `masked accuracy`."""
+
+
+class Evaluations(Answer):
+    first: Evaluation
+    last: Evaluation
+
+
+class Share(Answer):
+    peer: str
+    name: str
+    samples: int
+
+
+class Others(Answer):
+    peers: int
+    samples: int
+
+
+class Batch(Answer):
+    """The global batch that is being filled."""
+
+    step: int
+    """The global step that it will lead to."""
+    samples: int
+    shares: list[Share]
+    """The largest ones, largest first."""
+    others: Others
+    """Those that are not among them."""
+
+
+class Checkpoint(Answer):
+    """The newest training state that others can get."""
+
+    step: int
+    url: str | None
+
+
+class State(Answer):
+    """The run in a glance; small, whatever the number of peers."""
+
+    run_id: str
+    name: str
+    about: str
+    status: Status
+    message: str
+    """What the coordinator does, in words."""
+    notices: list[Notice]
+    problem: str | None
+    """Why what was recorded is not shown."""
+    refusal: Literal["starting", "over", "full"] | None = None
+    """Why nobody can join now."""
+    total_steps: int
+    global_batch: int
+    step: int
+    samples_total: int
+    loss: float | None
+    evaluation: Evaluations | None
+    samples: list[FillMask]
+    """What the newest model says."""
+    seconds_per_step: float | None
+    last_step_time: float | None
+    eta_seconds: float | None
+    """Until the next global step."""
+    run_eta_seconds: float | None
+    """Until the last one, if the run goes on at its usual pace."""
+    samples_per_second: float
+    device_seconds: float
+    """The time that all volunteers together were here."""
+    volunteers: int
+    """Who train now."""
+    peer_count: int
+    """Volunteers and followers."""
+    contributor_count: int
+    batch: Batch
+    announcement: Announcement | None
+    checkpoint: Checkpoint | None
+    revision: int
+    """Grows when the lists of people, peers or rounds have news, at most every few seconds."""
+
+
+class Run(Answer):
+    run_id: str
+    fingerprint: str
+    run: dict[str, Any]
+    """The run configuration."""
+
+
+class StepPoint(Answer):
+    step: int
+    time: float
+    samples: int
+    loss: float | None
+    peers: int
+    seconds: float
+
+
+class History(Answer):
+    """The curves after a global step, thinned to what a chart can show."""
+
+    after: int
+    last_step: int
+    steps: list[StepPoint]
+    evaluations: list[Evaluation]
+
+
+class Moment(Answer):
+    """What the model of one global step said."""
+
+    step: int
+    samples: list[FillMask]
+
+
+class Samples(Answer):
+    moments: list[Moment]
+    """The first, the newest and some in between, oldest first."""
+
+
+class PersonRow(Answer):
+    peer: str
+    name: str
+    team: str
+    """Empty for who belongs to none."""
+    samples: int
+    recent: float
+    """Samples a day, weighted exponentially with a half-life of a week (BOINC's recent average credit)."""
+    share: float
+    """Of all samples, 0 to 1."""
+    rank: int
+    """By samples, 1 for who gave most."""
+    steps: int
+    """Global steps that it gave to."""
+    seconds: float
+    """How long it was here."""
+    devices: list[str]
+    sessions: int
+    first_seen: float
+    last_seen: float
+    active: bool
+    """Trains now."""
+
+
+class People(Answer):
+    total: int
+    """How many there are that fit the search."""
+    samples_total: int
+    people: list[PersonRow]
+
+
+class Day(Answer):
+    day: str
+    """Such as `2026-11-22`, UTC."""
+    samples: int
+
+
+class PersonVisit(Answer):
+    since: float
+    until: float | None
+    """Null while it is here."""
+    device: str
+    samples: int
+
+
+class PersonPage(Answer):
+    person: PersonRow
+    days: list[Day]
+    """Days on which it gave something, oldest first."""
+    visits: list[PersonVisit]
+    """The newest ones, newest first."""
+    losses: list[tuple[int, float]]
+    """Global steps and the loss on what this peer gave to them, thinned."""
+
+
+class Team(Answer):
+    team: str
+    samples: int
+    recent: float
+    seconds: float
+    members: int
+
+
+class Teams(Answer):
+    teams: list[Team]
+
+
+class Peer(Answer):
+    peer: str
+    name: str
+    team: str
+    device: str
+    mode: Literal["full", "client"]
+    """`client`: it makes outgoing connections only."""
+    follower: bool
+    """It trains nothing: the coordinator, or one who only looks on."""
+    step: int
+    lag: int
+    """Global steps that it is behind."""
+    samples: int
+    """Toward the next global step."""
+    samples_per_second: float | None
+    upload: float | None
+    """Bytes per second, as recent rounds showed it."""
+    since: float | None
+    current: bool
+    """It holds the newest parameters, so its samples fill the current batch."""
+
+
+class Peers(Answer):
+    step: int
+    peers: list[Peer]
+
+
+class Round(Answer):
+    """A global step as the coordinator saw it; seconds, null where it was not there."""
+
+    step: int
+    time: float
+    samples: int
+    peers: int
+    """Members of the all-reduce, followers included."""
+    seconds: float
+    """From the full batch to the averaged gradient."""
+    compute: float | None
+    """From the step before until the batch was full."""
+    gather: float | None
+    """From then until the group stood."""
+    average: float | None
+    apply: float | None
+
+
+class FailedRound(Answer):
+    time: float
+    step: int | None
+    text: str
+
+
+class Rounds(Answer):
+    rounds: list[Round]
+    failed: list[FailedRound]
+    """The newest ones, newest first."""
+    failed_count: int
+    rejected_count: int
+    rejected: list[Notice]
+    """Records from the network that were not taken; the newest ones, newest first."""
+
+
+class TimelineVisit(Answer):
+    peer: str
+    name: str
+    device: str
+    since: float
+    until: float | None
+    """Null while it is here."""
+
+
+class Timeline(Answer):
+    visits: list[TimelineVisit]
+    """Newest first."""
+
+
+Sort = Literal["total", "recent", "name"]
+Text = Annotated[str, Field(max_length=64)]
 
 
 def json_answer(values: Any, status: int = 200) -> Response:
     """Plain values as JSON; nothing that JSON has no word for, such as infinity."""
     return Response(json.dumps(values, allow_nan=False), status, media_type="application/json")
+
+
+def message(text: str, status: int) -> Response:
+    """Why there is no other answer, in one sentence."""
+    return json_answer({"message": text}, status)

@@ -1,36 +1,91 @@
 """The run in JSON, for the page and for programs. Everybody may read it."""
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Hashable
+from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from dedloc_kit.dashboard.answers import json_answer
+from dedloc_kit.dashboard import answers
+from dedloc_kit.dashboard.caching import Answers
+from dedloc_kit.dashboard.description import UNCHANGED
 from dedloc_kit.dashboard.view import RunView
-from dedloc_kit.records import PeerId
+from dedloc_kit.records import PeerId, Standing
 from dedloc_kit.run import RunConfig
 
+Step = Annotated[int, Query(ge=0, le=2**53)]
+Search = Annotated[str, Query(max_length=64)]
+Offset = Annotated[int, Query(ge=0, le=2**31)]
+Limit = Annotated[int, Query(ge=1, le=500)]
 
-def routes(run: RunConfig, view: RunView, current: Callable[[], dict[str, Any]]) -> APIRouter:
-    """`current` says how the run stands now, as it is pushed to the page too."""
-    router = APIRouter(prefix="/api")
 
-    @router.get("/run")
-    def configuration() -> Response:
+def routes(
+    run: RunConfig, view: RunView, current: Callable[[], answers.State], version: Callable[[], Hashable]
+) -> APIRouter:
+    """The routes.
+
+    :param current: says how the run stands now, as it is pushed to the page too
+    :param version: something else than before as soon as an answer may differ
+    """
+    router = APIRouter(prefix="/api", tags=["run"], responses=UNCHANGED)
+    kept = Answers(version)
+
+    @router.get("/run", response_model=answers.Run)
+    def configuration(request: Request) -> Response:
+        """The configuration of the run."""
         values = run.model_dump(mode="json")
-        return json_answer({"run_id": run.run_id, "fingerprint": run.fingerprint, "run": values})
+        return kept.answer(request, lambda: answers.Run(run_id=run.run_id, fingerprint=run.fingerprint, run=values))
 
-    @router.get("/state")
-    def state() -> Response:
-        return json_answer(current())
+    @router.get("/state", response_model=answers.State)
+    def state(request: Request) -> Response:
+        """The run in a glance."""
+        return kept.answer(request, current)
 
-    @router.get("/history")
-    def history(after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
-        return json_answer(view.history(after))
+    @router.get("/history", response_model=answers.History)
+    def history(request: Request, after: Step = 0) -> Response:
+        """The curves after a global step."""
+        return kept.answer(request, lambda: view.history(after))
 
-    @router.get("/standing")
-    def standing(peer: Annotated[PeerId, Query()], after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
-        return Response(view.standing(peer, after).model_dump_json(), media_type="application/json")
+    @router.get("/samples", response_model=answers.Samples)
+    def samples(request: Request) -> Response:
+        """What the model said on its way, beside what it says now."""
+        return kept.answer(request, view.samples)
+
+    @router.get("/people", response_model=answers.People)
+    def people(
+        request: Request, sort: answers.Sort = "total", search: Search = "", offset: Offset = 0, limit: Limit = 100
+    ) -> Response:
+        """Everyone who gave something; `search` looks in names, teams and peer ids."""
+        return kept.answer(request, lambda: view.people(sort, search, offset, limit))
+
+    @router.get("/people/{peer}", response_model=answers.PersonPage, responses={404: {"model": answers.Message}})
+    def person(request: Request, peer: Annotated[PeerId, Path()]) -> Response:
+        """One of them."""
+        return kept.answer(request, lambda: view.person(peer))
+
+    @router.get("/teams", response_model=answers.Teams)
+    def teams(request: Request) -> Response:
+        """All teams, most samples first."""
+        return kept.answer(request, view.teams)
+
+    @router.get("/peers", response_model=answers.Peers)
+    def peers(request: Request) -> Response:
+        """Who is in the swarm now."""
+        return kept.answer(request, view.peers)
+
+    @router.get("/rounds", response_model=answers.Rounds)
+    def rounds(request: Request, after: Step = 0) -> Response:
+        """The rounds after a global step, where their time went, and what went wrong."""
+        return kept.answer(request, lambda: view.rounds(after))
+
+    @router.get("/timeline", response_model=answers.Timeline)
+    def timeline(request: Request, limit: Limit = 200) -> Response:
+        """Who came and went."""
+        return kept.answer(request, lambda: view.timeline(limit))
+
+    @router.get("/standing", response_model=Standing)
+    def standing(request: Request, peer: Annotated[PeerId, Query()], after: Step = 0) -> Response:
+        """Where a peer stands, for its own view."""
+        return kept.answer(request, lambda: view.standing(peer, after))
 
     return router

@@ -9,20 +9,26 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dedloc_kit.dashboard import api, pages
-from dedloc_kit.dashboard.answers import json_answer
+from dedloc_kit.dashboard import answers, api, certificates, feed, metrics, pages, pictures
+from dedloc_kit.dashboard.answers import message
+from dedloc_kit.dashboard.caching import Recent
+from dedloc_kit.dashboard.description import DESCRIPTION, answering
 from dedloc_kit.dashboard.entrance import Entrance
+from dedloc_kit.dashboard.exports import Exports
 from dedloc_kit.dashboard.headers import SecureHeaders
+from dedloc_kit.dashboard.limits import RateLimits
 from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
+from dedloc_kit.dashboard.organizer import Denied, denial
 from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.errors import UserError
@@ -33,6 +39,8 @@ _TICK_SECONDS = 1.0
 """How often the ledger is looked at when no event says that something is new."""
 _PUSH_SECONDS = 0.2
 """Pushes are at least so far apart: faster than this nobody can read."""
+_FACTS_SECONDS = 1.0
+"""How old the state may be that programs are told."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,10 +57,12 @@ class Dashboard:
         port: int = 0,
         public_host: str | None = None,
         most_volunteers: int | None = None,
+        organizer: APIRouter | None = None,
     ) -> None:
         """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`.
 
         With `most_volunteers` newcomers are asked to come later; whoever has a peer's address can join all the same.
+        Without `organizer`, the routes by which the run is steered, nobody can steer it from here.
         """
         self._public_host = public_host or (own_address() if host in ANY_ADDRESS else host)
         self.url = url_of(self._public_host, port)
@@ -60,8 +70,10 @@ class Dashboard:
         self._run = run
         self._host, self._port = host, port
         self._view = RunView(run, ledger)
+        self._exports = Exports(ledger)
         self.entrance = Entrance(self._view, most_volunteers)
         """Its invitation is set by the launcher once the coordinator has joined, and renewed as volunteers come."""
+        self._organizer = organizer
         self._news = asyncio.Event()
         self._viewers = Viewers(self._news)
         self._pushed: dict[str, Any] = {}
@@ -113,17 +125,33 @@ class Dashboard:
 
     def _application(self) -> FastAPI:
         # The generated documentation pages would load scripts from elsewhere.
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
+        app = FastAPI(**DESCRIPTION, docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app.add_middleware(RateLimits)
         app.add_middleware(SecureHeaders)
-        app.add_exception_handler(UserError, lambda _request, error: json_answer({"message": str(error)}, 404))
-        app.include_router(pages.routes())
+        app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
+        app.add_exception_handler(HTTPException, lambda _request, error: message(error.detail, error.status_code))
+        app.add_exception_handler(Denied, denial)
+        state = Recent(self._state, _FACTS_SECONDS)
+        app.include_router(pages.routes(state))
+        if self._organizer is not None:
+            app.include_router(self._organizer)
         app.include_router(self.entrance.routes())
-        app.include_router(api.routes(self._run, self._view, self._state))
+        app.include_router(api.routes(self._run, self._view, self._state, self._version))
+        app.include_router(self._exports.routes())
+        app.include_router(metrics.routes(self._view, state, lambda: self._viewers.count))
+        app.include_router(pictures.routes(self._view, state))
+        app.include_router(feed.routes(self._run, self._view.milestones))
+        app.include_router(certificates.routes(self._run, self._view))
 
-        @app.get("/api/events")
+        @app.get(
+            "/api/events",
+            tags=["run"],
+            summary="What happens, as server-sent events",
+            responses={**answering("text/event-stream"), 503: {"model": answers.Message}},
+        )
         async def events() -> Response:
             if self._viewers.full:
-                return json_answer({"message": "too many viewers at the moment; try again later"}, 503)
+                return message("too many viewers at the moment; try again later", 503)
             return EventStream(self._viewers)
 
         return app
@@ -150,7 +178,7 @@ class Dashboard:
 
     async def _push(self) -> None:
         """Tell all viewers what has changed since the last push."""
-        state = await asyncio.to_thread(self._state)
+        state = (await asyncio.to_thread(self._state)).model_dump(mode="json")
         changed = {key: value for key, value in state.items() if self._pushed.get(key, ...) != value}
         self._pushed = state
         if changed:
@@ -158,18 +186,22 @@ class Dashboard:
         self._viewers.welcome(_event("state", state))
         # A page that finds a gap before `after`, or itself ahead of `last_step`, fetches the whole history.
         after = min(self._pushed_step, state["step"])
-        history = await asyncio.to_thread(self._view.history, after, self._pushed_evaluation)
+        found = await asyncio.to_thread(self._view.history, after, self._pushed_evaluation)
+        history = found.model_dump(mode="json")
         if history["steps"] or history["evaluations"] or history["last_step"] < self._pushed_step:
             self._viewers.push(_event("history", history))
         self._pushed_step = history["last_step"]
         evaluated = (point["step"] for point in history["evaluations"])
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> answers.State:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
-        return {**state, "refusal": refusal.reason if refusal is not None else None}
+        return state.model_copy(update={"refusal": refusal.reason if refusal is not None else None})
+
+    def _version(self) -> Hashable:
+        return self._view.version(), self.entrance.invitation is None
 
 
 def _event(name: str, values: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False)}\n\n".encode()
+    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False, ensure_ascii=False)}\n\n".encode()

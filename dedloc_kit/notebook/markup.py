@@ -26,6 +26,15 @@ def state(snapshot: Snapshot) -> str:
     )
 
 
+def announcement(snapshot: Snapshot) -> str:
+    """What the organizer tells everyone."""
+    if not snapshot.announcement:
+        return ""
+    return (
+        f'<div class="note" role="status"><b>From the organizer:</b> <bdi>{escape(snapshot.announcement)}</bdi></div>'
+    )
+
+
 def batch(snapshot: Snapshot) -> str:
     """How full the global batch is, and how much of it is mine."""
     if snapshot.over or not snapshot.global_batch:

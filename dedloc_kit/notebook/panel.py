@@ -50,6 +50,7 @@ class Panel:
                 _style(),
                 self._part(markup.head),
                 act,
+                self._part(markup.announcement),
                 self._part(markup.batch),
                 middle,
                 self._part(markup.machine),

@@ -17,8 +17,8 @@ from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import Notice
 from dedloc_kit.swarm.access import NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import Node
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.signing import Signer, author
 

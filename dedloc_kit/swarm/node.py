@@ -1,13 +1,12 @@
-"""A peer's place in the DHT: its persistent identity and the hivemind node that listens or only dials out."""
+"""A peer's place in the swarm: who answers, whether others reach it, and its node in the directory."""
 
 import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
 
-import hivemind.dht.node
 from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
@@ -18,8 +17,10 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import Reached
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, serve
 
@@ -33,60 +34,16 @@ ANY_ADDRESS = "0.0.0.0"
 
 _log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a peer has found out before its node starts."""
 
-def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Hold the running task of an asynchronous method.
-
-    hivemind starts its tasks without keeping them, and asyncio only knows them weakly: the garbage collector may
-    destroy one while it waits (seen with `get_visible_maddrs`), and its caller then waits for ever.
-    """
-
-    @wraps(method)
-    async def held(*args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        _held.add(task)
-        try:
-            return await method(*args, **kwargs)
-        finally:
-            _held.discard(task)
-
-    return held
-
-
-_held: set[asyncio.Task[Any]] = set()
-
-
-class Node(DHT):
-    """hivemind's DHT node, behind a gate and with its tasks held until they are done."""
-
+    living: list[str]
+    """The addresses of others at which somebody answers."""
+    port: int
+    """The swarm's port; 0 in client mode."""
     reach: Reach
-    """How this peer takes part, and why; to be told to the person at the machine."""
-
-    def __init__(self, *, gate: Gate | None, **options: Any) -> None:
-        self.gate = gate
-        """Each process of this peer has its own copy: see `Membership`."""
-        super().__init__(**options)
-
-    def run(self) -> None:
-        if self.gate is not None:
-            # In this forked process only. hivemind's node takes no other P2P than one of an earlier process.
-            hivemind.dht.node.P2P = GatedP2P.behind(self.gate, "directory")
-        super().run()
-
-    async def replicate_p2p(self) -> P2P:
-        """For an averager in its own process, which asks for it once."""
-        if self.gate is None:
-            return await super().replicate_p2p()
-        daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
-        return await GatedP2P.behind(self.gate, "averager").replicate(daemon)
-
-    _get = kept_alive(DHT._get)
-    _store = kept_alive(DHT._store)
-    _run_coroutine = kept_alive(DHT._run_coroutine)
 
 
 def open_node(
@@ -98,46 +55,93 @@ def open_node(
     may_start_alone: bool = False,
     preferred_port: int = 0,
 ) -> Node:
-    """Start a DHT node; records whose subkey names an owner are signed and verified by it.
+    """Look around and start a DHT node; raises UserError as the two do."""
+    around = look_around(
+        peer, identity, initial_peers, gate=gate, may_start_alone=may_start_alone, preferred_port=preferred_port
+    )
+    return start_node(peer, identity, around, gate=gate, may_start_alone=may_start_alone)
+
+
+def look_around(
+    peer: PeerConfig,
+    identity: Identity,
+    initial_peers: Sequence[str],
+    *,
+    gate: Gate | None = None,
+    may_start_alone: bool = False,
+    preferred_port: int = 0,
+) -> Surroundings:
+    """Who answers, and whether they can reach this peer; forks nothing, so it may run in a thread.
 
     Unless the configuration says whether others can reach this peer, it asks some of `initial_peers` to try. Whoever
     has no peers to ask, or `may_start_alone`, is a full peer. `preferred_port` is taken if it is free and the
-    configuration names none. Whom this peer serves and asks the `gate` decides. Raises UserError if the port is taken
-    or, unless it `may_start_alone`, nobody answers at `initial_peers`.
+    configuration names none. Raises UserError if the port is taken or, unless it `may_start_alone`, nobody answers
+    at `initial_peers`.
     """
     others = _others(initial_peers, identity)
     living = in_own_loop(answering(others))
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
     port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    reach = _reach(peer, port, living, may_start_alone, _as_member(gate, identity))
+    return Surroundings(living, port, _reach(peer, port, living, may_start_alone, _as_member(gate, identity)))
+
+
+def start_node(
+    peer: PeerConfig,
+    identity: Identity,
+    around: Surroundings,
+    *,
+    gate: Gate | None = None,
+    may_start_alone: bool = False,
+) -> Node:
+    """Start a DHT node, which forks; records whose subkey names an owner are signed and verified by it.
+
+    Whom this peer serves and asks the `gate` decides. Raises UserError if the identity or the port is in use, or nobody
+    lets this peer in.
+    """
     try:
         node = Node(
             gate=gate,
-            initial_peers=living,
+            initial_peers=around.living,
             start=True,
-            identity_path=str(identity.path),
             # The same in every session: who comes back takes its old place in the others' routing tables.
             node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
             record_validators=[RSASignatureValidator(identity.key)],
-            startup_timeout=STARTUP_TIMEOUT,
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,
             strict=False,  # else anyone among them whose clock is 3 s off would keep us out
-            use_relay=False,
-            use_auto_relay=False,
-            # Who has just asked for a token found out then, and may seem to be still there.
-            check_if_identity_free=gate is None or not gate.token,
-            **_listening(peer, port, reach),
+            client_mode=around.reach.client_mode,
+            network={
+                "identity_path": str(identity.path),
+                # Who has just asked for a token found out then, and may seem to be still there.
+                "check_if_identity_free": gate is None or not gate.token,
+                "startup_timeout": STARTUP_TIMEOUT,
+                "use_relay": False,
+                "use_auto_relay": False,
+                **_listening(peer, around.port, around.reach),
+            },
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
-        if may_start_alone and living and "already taken" not in str(error):
-            return open_node(peer, identity, (), gate=gate, preferred_port=preferred_port)
-        raise _explained(error, living) from error
-    node.reach = reach
-    if not reach.client_mode:
+        if may_start_alone and around.living and "already taken" not in str(error):
+            return start_node(peer, identity, replace(around, living=[]), gate=gate)
+        raise _explained(error, around.living) from error
+    node.reach = around.reach
+    if not around.reach.client_mode:
         node.run_coroutine(serve)
     return node
+
+
+def find_reach(peer: PeerConfig, peers: Sequence[str]) -> Reached:
+    """Whether some of these peers can reach this machine at the configured port; no node is started.
+
+    Raises UserError if the port is taken.
+    """
+    port = _free_port(peer, 0)
+    try:
+        reach = find_out(peer.host, port, in_own_loop(answering(peers)))
+    except OSError as error:
+        raise _cannot_listen(peer.host, port, error) from None
+    return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
 
 
 def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
@@ -178,7 +182,7 @@ def _reach(
 
 def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
     if reach.client_mode:
-        return {"client_mode": True, "no_listen": True}
+        return {"dht_mode": "client", "no_listen": True}
     listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
     if peer.announce_host:
         protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"

@@ -8,23 +8,25 @@ global step old). In exact training, without overlap, a volunteer waits for each
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Progress, Receipt
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
 from dedloc_kit.swarm.group import Round
+from dedloc_kit.swarm.receipts import global_step
 from dedloc_kit.swarm.rounds import Rounds
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, TrainingState
 from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.troubles import Troubles
 
 HAND_OVER_SECONDS = 10.0
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
@@ -59,6 +61,7 @@ class CollaborativeOptimizer:
         signer: Signer,
         session: str,
         name: str,
+        team: str,
         device: str,
         addresses: tuple[str, ...],
         known: Sequence[str],
@@ -70,17 +73,20 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
-        self._name, self._device, self._addresses = name, device, addresses
-        self._last_step, self._stop, self._on_step = last_step, stop, on_step
+        self._name, self._team, self._device, self._addresses = name, team, device, addresses
+        self._stop, self._on_step = stop, on_step
+        self.last_step = last_step
+        """No round is begun after it; may change at any time."""
         self._overlap = run.averaging.overlap
         self.gradients = gradients
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
+        self._stepped = 0.0  # when the last global step was done; 0 if this peer was not there
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self.paused = False
-        """Told to the others; what the coordinator says here holds for the run."""
+        self.instructions: Instructions | None = None
+        """Told to the others; volunteers do what the coordinator says here."""
         self.averager = GradientAverager(
             state.layout,
             dht=dht,
@@ -89,7 +95,9 @@ class CollaborativeOptimizer:
             current_state=state.for_newcomer,
             current_info=lambda: state.info,
         )
-        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn)
+        self.troubles = Troubles(warn)
+        """What went wrong in the swarm, as far as this peer saw it."""
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles)
         self._rounds = Rounds(
             run,
             state,
@@ -101,6 +109,7 @@ class CollaborativeOptimizer:
             session=session,
             name=name,
             warn=warn,
+            troubles=self.troubles,
         )
         self._catch_up = CatchUp(state, self.averager, self.tracker, run, signer, stop, on_loading, warn)
 
@@ -247,7 +256,7 @@ class CollaborativeOptimizer:
             complete = self._rounds.advance()
         elif self._catch_up.behind():
             self._follow_the_swarm()
-        elif self.step < self._last_step:
+        elif self.step < self.last_step:
             complete = self._rounds.gather_if_due(self.samples_per_second)
         if complete is not None:
             self._apply(complete)
@@ -261,27 +270,21 @@ class CollaborativeOptimizer:
             seconds=outcome.seconds,
             signed=outcome.signed,
         )
+        began = time.monotonic()
         with self.averager.get_tensors() as (average,):
             self.state.apply(average, receipt)
+        done = time.monotonic()
+        parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
+        if self._stepped:
+            parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
+        self._stepped = done
         self.gradients.count_outgoing()
         self._report()
-        self._tell(receipt, outcome.contributions)
+        self._tell(receipt, outcome.contributions, parts)
 
-    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution]) -> None:
-        samples = sum(c.samples for c in contributions.values())
-        losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None and c.samples]
-        self._on_step(
-            GlobalStep(
-                step=receipt.step,
-                round=receipt.round,
-                time=receipt.time,
-                samples=samples,
-                loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
-                peers=len(contributions),
-                seconds=receipt.seconds,
-            ),
-            contributions,
-        )
+    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
+        """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
+        self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm
 
@@ -289,7 +292,8 @@ class CollaborativeOptimizer:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
         for receipt, contributions in self._catch_up.follow():
             self.gradients.settle([receipt.round])
-            self._tell(receipt, contributions)
+            self._tell(receipt, contributions, {})
+        self._stepped = 0.0
         self.gradients.settle(self.state.rounds)
         self._rounds.drop_stale()
         self._report()
@@ -305,11 +309,13 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
                 follower=self._replica is None,
-                paused=self.paused,
+                instructions=self.instructions,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 device=self._device,
                 name=self._name,
+                team=self._team,
+                upload=self._rounds.upload,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

@@ -3,6 +3,7 @@
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +16,12 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.admission import Admission, come_in, serve
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.local_steps import LocalSteps
 from dedloc_kit.swarm.membership import Membership
-from dedloc_kit.swarm.node import Node, addresses_of, open_node
+from dedloc_kit.swarm.node import Surroundings, addresses_of, look_around, start_node
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
@@ -94,14 +96,14 @@ def connected(
     """
     device = pick_device(peer.device)
     set_threads(peer.threads)
-    task = create_task(run, peer.task_module)
     identity = Identity(peer.folder / IDENTITY_FILE)
     signer = Signer(identity)
     gate = Gate(run.run_id, organizer or signer.peer, signer, restricted=run.access.who != "open")
-    if gate.restricted and organizer is not None:
-        come_in(run, gate, identity, initial_peers, secret)
-    try:
-        dht = open_node(
+
+    def look() -> Surroundings:
+        if gate.restricted and organizer is not None:
+            come_in(run, gate, identity, initial_peers, secret)
+        return look_around(
             peer,
             identity,
             initial_peers,
@@ -109,6 +111,12 @@ def connected(
             may_start_alone=may_start_alone,
             preferred_port=preferred_port,
         )
+
+    with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
+        looking = line.submit(look)
+        task = create_task(run, peer.task_module)
+    try:
+        dht = start_node(peer, identity, looking.result(), gate=gate, may_start_alone=may_start_alone)
     except UserError:
         if organizer is not None and not gate.restricted:
             come_in(run, gate, identity, initial_peers)  # it may be that nobody answers because the organizer wants so
@@ -130,6 +138,7 @@ def connected(
             signer=signer,
             session=session,
             name=peer.name,
+            team=peer.team,
             device=describe_device(device),
             addresses=addresses,
             known=initial_peers,

@@ -24,8 +24,7 @@ _SLOW_SECONDS = 5.0
 
 def largest_microbatch(run: RunConfig) -> int:
     """At most so many samples at once: a small part of a batch, which many peers would otherwise overshoot."""
-    batch = run.global_batch if run.averaging.mode == "global-batch" else run.averaging.local_batch
-    return max(1, min(MOST_SAMPLES, batch // 8))
+    return max(1, min(MOST_SAMPLES, run.peer_batch // 8))
 
 
 def find_microbatch(compute: Compute, batch: Batch) -> int:

@@ -1,15 +1,17 @@
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 import requests
 
-from dedloc_kit.dashboard import entrance, view
+from dedloc_kit.dashboard import entrance, pages, view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
@@ -142,9 +144,11 @@ class Viewing:
 def test_the_page_and_its_files_are_served(dashboard: Dashboard) -> None:
     page = get(dashboard, "/")
     assert page.headers["content-type"].startswith("text/html")
-    for name in ("app.js", "chart.js", "format.js", "live.js", "style.css", "icon.svg", "plotly-basic.min.js"):
-        assert get(dashboard, f"/static/{name}").status_code == 200
-    assert "http://" not in page.text
+    files = re.findall(r'(?:href|src)="(static/[^"]+)"', page.text)
+    assert len(files) > 5
+    for name in files:
+        assert get(dashboard, f"/{name}").status_code == 200
+    assert "http://" not in page.text.replace(dashboard.url, "")
     assert "https://" not in page.text
 
 
@@ -245,6 +249,10 @@ def test_before_there_is_a_ledger_the_run_is_starting(dashboard: Dashboard, path
         ([joined()], "waiting for volunteers"),
         ([Peers(peers=(COORDINATOR,))], "waiting for volunteers"),
         ([Peers(peers=(COORDINATOR, seen("p")))], "training"),
+        ([Peers(peers=(COORDINATOR, seen("p")), paused=True)], "paused"),
+        ([Peers(peers=(COORDINATOR, seen("p")), last_step=1)], "training"),
+        ([Peers(peers=(COORDINATOR,), last_step=0), Left(step=0, session_samples=0)], "finished"),
+        ([Peers(peers=(COORDINATOR,), last_step=0), Peers(peers=(COORDINATOR,))], "waiting for volunteers"),
         ([joined(), Failed(text="out of memory")], "coordinator lost"),
         ([joined(), Left(step=3, session_samples=0)], "coordinator lost"),
         ([joined(), Failed(text="out of memory"), State(text="starting again")], "starting"),
@@ -279,9 +287,7 @@ def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> 
     assert (state["step"], state["samples_total"], state["loss"]) == (3, 192, 3.97)
     assert (state["evaluation"]["first"]["loss"], state["evaluation"]["last"]["loss"]) == (5.0, 4.5)
     assert state["seconds_per_step"] == 5.0
-    assert state["contributors"] == [
-        {"peer": "p", "name": "Asha", "samples": 192, "steps": 3, "first_seen": 1005.0, "last_seen": 1015.0}
-    ]
+    assert state["contributor_count"] == 1
 
 
 def test_what_the_model_can_do_is_told_and_pushed(dashboard: Dashboard, path: Path) -> None:
@@ -304,23 +310,32 @@ def test_the_batch_counts_only_peers_at_the_current_step(dashboard: Dashboard) -
     behind = seen("q", samples=50, step=4)
     dashboard.publish(Peers(peers=(behind, seen("p", samples=16, step=5), seen("c", step=5, follower=True, rate=0.0))))
     state = state_of(dashboard)
-    assert state["batch"] == {"step": 6, "samples": 16, "shares": [{"peer": "p", "name": "Asha", "samples": 16}]}
+    assert state["batch"] == {
+        "step": 6,
+        "samples": 16,
+        "shares": [{"peer": "p", "name": "Asha", "samples": 16}],
+        "others": {"peers": 0, "samples": 0},
+    }
     assert state["eta_seconds"] == (64 - 16) / 8.0
     assert state["volunteers"] == 2
-    assert [(peer["peer"], peer["current"]) for peer in state["peers"]] == [("p", True), ("q", False), ("c", True)]
+    peers = get(dashboard, "/api/peers").json()["peers"]
+    assert [(p["peer"], p["current"], p["lag"]) for p in peers] == [("p", True, 0), ("q", False, 1), ("c", True, 0)]
 
 
 def test_numbers_that_are_not_finite_do_no_harm(dashboard: Dashboard) -> None:
     dashboard.publish(Peers(peers=(seen("p", samples=1, rate=float("inf")), seen("q", rate=float("nan")))))
     dashboard.publish(Evaluated(step=1, loss=float("nan")))
-    assert [peer["samples_per_second"] for peer in state_of(dashboard)["peers"]] == [None, None]
+    peers = get(dashboard, "/api/peers").json()["peers"]
+    assert [peer["samples_per_second"] for peer in peers] == [None, None]
+    assert state_of(dashboard)["samples_per_second"] == 0.0
 
 
 def test_a_long_run_is_thinned_to_what_a_chart_can_show(dashboard: Dashboard, path: Path) -> None:
     ledger = Ledger(path)
     ledger._connection.execute("BEGIN")
     ledger._connection.executemany(
-        "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5)", ((step,) for step in range(1, 20_001))
+        "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5, NULL, NULL, NULL, NULL)",
+        ((step,) for step in range(1, 20_001)),
     )
     ledger._connection.executemany(
         "INSERT INTO evaluations (step, loss, time) VALUES (?, 2.0, 0.0)", ((step,) for step in range(10, 20_001, 10))
@@ -344,7 +359,7 @@ def test_a_viewer_gets_the_state_first_and_then_what_happens(dashboard: Dashboar
     dashboard.publish(Peers(peers=(COORDINATOR, seen("p", samples=7))))
     change = viewing.wait_for(lambda name, values: name == "change" and values.get("volunteers") == 1)
     assert change["batch"]["samples"] == 7
-    assert "contributors" not in change  # only what has changed travels
+    assert "samples_total" not in change  # only what has changed travels
     done = record(Ledger(path), 1)
     dashboard.publish(StepDone(step=done, contributions={"p": 64}))
     viewing.wait_for(lambda name, values: name == "change" and values.get("step") == 1)
@@ -379,14 +394,15 @@ def test_hostile_names_travel_as_plain_text(dashboard: Dashboard, path: Path) ->
     viewing = Viewing(dashboard)
     record(Ledger(path), 1, name=HOSTILE)
     dashboard.publish(Peers(peers=(seen("p", samples=1, step=1, name=HOSTILE),)))
-    change = viewing.wait_for(lambda name, values: bool(values.get("peers")))
-    assert change["peers"][0]["name"] == HOSTILE
-    answer = get(dashboard, "/api/state")
+    change = viewing.wait_for(lambda name, values: bool(values.get("batch", {}).get("shares")))
+    assert change["batch"]["shares"][0]["name"] == HOSTILE
+    answer = get(dashboard, "/api/people")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["contributors"][0]["name"] == HOSTILE
-    script = get(dashboard, "/static/app.js").text
-    assert "innerHTML" not in script
-    assert "insertAdjacentHTML" not in script
+    assert answer.json()["people"][0]["name"] == HOSTILE
+    static = Path(pages.__file__).parent / "static"
+    scripts = [script.read_text() for script in static.rglob("*.js") if "plotly" not in script.name]
+    assert len(scripts) > 10
+    assert not any("innerHTML" in script or "insertAdjacentHTML" in script for script in scripts)
 
 
 def test_a_broken_ledger_is_told_without_its_path_and_the_page_goes_on(dashboard: Dashboard, path: Path) -> None:
@@ -458,3 +474,24 @@ def test_publishing_before_the_start_is_remembered(path: Path) -> None:
     dashboard.start()
     assert state_of(dashboard)["status"] == "training"
     dashboard.stop()
+
+
+def test_every_view_has_an_address_and_finds_its_files_from_there(dashboard: Dashboard) -> None:
+    for path in ("/", "/people", "/people/p", "/swarm", "/organizer"):
+        page = get(dashboard, path)
+        assert page.headers["content-type"].startswith("text/html")
+        for name in re.findall(r'(?:src|href)="([^"#]+)"', page.text):
+            assert requests.get(urljoin(page.url, name), timeout=DEADLINE).status_code == 200, name
+    assert get(dashboard, "/people/<p>").status_code == 422
+
+
+def test_what_the_model_said_on_its_way_is_told_from_the_first_to_the_newest(dashboard: Dashboard, path: Path) -> None:
+    ledger = Ledger(path)
+    assert get(dashboard, "/api/samples").json() == {"moments": []}
+    for step in range(0, 90, 10):
+        sample = FillMask(before="the ", guess=f"guess {step}", truth="boat", after=" sails")
+        ledger.record_evaluation(step, Evaluation(loss=4.0, samples=(sample,)), 1.0)
+    ledger.record_evaluation(90, Evaluation(loss=4.0), 1.0)  # nothing was tried
+    moments = get(dashboard, "/api/samples").json()["moments"]
+    assert [moment["step"] for moment in moments] == [0, 20, 40, 60, 80]
+    assert moments[-1]["samples"] == [{"before": "the ", "guess": "guess 80", "truth": "boat", "after": " sails"}]

@@ -96,7 +96,7 @@ def test_what_is_not_known_yet_is_not_shown_as_a_number() -> None:
     assert "you take part" not in words
 
 
-@pytest.mark.parametrize("field", ["text", "run_id", "about", "name", "device"])
+@pytest.mark.parametrize("field", ["text", "run_id", "about", "name", "device", "announcement"])
 def test_what_others_wrote_is_text_not_markup(field: str) -> None:
     panel = shown(snapshot(**{field: HOSTILE}))
     assert "<img" not in page_of(panel)

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from dedloc_kit.client import fetch_state
+from dedloc_kit.client import fetch_people
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.launch import Coordinator
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
@@ -85,8 +85,8 @@ def test_a_notebook_installs_joins_trains_and_thanks(
 
     assert notebook.cells[-1].outputs[0].text.startswith(str(installed)), "the kit did not come from the coordinator"
     assert "Thank you" in str(notebook.metadata.widgets), "the panel did not end with its thanks"
-    (contributor,) = fetch_state(url)["contributors"]
-    assert contributor["samples"] >= 2 * coordinator.run.global_batch
+    (person,) = fetch_people(url)
+    assert person["samples"] >= 2 * coordinator.run.global_batch
     wait_until(lambda: not processes_with(str(home)), "a process of the volunteer or the kernel is left")
 
 

@@ -1,0 +1,129 @@
+"""What the ledger says, for a page that asks often and must outlive whatever happens to the file."""
+
+import itertools
+import logging
+import sqlite3
+import statistics
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Ledger, Person, UnreadyLedger
+from dedloc_kit.records import GlobalStep
+
+PACE_STEPS = 20
+"""The usual time of a global step is that of so many."""
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Recorded:
+    """The ledger as far as it can be read; any thread may ask."""
+
+    def __init__(self, path: Path) -> None:
+        self.problem: str | None = None
+        self._path = path
+        self._ledger: Ledger | None = None
+        self._opening = threading.Lock()
+        self._counting = threading.Lock()
+        self._counted: int | None = None
+        self._people: list[Person] = []
+        self._summary: dict[str, Any] = _NOTHING
+
+    def read(self, ask: Callable[[Ledger], T]) -> T | None:
+        """The answer to a question; none if there is no ledger yet or it cannot be read."""
+        ledger = self._open()
+        if ledger is None:
+            return None
+        try:
+            return ask(ledger)
+        except sqlite3.Error as error:
+            self._report(f"the ledger cannot be read ({error})")
+            return None
+
+    def version(self) -> int | None:
+        """Another number than before once the coordinator has written something; none without a ledger."""
+        return self.read(Ledger.version)
+
+    def people(self) -> list[Person]:
+        """Everyone who gave samples, most samples first."""
+        self._count()
+        return self._people
+
+    def summary(self) -> dict[str, Any]:
+        """The part of the state that was recorded."""
+        self._count()
+        return self._summary
+
+    def close(self) -> None:
+        with self._opening:
+            if self._ledger is not None:
+                self._ledger.close()
+                self._ledger = None
+
+    def _count(self) -> None:
+        """Add up anew if something was written."""
+        with self._counting:
+            version = self.version()
+            if version is None or version != self._counted:
+                self._people = self.read(Ledger.people) or []
+                self._summary = self.read(lambda ledger: _summed_up(ledger, self._people)) or _NOTHING
+                self._counted = version
+
+    def _open(self) -> Ledger | None:
+        with self._opening:
+            if self._ledger is None and self._path.exists():
+                try:
+                    self._ledger = Ledger(self._path, read_only=True)
+                    self.problem = None
+                except UnreadyLedger:
+                    pass
+                except UserError as error:
+                    self._report(str(error))
+            return self._ledger
+
+    def _report(self, text: str) -> None:
+        """Tell the organizer once, with the path; viewers learn only that something is wrong."""
+        if self.problem is None:
+            _log.warning("%s", text)
+        self.problem = "the ledger cannot be read"
+
+
+_NOTHING: dict[str, Any] = {
+    "step": 0,
+    "samples_total": 0,
+    "loss": None,
+    "evaluation": None,
+    "samples": [],
+    "seconds_per_step": None,
+    "last_step_time": None,
+    "contributor_count": 0,
+    "device_seconds": 0.0,
+}
+
+
+def _summed_up(ledger: Ledger, people: list[Person]) -> dict[str, Any]:
+    last = ledger.last_step()
+    recent = ledger.steps(after=max(0, last - PACE_STEPS))
+    ends = ledger.first_and_last_evaluation()
+    return {
+        "step": last,
+        "samples_total": sum(person.samples for person in people),
+        "loss": next((step.loss for step in reversed(recent) if step.loss is not None), None),
+        "evaluation": {"first": asdict(ends[0]), "last": asdict(ends[1])} if ends else None,
+        "samples": ledger.newest_samples(),
+        "seconds_per_step": _pace(recent),
+        "last_step_time": recent[-1].time if recent else None,
+        "contributor_count": len(people),
+        "device_seconds": sum(person.seconds for person in people),
+    }
+
+
+def _pace(steps: list[GlobalStep]) -> float | None:
+    """The usual time from one global step to the next; a median, so that a pause does not count."""
+    gaps = [later.time - earlier.time for earlier, later in itertools.pairwise(steps)]
+    return statistics.median(gaps) if gaps else None

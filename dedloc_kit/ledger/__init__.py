@@ -1,0 +1,13 @@
+"""The durable record of a run: who gave what to which global step, and how the run went.
+
+One SQLite file in the coordinator's folder. A killed process loses nothing that was recorded: every change is one
+transaction in a write-ahead log, which also lets the dashboard, another process, read while the coordinator writes.
+
+`schema` has the tables and brings those of before up to date, `reading` what is read, `ledger` what is written.
+"""
+
+from dedloc_kit.ledger.ledger import Ledger
+from dedloc_kit.ledger.reading import Contributor, EvaluationPoint, Person, Trouble, Visit
+from dedloc_kit.ledger.schema import UnreadyLedger
+
+__all__ = ["Contributor", "EvaluationPoint", "Ledger", "Person", "Trouble", "UnreadyLedger", "Visit"]

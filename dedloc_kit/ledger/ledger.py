@@ -1,0 +1,332 @@
+"""What is written to a ledger, each change in one transaction.
+
+`synchronous=FULL` makes each transaction survive a power failure too; at one or two transactions per global step it
+costs nothing that anyone could notice.
+
+A peer's total is the sum over its sessions of the largest `session_samples` seen, so that contributions which
+nobody collected still count. A rewind cuts a session in two **parts**: what the first part gave after the
+rewind is forgotten, the second part counts from there (`base`).
+"""
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import PeerSeen
+from dedloc_kit.ledger.reading import Contributor, Reader, TroubleKind
+from dedloc_kit.ledger.schema import DAY_SECONDS, MOST_SAMPLES, check, decay, prepare, recent_average
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep
+
+ABSENCE_SECONDS = 60.0
+"""Whoever comes back within this time has not left."""
+MARK_SECONDS = 30.0
+"""How often it is written down who is still here."""
+MOST_DEVICES = 16
+"""Of one peer; one that names a new one at every moment must not fill the disk."""
+KEPT_TROUBLES = 50
+"""Of each kind."""
+
+
+@dataclass(frozen=True)
+class _Guest:
+    """A volunteer that is here, as its visit has it."""
+
+    visit: int
+    name: str
+    team: str
+    device: str
+    client_mode: bool
+
+    def is_like(self, peer: PeerSeen) -> bool:
+        told = (peer.name, peer.team, peer.device, peer.client_mode)
+        return (self.name, self.team, self.device, self.client_mode) == told
+
+
+class Ledger(Reader):
+    """Opens the file and creates it where needed; one instance may be used from several threads.
+
+    :param clock: seconds since 1970: when things became known here
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(clock)
+        self._path = path
+        self._guests: dict[str, _Guest] = {}
+        self._seen: dict[str, float] = {}  # when each of them was seen last
+        self._marked = -math.inf
+        try:
+            self._connection = self._open(read_only)
+        except sqlite3.OperationalError as error:
+            fix = "check that the folder exists and that you may write to it"
+            if read_only:
+                fix = "check that the coordinator has started and that you may read its folder"
+            raise UserError(f"{path}: the ledger cannot be opened ({error}); {fix}") from None
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{path} is not a ledger ({error}); move it away or choose another folder") from None
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
+        """Record a finished global step with the contributions known by then; a second time changes nothing.
+
+        If another all-reduce led to this step before, that history was lost with those who knew it: it is forgotten.
+        """
+        with self._transaction():
+            query = "SELECT 1 FROM steps WHERE step = ? AND round != ?"
+            if self._connection.execute(query, (step.step, step.round)).fetchone() is not None:
+                self._rewind(step.step - 1)
+            self._connection.execute(
+                "INSERT OR IGNORE INTO steps VALUES (:step, :round, :time, :samples, :loss, :peers, :seconds,"
+                " :compute, :gather, :average, :apply)",
+                step.model_dump(),
+            )
+            for peer, contribution in contributions.items():
+                self._add(peer, contribution)
+
+    def record_contribution(self, peer: str, contribution: Contribution) -> None:
+        """Record what a peer says it gave to a step, in any order; a second time changes nothing."""
+        with self._transaction():
+            self._add(peer, contribution)
+
+    def record_evaluation(self, step: int, evaluation: Evaluation, time: float) -> None:
+        """Record an evaluation at a step. A loss that is not finite is no point on a curve: it is left out."""
+        if not math.isfinite(evaluation.loss):
+            return
+        values = evaluation.model_dump()
+        row = (step, evaluation.loss, time, json.dumps(values["metrics"]), json.dumps(values["samples"]))
+        with self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", row)
+
+    def record_presence(self, peers: Iterable[PeerSeen]) -> None:
+        """Note who is here now, for the visits and the time given. Called often: most calls write nothing.
+
+        Followers are no guests. Of whoever leaves without having given a sample nothing stays.
+        """
+        now = self._clock()
+        volunteers = {peer.peer: peer for peer in peers if not peer.follower}
+        left = {peer for peer, seen in self._seen.items() if not -ABSENCE_SECONDS < now - seen < ABSENCE_SECONDS}
+        staying = {peer: guest for peer, guest in self._guests.items() if peer not in left}
+        new = [v for peer, v in volunteers.items() if peer not in staying or not staying[peer].is_like(v)]
+        if not new and not left and 0 <= now - self._marked < MARK_SECONDS:
+            self._seen |= dict.fromkeys(volunteers, now)
+            return
+        seen = {peer: now if peer in volunteers else self._seen[peer] for peer in {**staying, **volunteers}}
+        with self._transaction():
+            for peer, guest in staying.items():
+                self._mark(peer, guest.visit, seen[peer])
+            for peer in left:
+                self._mark(peer, self._guests[peer].visit, self._seen[peer])
+                self._see_off(peer, self._guests[peer].visit)
+            staying |= {volunteer.peer: self._welcome(volunteer, now) for volunteer in new}
+        self._guests, self._seen, self._marked = staying, seen, now
+
+    def record_trouble(self, kind: TroubleKind, text: str, *, step: int | None = None, count: int = 1) -> None:
+        """Count something that went wrong; the last ones are kept. `text` stands for `count` of them."""
+        with self._transaction():
+            execute = self._connection.execute
+            execute(
+                "INSERT INTO counts VALUES (?, ?) ON CONFLICT (kind) DO UPDATE SET count = count + excluded.count",
+                (kind, count),
+            )
+            execute("INSERT INTO troubles VALUES (NULL, ?, ?, ?, ?)", (kind, self._clock(), step, text))
+            execute(
+                "DELETE FROM troubles WHERE kind = ?1 AND id NOT IN"
+                " (SELECT id FROM troubles WHERE kind = ?1 ORDER BY id DESC LIMIT ?2)",
+                (kind, KEPT_TROUBLES),
+            )
+
+    def adopt(self, contributors: Iterable[Contributor]) -> None:
+        """Count what was given before this ledger began, as another one of the run has it. An empty ledger only."""
+        rows = [(c.peer, c.name, c.samples, c.steps, c.first_seen, c.last_seen) for c in contributors]
+        with self._transaction():
+            # No peer can name this session: those of peers are hexadecimal.
+            self._connection.executemany("INSERT INTO parts VALUES (NULL, ?, 'earlier', ?, 0, 0, ?, ?, ?, ?)", rows)
+            self._connection.executemany(
+                "INSERT INTO people (peer, name, samples, steps, sessions, first_seen, last_seen)"
+                " VALUES (?, ?, ?, ?, 1, ?, ?)",
+                rows,
+            )
+
+    def close(self) -> None:
+        """Close the file, and note until when everyone was here; a second time does nothing."""
+        guests, self._guests = self._guests, {}
+        if guests:
+            with suppress(UserError), self._transaction():
+                for peer, guest in guests.items():
+                    self._mark(peer, guest.visit, self._seen[peer])
+        super().close()
+
+    def _open(self, read_only: bool) -> sqlite3.Connection:
+        uri = f"file:{quote(str(self._path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
+        # Autocommit mode: transactions are written out. Threads take turns with our lock.
+        connection = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+        try:
+            if not read_only:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+                prepare(connection)
+            check(connection, self._path)
+            if not read_only:
+                connection.execute("UPDATE visits SET here = 0 WHERE here")  # of a coordinator that was killed
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    if self._connection.in_transaction:  # a full disk has rolled it back already
+                        self._connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.OperationalError as error:
+                raise UserError(
+                    f"{self._path}: the ledger cannot be written ({error}); free disk space, check the folder's "
+                    "permissions and that no second coordinator uses it"
+                ) from None
+
+    def _add(self, peer: str, contribution: Contribution) -> None:
+        execute = self._connection.execute
+        samples, seen = contribution.samples, contribution.session_samples
+        parts = execute(
+            "SELECT id, base, until FROM parts WHERE peer = ? AND session = ? ORDER BY base DESC",
+            (peer, contribution.session),
+        ).fetchall()
+        # Counters only grow, so the part is the newest that began below this count. Nothing given: the newest.
+        fitting = (row for row in parts if seen > row[1] or row[1] == 0 or samples == 0)
+        part, base, until = next(fitting, (None, 0, None))
+        if until is not None and contribution.step > until:
+            return  # delivered again, or late, after a rewind forgot that step
+        if part is None:
+            part = execute(
+                "INSERT INTO parts VALUES (NULL, ?, ?, ?, 0, NULL, 0, 0, ?, ?)",
+                (peer, contribution.session, contribution.name, contribution.time, contribution.time),
+            ).lastrowid
+        added = execute(
+            "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?)",
+            (contribution.step, part, samples, seen, contribution.loss, contribution.time),
+        )
+        if added.rowcount:
+            execute(
+                "UPDATE parts SET samples = max(samples, ?1), steps = steps + ?2, first_seen = min(first_seen, ?3),"
+                " name = iif(?3 >= last_seen, ?4, name), last_seen = max(last_seen, ?3) WHERE id = ?5",
+                (seen - base, samples > 0, contribution.time, contribution.name, part),
+            )
+            self._settle(peer)
+
+    def _settle(self, peer: str) -> None:
+        """Bring the running sums of a peer up to date with its parts; what is new, or forgotten, is so as of now."""
+        execute, now = self._connection.execute, self._clock()
+        samples, steps, sessions, name = execute(
+            "SELECT CAST(min(total(samples), ?1) AS INTEGER), sum(steps), count(DISTINCT iif(samples, session, NULL)),"
+            " (SELECT name FROM parts WHERE peer = ?2 ORDER BY last_seen DESC LIMIT 1) FROM parts WHERE peer = ?2",
+            (MOST_SAMPLES, peer),
+        ).fetchone()
+        row = execute("SELECT samples, recent, recent_time FROM people WHERE peer = ?", (peer,)).fetchone()
+        before, recent, recent_time = row or (0, 0.0, now)
+        new = samples - before
+        recent = max(0.0, recent * decay(now - recent_time) + recent_average(new, age=0.0))
+        execute(
+            "INSERT INTO people (peer, name, samples, steps, sessions, first_seen, last_seen, recent, recent_time)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?6) ON CONFLICT (peer) DO UPDATE SET"
+            " name = ?2, samples = ?3, steps = ?4, sessions = ?5, last_seen = max(last_seen, ?6), recent = ?7,"
+            " recent_time = ?6",
+            (peer, name, samples, steps, sessions, now, recent),
+        )
+        execute(
+            "INSERT INTO days VALUES (?1, ?2, max(0, ?3)) ON CONFLICT (peer, day) DO UPDATE SET"
+            " samples = max(0, samples + ?3)",
+            (peer, now // DAY_SECONDS, new),
+        )
+        execute("UPDATE visits SET samples = max(0, samples + ?) WHERE here AND peer = ?", (new, peer))
+
+    def _rewind(self, step: int) -> None:
+        """Forget everything after this step."""
+        execute = self._connection.execute
+        cut = execute(
+            "SELECT DISTINCT parts.id, peer, session, name, base, until, base + parts.samples, last_seen"
+            " FROM parts JOIN contributions ON part = parts.id WHERE step > ?",
+            (step,),
+        ).fetchall()
+        execute("DELETE FROM steps WHERE step > ?", (step,))
+        execute("DELETE FROM evaluations WHERE step > ?", (step,))
+        execute("DELETE FROM contributions WHERE step > ?", (step,))
+        for part, peer, session, name, base, until, seen, last_seen in cut:
+            execute("UPDATE parts SET until = ? WHERE id = ?", (step, part))
+            self._recount(part)
+            if until is None and seen > base:  # the peer may still be there: count from here what it gives now
+                execute(
+                    "INSERT INTO parts VALUES (NULL, ?, ?, ?, ?, NULL, 0, 0, ?, ?)",
+                    (peer, session, name, seen, last_seen, last_seen),
+                )
+            self._settle(peer)
+
+    def _recount(self, part: int) -> None:
+        """Derive a part's sums from the contributions that are left of it."""
+        self._connection.execute(
+            "UPDATE parts SET (samples, steps, first_seen, last_seen) ="
+            " (SELECT coalesce(max(session_samples) - base, 0), count(nullif(contributions.samples, 0)),"
+            " coalesce(min(time), first_seen), coalesce(max(time), last_seen)"
+            " FROM contributions WHERE part = id) WHERE id = ?",
+            (part,),
+        )
+
+    def _welcome(self, peer: PeerSeen, now: float) -> _Guest:
+        """Begin the visit of a peer, or go on with that which it was on a moment ago."""
+        execute = self._connection.execute
+        execute(
+            "INSERT INTO people (peer, name, team, first_seen, last_seen) VALUES (?1, ?2, ?3, ?4, ?4)"
+            " ON CONFLICT (peer) DO UPDATE SET team = ?3, last_seen = max(last_seen, ?4)",
+            (peer.peer, peer.name, peer.team, now),
+        )
+        execute(
+            "INSERT OR IGNORE INTO devices SELECT ?1, ?2 WHERE (SELECT count(*) FROM devices WHERE peer = ?1) < ?3",
+            (peer.peer, peer.device, MOST_DEVICES),
+        )
+        what = (peer.name, peer.device, "client" if peer.client_mode else "full")
+        row = execute(
+            "SELECT id FROM visits WHERE peer = ? AND until BETWEEN ? AND ? ORDER BY since DESC LIMIT 1",
+            (peer.peer, now - ABSENCE_SECONDS, now + ABSENCE_SECONDS),
+        ).fetchone()
+        if row is not None:
+            (visit,) = row
+            execute("UPDATE visits SET name = ?, device = ?, mode = ?, here = 1 WHERE id = ?", (*what, visit))
+            self._mark(peer.peer, visit, now)
+        else:
+            visit = execute(
+                "INSERT INTO visits (peer, name, device, mode, since, until, here) VALUES (?, ?, ?, ?, ?, ?, 1)",
+                (peer.peer, *what, now, now),
+            ).lastrowid
+        return _Guest(visit, peer.name, peer.team, peer.device, peer.client_mode)
+
+    def _mark(self, peer: str, visit: int, seen: float) -> None:
+        """A visit has lasted until then."""
+        execute = self._connection.execute
+        execute(
+            "UPDATE people SET seconds = seconds + max(0, ?1 - (SELECT until FROM visits WHERE id = ?2)),"
+            " last_seen = max(last_seen, ?1) WHERE peer = ?3",
+            (seen, visit, peer),
+        )
+        execute("UPDATE visits SET until = max(until, ?) WHERE id = ?", (seen, visit))
+
+    def _see_off(self, peer: str, visit: int) -> None:
+        execute = self._connection.execute
+        execute("UPDATE visits SET here = 0 WHERE id = ?", (visit,))
+        if execute("DELETE FROM people WHERE peer = ? AND samples = 0", (peer,)).rowcount:
+            execute("DELETE FROM visits WHERE peer = ?", (peer,))
+            execute("DELETE FROM devices WHERE peer = ?", (peer,))

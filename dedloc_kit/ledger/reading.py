@@ -1,0 +1,220 @@
+"""What is read from a ledger. Nothing here goes through all contributions: the page asks often."""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dedloc_kit.ledger.schema import MOST_SAMPLES, decay
+from dedloc_kit.records import FillMask, GlobalStep
+
+TroubleKind = Literal["failed", "rejected"]
+"""A round that failed; a record from the network that was not taken."""
+Mode = Literal["full", "client"]
+
+_STEP_FIELDS = (
+    *("step", "round", "time", "samples", "loss", "peers", "seconds"),
+    *("compute", "gather", "average", "apply"),
+)
+
+
+@dataclass(frozen=True)
+class EvaluationPoint:
+    """What the parameters of one global step can do with held-out data; `metrics` as in records.Evaluation."""
+
+    step: int
+    loss: float
+    time: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """What one peer gave over all its sessions; times by the coordinator's clock."""
+
+    peer: str
+    name: str
+    samples: int
+    steps: int
+    first_seen: float
+    last_seen: float
+
+
+@dataclass(frozen=True)
+class Person(Contributor):
+    """A contributor with all that is known of it."""
+
+    team: str
+    sessions: int
+    seconds: float
+    """How long it was here."""
+    recent: float
+    """Samples a day, weighted exponentially with a half-life of a week."""
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One stay of a peer; short absences are part of it."""
+
+    peer: str
+    name: str
+    device: str
+    mode: Mode
+    since: float
+    until: float
+    """When it was seen last; not quite up to date while it is here."""
+    samples: int
+    here: bool
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that went wrong and was dealt with."""
+
+    time: float
+    step: int | None
+    text: str
+
+
+class Reader:
+    """The reading half of a ledger; one instance may be used from several threads."""
+
+    _connection: sqlite3.Connection
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+
+    def version(self) -> int:
+        """Another number than before if another process has written in between."""
+        return int(self._rows("PRAGMA data_version")[0][0])
+
+    # The run
+
+    def last_step(self) -> int:
+        """The newest global step, 0 if there is none."""
+        return int(self._rows("SELECT coalesce(max(step), 0) FROM steps")[0][0])
+
+    def steps(self, after: int = 0, limit: int | None = None, every: int = 1) -> list[GlobalStep]:
+        """Global steps after a step, oldest first; `every` thins them to its multiples and the newest."""
+        rows = self._rows(
+            f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE step > ?1"
+            " AND (step % ?2 = 0 OR step = (SELECT max(step) FROM steps)) ORDER BY step LIMIT ?3",
+            (after, every, -1 if limit is None else limit),
+        )
+        return [GlobalStep(**dict(zip(_STEP_FIELDS, row, strict=True))) for row in rows]
+
+    def evaluations(self, after: int = -1) -> list[EvaluationPoint]:
+        """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model."""
+        return self._evaluations("step > ?", (after,))
+
+    def first_and_last_evaluation(self) -> tuple[EvaluationPoint, EvaluationPoint] | None:
+        """The two ends of the evaluation curve; None while there is no evaluation."""
+        points = self._evaluations("step IN ((SELECT min(step) FROM evaluations), (SELECT max(step) FROM evaluations))")
+        return (points[0], points[-1]) if points else None
+
+    def newest_samples(self) -> list[FillMask]:
+        """The samples of the newest evaluation."""
+        rows = self._rows("SELECT samples FROM evaluations ORDER BY step DESC LIMIT 1")
+        return [FillMask(**sample) for row in rows for sample in json.loads(row[0])]
+
+    def samples_on_the_way(self, most: int) -> list[tuple[int, list[FillMask]]]:
+        """Steps with the samples of their evaluations, oldest first: the first, the newest and even ones in between."""
+        steps = [step for (step,) in self._rows("SELECT step FROM evaluations WHERE samples != '[]' ORDER BY step")]
+        chosen = {steps[round(part * (len(steps) - 1) / (most - 1))] for part in range(most)} if steps else set()
+        query = "SELECT samples FROM evaluations WHERE step = ?"
+        return [
+            (step, [FillMask(**sample) for row in self._rows(query, (step,)) for sample in json.loads(row[0])])
+            for step in sorted(chosen)
+        ]
+
+    def contributions_of(self, step: int) -> dict[str, int]:
+        """Peer to samples of one global step."""
+        found: dict[str, int] = {}
+        for peer, samples in self._rows(
+            "SELECT peer, contributions.samples FROM contributions JOIN parts ON id = part WHERE step = ?", (step,)
+        ):
+            found[peer] = found.get(peer, 0) + samples
+        return found
+
+    def troubles(self, kind: TroubleKind) -> tuple[int, list[Trouble]]:
+        """How many there were of this kind, and the newest ones, newest first."""
+        counted = self._rows("SELECT count FROM counts WHERE kind = ?", (kind,))
+        rows = self._rows("SELECT time, step, text FROM troubles WHERE kind = ? ORDER BY id DESC", (kind,))
+        return (counted[0][0] if counted else 0), [Trouble(*row) for row in rows]
+
+    # People
+
+    def people(self) -> list[Person]:
+        """Everyone who gave samples, most samples first."""
+        devices: dict[str, list[str]] = {}
+        for peer, device in self._rows("SELECT peer, device FROM devices"):
+            devices.setdefault(peer, []).append(device)
+        now = self._clock()
+        return [
+            Person(*[*row, recent * decay(now - recent_time), tuple(devices.get(row[0], ()))])
+            for *row, recent, recent_time in self._rows(
+                "SELECT peer, name, samples, steps, first_seen, last_seen, team, sessions, seconds, recent, recent_time"
+                " FROM people WHERE samples > 0 ORDER BY samples DESC, peer"
+            )
+        ]
+
+    def contributors(self) -> list[Contributor]:
+        """The same without what only the page shows."""
+        return [Contributor(p.peer, p.name, p.samples, p.steps, p.first_seen, p.last_seen) for p in self.people()]
+
+    def samples_total(self) -> int:
+        """The samples of all contributors together."""
+        # Summed in Python: a peer may claim a great many, and SQLite's sums overflow at 2**63.
+        return min(MOST_SAMPLES, sum(int(row[0]) for row in self._rows("SELECT samples FROM people")))
+
+    def days_of(self, peer: str) -> list[tuple[int, int]]:
+        """The days (since 1970, UTC) on which a peer gave something, and how many samples, oldest first."""
+        return self._rows("SELECT day, samples FROM days WHERE peer = ? AND samples > 0 ORDER BY day", (peer,))
+
+    def losses_of(self, peer: str, most: int) -> list[tuple[int, float]]:
+        """Global steps and this peer's own loss, thinned to about `most` evenly spread points."""
+        ((first, last),) = self._rows(
+            "SELECT min(step), max(step) FROM contributions WHERE part IN (SELECT id FROM parts WHERE peer = ?)",
+            (peer,),
+        )
+        if first is None:
+            return []
+        return self._rows(
+            "SELECT max(step), loss FROM contributions WHERE part IN (SELECT id FROM parts WHERE peer = ?)"
+            " AND loss IS NOT NULL GROUP BY step / ? ORDER BY 1",
+            (peer, 1 + (last - first) // most),
+        )
+
+    def visits_of(self, peer: str, limit: int) -> list[Visit]:
+        """A peer's newest visits, newest first."""
+        return self._visits("WHERE peer = ? ORDER BY since DESC LIMIT ?", (peer, limit))
+
+    def visits(self, limit: int) -> list[Visit]:
+        """Everyone's newest visits, newest first."""
+        return self._visits("ORDER BY since DESC LIMIT ?", (limit,))
+
+    def here(self) -> dict[str, float]:
+        """Who is here, and since when."""
+        return dict(self._rows("SELECT peer, since FROM visits WHERE here"))
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        with self._lock:
+            self._connection.close()
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._connection.execute(query, values).fetchall()
+
+    def _evaluations(self, where: str, values: Sequence[object] = ()) -> list[EvaluationPoint]:
+        rows = self._rows(f"SELECT step, loss, time, metrics FROM evaluations WHERE {where} ORDER BY step", values)
+        return [EvaluationPoint(step, loss, time, json.loads(metrics)) for step, loss, time, metrics in rows]
+
+    def _visits(self, which: str, values: Sequence[object]) -> list[Visit]:
+        query = "SELECT peer, name, device, mode, since, until, samples, here FROM visits"
+        return [Visit(*[*row, bool(here)]) for *row, here in self._rows(f"{query} {which}", values)]
