@@ -139,7 +139,7 @@ class Session:
             self._check_machine(invitation)
         peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
         self._set(text="loading the libraries")
-        secrets = {**self._account.environment(), CODE: self._code}
+        secrets = {**self._account.environment(), **({CODE: self._code} if self._code else {})}
         return {**volunteer_job(invitation, peer), "environment": secrets}
 
     def _check_machine(self, invitation: Invitation) -> None:

@@ -6,6 +6,7 @@ The coordinator's membership writes the notices.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from hivemind.dht import DHTNode
@@ -14,7 +15,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.access import Office, explained
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import Notice
-from dedloc_kit.swarm.access import TOKEN_SECONDS, NotAdmitted
+from dedloc_kit.swarm.access import NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
@@ -57,17 +58,20 @@ class Membership(threading.Thread):
         self._stopped = threading.Event()
 
     def stop(self) -> None:
+        """Returns soon: a question to an organizer that is gone may still wait for its answer."""
         self._stopped.set()
         if self.is_alive():
-            self.join(ANSWER_SECONDS)
+            self.join(1.0)
 
     def run(self) -> None:
         turn = self._write if self._office is not None else self._read
         while not self._stopped.is_set():
             try:
                 turn()
-            except (UserError, TimeoutError) as error:  # the organizer's folder is damaged, or the directory is slow
-                self._tell(str(error) or "the swarm's directory does not answer; trying again")
+            except UserError as error:  # the organizer's folder is damaged
+                self._tell(str(error))
+            except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
+                self._tell(f"the organizer's notices cannot be had now ({error!r:.100}); trying again")
             self._stopped.wait(FOLLOW_SECONDS)
 
     # As the organizer
@@ -91,7 +95,9 @@ class Membership(threading.Thread):
     # As everybody else
 
     def _read(self) -> None:
-        notice = self._newest()
+        notice = None
+        with suppress(TimeoutError):  # maybe because nobody answers this peer any more
+            notice = self._newest()
         if notice is not None and notice.time > self._gate.notice.time:
             self._heard = time.monotonic()
             self._take(notice)
@@ -117,7 +123,7 @@ class Membership(threading.Thread):
 
     def _half_used(self) -> bool:
         token = self._gate.read(self._gate.token)
-        return float(get_dht_time()) > min(token.time + TOKEN_SECONDS / 2, (token.time + token.expires) / 2)
+        return float(get_dht_time()) > (token.time + token.expires) / 2
 
     def _ask(self) -> None:
         """Ask the organizer for the next token, or, in an open run, whether this peer may stay."""

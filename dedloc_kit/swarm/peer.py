@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from dedloc_kit.access import IDENTITY_FILE, Office, check_secret
+from dedloc_kit.access import IDENTITY_FILE, Office
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
@@ -102,8 +102,7 @@ def connected(
 
     def look() -> Surroundings:
         if gate.restricted and organizer is not None:
-            check_secret(secret, run, organizer)
-            come_in(gate, identity, initial_peers, secret)
+            come_in(run, gate, identity, initial_peers, secret)
         return look_around(
             peer,
             identity,
@@ -120,7 +119,7 @@ def connected(
         dht = start_node(peer, identity, looking.result(), gate=gate, may_start_alone=may_start_alone)
     except UserError:
         if organizer is not None and not gate.restricted:
-            come_in(gate, identity, initial_peers, "")  # it may be that nobody answers because the organizer wants so
+            come_in(run, gate, identity, initial_peers)  # it may be that nobody answers because the organizer wants so
         raise
     office = None
     if organizer is None:
