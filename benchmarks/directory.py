@@ -22,9 +22,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import Node, addresses_of, open_node
+from dedloc_kit.swarm.node import addresses_of, open_node
 from dedloc_kit.swarm.signing import author
 
 NODES = 4

@@ -62,6 +62,47 @@ def _demo(options: argparse.Namespace) -> None:
     )
 
 
+def _new(options: argparse.Namespace) -> None:
+    from dedloc_kit.new import Plan, new, next_commands
+
+    plan = Plan(options.name, options.recipe, options.dataset, options.evaluation, options.language, options.about)
+    folder = new(plan)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
+    for command in next_commands(folder):
+        console.print(f"  {command}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from dedloc_kit.check import check
+    from dedloc_kit.prediction import read_line, read_volunteers
+
+    check(
+        load_run(options.run, options.overrides),
+        read_volunteers(options.volunteers),
+        coordinator_line=read_line(options.line),
+        offline=options.offline,
+        device=options.device,
+        threads=options.threads,
+        microbatch=options.microbatch,
+        task_module=options.task_module,
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dedloc_kit.doctor import examine
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    wrong = 0
+    for finding in examine(options.where, port=options.port, swarm_port=options.swarm_port):
+        wrong += finding.must
+        mark, style = ("wrong", "red") if finding.must else ("look", "yellow") if finding.fix else ("ok", None)
+        console.print(f"{mark:7}{finding.what}", style=style)
+        if finding.fix:
+            console.print(f"{'':7}-> {finding.fix}")
+    return 2 if wrong else 0
+
+
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
     from dedloc_kit.webhook import webhook_address
@@ -146,6 +187,12 @@ def _notebook(options: argparse.Namespace) -> None:
         console.print(str(path))
 
 
+def _dashboard(options: argparse.Namespace) -> None:
+    from dedloc_kit.mirror import mirror
+
+    mirror(options.invitation, host=options.host, port=options.port, folder=options.folder)
+
+
 def _status(options: argparse.Namespace) -> None:
     from dedloc_kit.client import fetch_people, fetch_state
 
@@ -216,6 +263,9 @@ def _number(value: float | None) -> str:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
+    "new": _new,
+    "check": _check,
+    "doctor": _doctor,
     "launch": _launch,
     **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
     "login": _login,
@@ -223,6 +273,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "revoke": _revoke,
     "join": _join,
     "notebook": _notebook,
+    "dashboard": _dashboard,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,

@@ -1,10 +1,10 @@
 """What a worker process tells whoever started it: one JSON line per event on its standard output."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import Announcement, FillMask, GlobalStep
+from dedloc_kit.records import Announcement, FillMask, GlobalStep, Progress
 
 
 class Event(BaseModel):
@@ -78,6 +78,11 @@ class PeerSeen(BaseModel):
     follower: bool
     client_mode: bool
 
+    @classmethod
+    def of(cls, peer: str, progress: Progress) -> Self:
+        """As this peer says of itself."""
+        return cls(peer=peer, **progress.model_dump(include=cls.model_fields.keys() - {"peer"}))
+
 
 class Peers(Event):
     """Who is in the swarm now, as the coordinator sees it."""
@@ -124,6 +129,42 @@ class PushFailed(Event):
     text: str
 
 
+class SampleCost(BaseModel):
+    """What one sample takes, the mean of some."""
+
+    flops: float
+    """Floating point operations of a forward and backward pass."""
+    kept_bytes: int
+    """Memory that the longest sample's forward pass keeps for the backward pass, in float32."""
+    microbatch: int
+    """Samples that this machine takes at once."""
+    samples_per_second: float
+    """On this machine, while nobody else uses it."""
+
+
+class Rehearsed(Event):
+    """What a run takes, found out on one machine before it begins."""
+
+    event: Literal["rehearsed"] = "rehearsed"
+    parameters: int
+    gradient_bytes: int
+    """Of all gradients as they travel once."""
+    average_bytes: int
+    """Of their average."""
+    device: str
+    cost: SampleCost | None
+    """None where no data could be read."""
+
+
+class Reached(Event):
+    """Whether others can connect to this machine."""
+
+    event: Literal["reached"] = "reached"
+    reachable: bool | None
+    """None if nobody could tell."""
+    text: str
+
+
 class Warned(Event):
     """Something a person may want to know; the worker goes on."""
 
@@ -157,6 +198,8 @@ AnyEvent = Annotated[
     | Evaluated
     | Pushed
     | PushFailed
+    | Rehearsed
+    | Reached
     | Warned
     | Failed
     | Left,

@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_contributors(
+def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
@@ -152,9 +152,15 @@ def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_cont
             assert second.joined.step == last
             assert (second.config.folder / "checkpoints" / f"step-{last:08d}.safetensors").exists()
             assert second.worker.stop() == 0
-    ledger = Ledger(second.config.folder / "ledger.sqlite", read_only=True)
-    assert ledger.samples_total() == sum(peer["samples"] for peer in given)
-    ledger.close()
+    ledgers = [Ledger(peer.config.folder / "ledger.sqlite", read_only=True) for peer in (first, second)]
+    for ledger in ledgers:
+        assert ledger.samples_total() == sum(peer["samples"] for peer in given)
+        assert [step.step for step in ledger.steps()] == list(range(1, last + 1))
+    assert ledgers[0].steps() == ledgers[1].steps()
+    assert ledgers[0].evaluations()[:-1] == ledgers[1].evaluations()[:-1], "the last one is measured anew"
+    assert ledgers[0].contributors() == ledgers[1].contributors()
+    for ledger in ledgers:
+        ledger.close()
     checkpoints = Checkpoints(first.config.folder / "checkpoints")
     losses = {event.step: event.loss for event in first.events if isinstance(event, Evaluated) and event.step}
     assert checkpoints.best is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.dashboard import answers
+from dedloc_kit.dashboard.milestones import Milestone, milestones
 from dedloc_kit.dashboard.recorded import Recorded
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
@@ -30,6 +31,7 @@ STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 LOSS_POINTS, ROUND_POINTS = 300, 300
 """For small charts."""
 PERSON_VISITS = 100
+MOMENTS = 5
 NOTICES, NOTICE_LENGTH = 5, 300
 
 
@@ -120,6 +122,11 @@ class RunView:
 
         nothing = answers.History(after=after, last_step=0, steps=[], evaluations=[])
         return self._recorded.read(curves) or nothing
+
+    def samples(self) -> answers.Samples:
+        """What the model said on its way."""
+        said = self._recorded.read(lambda ledger: ledger.samples_on_the_way(MOMENTS)) or []
+        return answers.Samples(moments=[answers.Moment(step=step, samples=samples) for step, samples in said])
 
     # People
 
@@ -234,6 +241,11 @@ class RunView:
         """Who came and went, newest first."""
         visits = self._recorded.read(lambda ledger: ledger.visits(limit)) or []
         return answers.Timeline(visits=[answers.TimelineVisit(**self._visit(visit)) for visit in visits])
+
+    def milestones(self) -> list[Milestone]:
+        """What has been reached so far, oldest first."""
+        total = self._run.optimizer.total_steps
+        return self._recorded.read(lambda ledger: milestones(ledger, total)) or []
 
     def close(self) -> None:
         """Close the ledger."""

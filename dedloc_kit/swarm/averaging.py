@@ -29,13 +29,13 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.allreduce import ExactAllReduce, Refused
 from dedloc_kit.swarm.compression import codec_of
+from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, read_members
 from dedloc_kit.swarm.introductions import Introductions
 from dedloc_kit.swarm.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
-from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.sharing import State, StateSharing
 from dedloc_kit.swarm.signing import Signer

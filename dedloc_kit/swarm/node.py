@@ -1,14 +1,12 @@
-"""A peer's place in the DHT: its persistent identity and the hivemind node that listens or only dials out."""
+"""A peer's place in the swarm: who answers, whether others reach it, and its node in the directory."""
 
 import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
 
-import hivemind.dht.node
 from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
@@ -19,8 +17,10 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import Reached
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, serve
 
@@ -33,61 +33,6 @@ What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
 
 _log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Hold the running task of an asynchronous method.
-
-    hivemind starts its tasks without keeping them, and asyncio only knows them weakly: the garbage collector may
-    destroy one while it waits (seen with `get_visible_maddrs`), and its caller then waits for ever.
-    """
-
-    @wraps(method)
-    async def held(*args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        _held.add(task)
-        try:
-            return await method(*args, **kwargs)
-        finally:
-            _held.discard(task)
-
-    return held
-
-
-_held: set[asyncio.Task[Any]] = set()
-
-
-class Node(DHT):
-    """hivemind's DHT node, behind a gate and with its tasks held until they are done."""
-
-    reach: Reach
-    """How this peer takes part, and why; to be told to the person at the machine."""
-
-    def __init__(self, *, gate: Gate | None, **options: Any) -> None:
-        self.gate = gate
-        """Each process of this peer has its own copy: see `Membership`."""
-        super().__init__(**options)
-
-    def run(self) -> None:
-        if self.gate is not None:
-            # In this forked process only. hivemind's node takes no other P2P than one of an earlier process.
-            hivemind.dht.node.P2P = GatedP2P.behind(self.gate, "directory")
-        super().run()
-
-    async def replicate_p2p(self) -> P2P:
-        """For an averager in its own process, which asks for it once."""
-        if self.gate is None:
-            return await super().replicate_p2p()
-        daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
-        return await GatedP2P.behind(self.gate, "averager").replicate(daemon)
-
-    _get = kept_alive(DHT._get)
-    _store = kept_alive(DHT._store)
-    _run_coroutine = kept_alive(DHT._run_coroutine)
 
 
 @dataclass(frozen=True)
@@ -159,19 +104,22 @@ def start_node(
             gate=gate,
             initial_peers=around.living,
             start=True,
-            identity_path=str(identity.path),
             # The same in every session: who comes back takes its old place in the others' routing tables.
             node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
             record_validators=[RSASignatureValidator(identity.key)],
-            startup_timeout=STARTUP_TIMEOUT,
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,
             strict=False,  # else anyone among them whose clock is 3 s off would keep us out
-            use_relay=False,
-            use_auto_relay=False,
-            # Who has just asked for a token found out then, and may seem to be still there.
-            check_if_identity_free=gate is None or not gate.token,
-            **_listening(peer, around.port, around.reach),
+            client_mode=around.reach.client_mode,
+            network={
+                "identity_path": str(identity.path),
+                # Who has just asked for a token found out then, and may seem to be still there.
+                "check_if_identity_free": gate is None or not gate.token,
+                "startup_timeout": STARTUP_TIMEOUT,
+                "use_relay": False,
+                "use_auto_relay": False,
+                **_listening(peer, around.port, around.reach),
+            },
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
         if may_start_alone and around.living and "already taken" not in str(error):
@@ -181,6 +129,19 @@ def start_node(
     if not around.reach.client_mode:
         node.run_coroutine(serve)
     return node
+
+
+def find_reach(peer: PeerConfig, peers: Sequence[str]) -> Reached:
+    """Whether some of these peers can reach this machine at the configured port; no node is started.
+
+    Raises UserError if the port is taken.
+    """
+    port = _free_port(peer, 0)
+    try:
+        reach = find_out(peer.host, port, in_own_loop(answering(peers)))
+    except OSError as error:
+        raise _cannot_listen(peer.host, port, error) from None
+    return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
 
 
 def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
@@ -221,7 +182,7 @@ def _reach(
 
 def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
     if reach.client_mode:
-        return {"client_mode": True, "no_listen": True}
+        return {"dht_mode": "client", "no_listen": True}
     listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
     if peer.announce_host:
         protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"

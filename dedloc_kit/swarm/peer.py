@@ -16,11 +16,12 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.admission import Admission, come_in, serve
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.local_steps import LocalSteps
 from dedloc_kit.swarm.membership import Membership
-from dedloc_kit.swarm.node import Node, Surroundings, addresses_of, look_around, start_node
+from dedloc_kit.swarm.node import Surroundings, addresses_of, look_around, start_node
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState

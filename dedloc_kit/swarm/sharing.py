@@ -18,9 +18,9 @@ from hivemind import DHT, DecentralizedAverager
 from hivemind.p2p import P2P, PeerID
 
 from dedloc_kit.records import StateInfo
+from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.fetching import Fetching, Opened
 from dedloc_kit.swarm.giving import Giving
-from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.offers import (
     ExpectedAverage,
     ExpectedState,
@@ -40,6 +40,11 @@ REPORT_SECONDS = 0.25
 
 State = tuple[dict[str, Any], Sequence[torch.Tensor]]
 Warn = Callable[[str], None]
+
+
+def stream_name(run_id: str) -> str:
+    """Of the libp2p stream that donors of a run serve."""
+    return f"{run_id}::sharing"
 
 
 class StateSharing(DecentralizedAverager):
@@ -157,7 +162,7 @@ class StateSharing(DecentralizedAverager):
 
     @property
     def _stream_name(self) -> str:
-        return f"{self.prefix}::sharing"
+        return stream_name(self.prefix)
 
     async def serve_also_as_client(self) -> None:
         """Whoever a client is connected to can open streams to it as well: a coordinator that was away while only

@@ -13,8 +13,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.contributions import collect, publish
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import Node, addresses_of, dial, open_node
+from dedloc_kit.swarm.node import addresses_of, dial, open_node
 from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.troubles import Troubles
