@@ -451,6 +451,7 @@ def test_a_visit_lasts_until_its_peer_was_seen_last(watching: Watching) -> None:
     assert watching.visits() == [(0.0, 90.0, True)]
     watching.see(100)
     assert watching.visits() == [(0.0, 99.0, False)]
+    assert watching.ledger.here() == {}
     assert watching.visits("c") == []
     assert watching.ledger.people()[0].seconds == 99.0
     assert watching.ledger.people()[0].devices == ("T4",)
@@ -532,9 +533,10 @@ def test_what_a_rewind_forgets_is_taken_back_from_the_running_sums(watching: Wat
     ledger = watching.ledger
     watching.see(1, a_peer())
     for step in range(2, 11):
-        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step), "q": given(step, 8, 8 * (step - 1))})
     ledger.record_step(a_step(6, way="b"), {"p": given(6, 64, 64 * 11)})
-    (asha,) = ledger.people()
+    asha, other = ledger.people()
+    assert (other.samples, ledger.days_of("q")) == (4 * 8, [(20_000, 4 * 8)])
     assert (asha.samples, asha.steps, asha.sessions) == (6 * 64, 6, 1)
     assert ledger.days_of("p") == [(20_000, 6 * 64)]
     assert ledger.visits(1)[0].samples == 5 * 64
