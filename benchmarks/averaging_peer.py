@@ -28,7 +28,8 @@ from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.flat import FlatLayout
-from dedloc_kit.swarm.node import Identity, addresses_of, dial, open_node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, dial, open_node
 from dedloc_kit.swarm.signing import Signer
 
 HIVEMIND_COMPRESSIONS: dict[str, type[CompressionBase]] = {

@@ -19,7 +19,8 @@ from benchmarks.baseline import Role
 from benchmarks.task import shapes
 from dedloc_kit.records import StateInfo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.node import Identity, addresses_of, dial, open_node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, dial, open_node
 from dedloc_kit.swarm.sharing import StateSharing
 
 TENSORS_PER_PARAMETER = 3

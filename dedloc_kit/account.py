@@ -1,5 +1,6 @@
 """Who the volunteer is: the name that others see, and the Hub token of this machine, which nobody ever sees."""
 
+import os
 import unicodedata
 import warnings
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from dedloc_kit.hosted import hosted
 ANONYMOUS = "anonymous"
 MOST_CHARACTERS = 64
 ASKING_SECONDS = 10.0
+CODE = "DEDLOC_CODE"
+"""The environment variable, and the secret on Colab and Kaggle, that holds a volunteer's personal code."""
 _SECRET = "HF_TOKEN"
 _REMEMBERED = "hub-name"
 
@@ -47,11 +50,28 @@ def token() -> str | None:
         found = get_token()
         if found:
             return found
-    if hosted() == "kaggle":
-        with suppress(Exception):  # no such secret, not attached to this notebook, or no network
-            from kaggle_secrets import UserSecretsClient
+    return _of_kaggle(_SECRET) if hosted() == "kaggle" else None
 
-            return str(UserSecretsClient().get_secret(_SECRET)).strip() or None
+
+def kept_code() -> str:
+    """The personal code that this machine keeps for a run that is not open to all: from the environment, or Colab's or
+    Kaggle's secrets; empty if there is none. On Colab call it in the main thread, as `token`."""
+    code = os.environ.get(CODE, "").strip()
+    if not code and hosted() == "colab":
+        with suppress(Exception):  # no such secret, or the notebook may not read it
+            from google.colab import userdata  # type: ignore[import-untyped]
+
+            code = str(userdata.get(CODE)).strip()
+    if not code and hosted() == "kaggle":
+        code = _of_kaggle(CODE) or ""
+    return code
+
+
+def _of_kaggle(secret: str) -> str | None:
+    with suppress(Exception):  # no such secret, not attached to this notebook, or no network
+        from kaggle_secrets import UserSecretsClient
+
+        return str(UserSecretsClient().get_secret(secret)).strip() or None
     return None
 
 

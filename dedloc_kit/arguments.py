@@ -25,6 +25,10 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--no-browser", action="store_true", help="do not open the dashboard")
     demo.set_defaults(command="demo")
 
+    _new_options(commands.add_parser("new", help="write the folder of a run to be, from a recipe"))
+
+    _check_options(commands.add_parser("check", help="whether a run can work, what it takes, and how long"))
+
     launch = commands.add_parser("launch", help="start or resume a run as its coordinator")
     launch.add_argument("run", type=Path, metavar="RUN.toml")
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
@@ -81,11 +85,30 @@ def parser() -> argparse.ArgumentParser:
     login.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
     login.set_defaults(command="login")
 
+    for name, what in (
+        ("invite", 'make a personal code that lets somebody into a run with access = "invite"'),
+        ("revoke", "withdraw the invitations of a person, or lock an account of the Hub out"),
+    ):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+        command.add_argument("person", metavar="NAME", help="a name of your choice for them, or their account")
+        if name == "invite":
+            command.add_argument("--days", type=_positive, default=30, metavar="N", help="how long it is good for")
+        command.set_defaults(command=name)
+
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")
+    join.add_argument("--team", default="", help="what you give counts for this team too, on the dashboard")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+    join.add_argument(
+        "--code-file",
+        type=Path,
+        metavar="FILE",
+        help="holds your personal code, for a run that is not open to all; default: the variable DEDLOC_CODE, else you "
+        "are asked for it",
     )
     reach = join.add_mutually_exclusive_group()
     reach.add_argument(
@@ -124,6 +147,17 @@ def parser() -> argparse.ArgumentParser:
     status.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     status.set_defaults(command="status")
 
+    doctor = commands.add_parser("doctor", help="what keeps this machine from taking part, and how to fix it")
+    doctor.add_argument(
+        "where",
+        nargs="?",
+        metavar="INVITATION|FOLDER",
+        help="the invitation to a run; or, on the organizer's machine, the run's folder, runs/RUN-ID",
+    )
+    doctor.add_argument("--port", type=int, default=8000, help="of the dashboard; default: %(default)s")
+    doctor.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="that others are to reach")
+    doctor.set_defaults(command="doctor")
+
     _evaluate_options(commands.add_parser("evaluate", help="fine-tune a trained model and score it"))
 
     tokenizer = commands.add_parser("tokenizer", help="train the tokenizer that a run names")
@@ -146,6 +180,50 @@ def parser() -> argparse.ArgumentParser:
     corpus.add_argument("folder", type=Path)
     corpus.set_defaults(command="corpus")
     return parser
+
+
+def _new_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a folder with run.toml, a page for the community and the notebooks. Without --recipe and --dataset it "
+        "asks, in a terminal."
+    )
+    parser.add_argument("name", metavar="NAME", help="of the run and of its folder: lower-case letters, digits, dashes")
+    parser.add_argument("--recipe", metavar="NAME", help="what to start from, such as sahajbert")
+    parser.add_argument(
+        "--dataset",
+        action="append",
+        default=[],
+        metavar="DATASET[:SUBSET[:SPLIT]][=WEIGHT]",
+        help="to train on: OWNER/NAME on the Hub, or a folder; again for each further one",
+    )
+    parser.add_argument("--evaluation", metavar="DATASET[:SUBSET[:SPLIT]]", help="held-out data to measure on")
+    parser.add_argument("--language", metavar="CODE", help="ISO 639, such as bn; default: the recipe's")
+    parser.add_argument("--about", metavar="TEXT", help="a sentence or two for volunteers: what is trained, for whom")
+    parser.set_defaults(command="new")
+
+
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Open a run's data, put one microbatch through its model on this machine, and predict how long a global step "
+        "and the whole run take with these volunteers."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.toml")
+    parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
+    parser.add_argument(
+        "--volunteers",
+        default="20xT4@50mbit,5xCPU",
+        metavar="MIX",
+        help="COUNTxDEVICE@LINE and so on, with /open behind those whom others can reach; CPU is a machine like this "
+        "one; default: %(default)s",
+    )
+    parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
+    parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
+    parser.add_argument(
+        "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+    parser.add_argument("--task-module", metavar="MODULE", help="a module of yours with further tasks")
+    _device_options(parser)
+    parser.set_defaults(command="check")
 
 
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The `dedloc` command: demo, launch, what steers a run (pause, announce ...), join, and tools."""
+"""The `dedloc` command and what each of its commands calls."""
 
 import argparse
 import signal
@@ -62,6 +62,47 @@ def _demo(options: argparse.Namespace) -> None:
     )
 
 
+def _new(options: argparse.Namespace) -> None:
+    from dedloc_kit.new import Plan, new, next_commands
+
+    plan = Plan(options.name, options.recipe, options.dataset, options.evaluation, options.language, options.about)
+    folder = new(plan)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
+    for command in next_commands(folder):
+        console.print(f"  {command}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from dedloc_kit.check import check
+    from dedloc_kit.prediction import read_line, read_volunteers
+
+    check(
+        load_run(options.run, options.overrides),
+        read_volunteers(options.volunteers),
+        coordinator_line=read_line(options.line),
+        offline=options.offline,
+        device=options.device,
+        threads=options.threads,
+        microbatch=options.microbatch,
+        task_module=options.task_module,
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dedloc_kit.doctor import examine
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    wrong = 0
+    for finding in examine(options.where, port=options.port, swarm_port=options.swarm_port):
+        wrong += finding.must
+        mark, style = ("wrong", "red") if finding.must else ("look", "yellow") if finding.fix else ("ok", None)
+        console.print(f"{mark:7}{finding.what}", style=style)
+        if finding.fix:
+            console.print(f"{'':7}-> {finding.fix}")
+    return 2 if wrong else 0
+
+
 def _launch(options: argparse.Namespace) -> int:
     from dedloc_kit.launch import launch
     from dedloc_kit.webhook import webhook_address
@@ -104,15 +145,33 @@ def _login(options: argparse.Namespace) -> None:
     sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
 
 
+def _invite(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import invite
+
+    code = invite(options.folder, options.person, options.days)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the personal code of {options.person}, good for {options.days} days; it is for nobody else:")
+    console.print(code)
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    from dedloc_kit.access import revoke
+
+    revoke(options.folder, options.person)
+    Console(highlight=False, markup=False).print(f"{options.person} is out within a minute, if the run is up")
+
+
 def _join(options: argparse.Namespace) -> int:
+    from dedloc_kit.personal_code import personal_code
     from dedloc_kit.session import Session
     from dedloc_kit.session_display import watch
 
     settings = _machine(options)
-    settings |= {"microbatch": options.microbatch, "client_mode": options.client_mode}
+    settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
     if options.name:
         settings["name"] = options.name
-    session = Session(options.invitation, folder=options.folder, settings=settings)
+    code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
+    session = Session(options.invitation, folder=options.folder, settings=settings, code=code)
     watch(session)
     problem = session.snapshot().problem
     if problem:
@@ -204,9 +263,14 @@ def _number(value: float | None) -> str:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "demo": _demo,
+    "new": _new,
+    "check": _check,
+    "doctor": _doctor,
     "launch": _launch,
     **dict.fromkeys(("pause", "resume", "finish", "kick", "readmit", "announce"), _order),
     "login": _login,
+    "invite": _invite,
+    "revoke": _revoke,
     "join": _join,
     "notebook": _notebook,
     "dashboard": _dashboard,

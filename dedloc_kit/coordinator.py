@@ -59,6 +59,7 @@ def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], Non
         run,
         peer,
         memory.peers,
+        organizer=None,
         follower=True,
         may_start_alone=True,
         stop=stop,
@@ -137,7 +138,9 @@ class _Coordinator:
             self._finish_evaluation()
             now = time.monotonic()
             if now >= peers_due:
-                self._emit(self._peers())
+                peers = self._peers()
+                self._emit(peers)
+                self._record_swarm(peers)
                 self._remember()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
@@ -265,13 +268,28 @@ class _Coordinator:
 
     def _collect(self) -> None:
         """Take contributions to steps whose round this peer missed from the DHT."""
+        reject = self._me.optimizer.troubles.reject
         try:
-            for peer_id, contribution in collect(self._me.dht, self._run.run_id, self._warn).items():
+            for peer_id, contribution in collect(self._me.dht, self._run.run_id, reject).items():
                 if contribution.samples and contribution.step <= self._me.optimizer.step:
                     with self._despite_a_full_disk():
                         self._ledger.record_contribution(peer_id, contribution)
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
+
+    def _record_swarm(self, peers: Peers) -> None:
+        """Record who is here, and what went wrong since the last time."""
+        if time.monotonic() < self._disk_due:
+            return
+        self._disk_due = time.monotonic() + DISK_SECONDS
+        with self._despite_a_full_disk():
+            self._ledger.record_presence(peers.peers)
+            failed, rejected = self._me.optimizer.troubles.take()
+            for failure in failed:
+                self._ledger.record_trouble("failed", failure.text, step=failure.step)
+            for reason, count in rejected.items():
+                self._ledger.record_trouble("rejected", reason, count=count)
+            self._disk_due = 0.0
 
     def _remember(self) -> None:
         """Keep the port and who can be reached, for a coordinator that starts again after this one died."""

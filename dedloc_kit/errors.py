@@ -6,3 +6,7 @@ class UserError(Exception):
 
     Commands print it and exit with code 2; it never reaches anyone as a traceback.
     """
+
+
+class NotWelcome(UserError):
+    """The organizer does not let this machine take part: trying again makes no sense before they say otherwise."""

@@ -129,6 +129,42 @@ class PushFailed(Event):
     text: str
 
 
+class SampleCost(BaseModel):
+    """What one sample takes, the mean of some."""
+
+    flops: float
+    """Floating point operations of a forward and backward pass."""
+    kept_bytes: int
+    """Memory that the longest sample's forward pass keeps for the backward pass, in float32."""
+    microbatch: int
+    """Samples that this machine takes at once."""
+    samples_per_second: float
+    """On this machine, while nobody else uses it."""
+
+
+class Rehearsed(Event):
+    """What a run takes, found out on one machine before it begins."""
+
+    event: Literal["rehearsed"] = "rehearsed"
+    parameters: int
+    gradient_bytes: int
+    """Of all gradients as they travel once."""
+    average_bytes: int
+    """Of their average."""
+    device: str
+    cost: SampleCost | None
+    """None where no data could be read."""
+
+
+class Reached(Event):
+    """Whether others can connect to this machine."""
+
+    event: Literal["reached"] = "reached"
+    reachable: bool | None
+    """None if nobody could tell."""
+    text: str
+
+
 class Warned(Event):
     """Something a person may want to know; the worker goes on."""
 
@@ -162,6 +198,8 @@ AnyEvent = Annotated[
     | Evaluated
     | Pushed
     | PushFailed
+    | Rehearsed
+    | Reached
     | Warned
     | Failed
     | Left,

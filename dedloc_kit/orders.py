@@ -116,14 +116,14 @@ class OrderBook:
 
         return self._give("kick", f"{name} ({peer})", kicked)
 
-    def readmit(self, peer: str) -> Orders:
+    def readmit(self, peer: str, name: str) -> Orders:
         """Let a peer come back that was kicked."""
 
         def readmitted(orders: Orders) -> Orders:
             kept = tuple(kicked for kicked in orders.kicked if kicked.peer != peer)
             return orders.model_copy(update={"kicked": kept})
 
-        return self._give("readmit", peer, readmitted)
+        return self._give("readmit", f"{name} ({peer})", readmitted)
 
     def announce(self, text: str) -> Orders:
         """Show a message to everyone, or no longer any if it is empty."""

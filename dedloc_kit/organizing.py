@@ -44,7 +44,7 @@ def give(order: str, folder: Path, what: str) -> str:
             return f"{_called(peer, name)} is kicked. To let it come back: dedloc readmit {peer} {folder}"
         case "readmit":
             peer, name = find_peer(what, {kicked.peer: kicked.name for kicked in book.read().kicked})
-            book.readmit(peer)
+            book.readmit(peer, name)
             return f"{_called(peer, name)} may come back"
         case "checkpoint":
             book.checkpoint()

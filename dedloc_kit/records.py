@@ -21,6 +21,8 @@ Address = Annotated[
 """A multiaddress of a peer."""
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
+MOST_REFUSED = 200
+"""Peers in one notice, so that it stays well below the 16 KB that a record in the DHT may have."""
 Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
 """Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
 # Nothing in it means anything to a shell: people paste it into one.
@@ -124,6 +126,58 @@ class Progress(Record):
     upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
     """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
     time: Time
+
+
+class Token(Record):
+    """What the organizer signs for a peer that may take part, as one record; it is worth nothing to any other peer."""
+
+    run_id: str
+    peer: PeerId
+    name: PeerText
+    """Whom the organizer let in with it: the invited person, or the account on the Hub."""
+    time: Time
+    expires: Time
+
+
+class Notice(Record):
+    """What the organizer tells all peers again and again, signed: that it is there, and whom to refuse."""
+
+    run_id: str
+    time: Time
+    refused: Annotated[tuple[PeerId, ...], Field(max_length=MOST_REFUSED, strict=False)] = ()
+
+
+Denial = Literal[
+    "no code",
+    "no token",
+    "unreadable",
+    "forged",
+    "expired",
+    "revoked",
+    "other run",
+    "kicked",
+    "not listed",
+    "token refused",
+    "hub down",
+    "busy",
+]
+"""Why the organizer does not let a peer in.
+
+`forged`: not made by this coordinator; `not listed`: not an account that may join; `busy`: too many ask at once."""
+
+
+class AccessRequest(Record):
+    """A peer asks the organizer to be let in, or for its next token."""
+
+    run_id: str
+    secret: Annotated[str, Field(max_length=1024)] = ""
+    """A personal code, or a token of the Hub; whoever was let in before needs none."""
+
+
+class AccessAnswer(Record):
+    token: Annotated[bytes, Field(max_length=4096)] = b""
+    """Signed; empty in an open run, or with a denial."""
+    denial: Denial | None = None
 
 
 INVITATION_FILE = "invitation.json"
@@ -263,6 +317,12 @@ class Invitation(Requirement):
             run=run.model_dump(mode="json"),
             parameters=parameters,
         )
+
+    @property
+    def organizer(self) -> str:
+        """The coordinator's peer id: whose word counts on who may join. It is the hash of its key, so whoever has the
+        right invitation cannot be told anything by another."""
+        return self.peers[0].rpartition("/p2p/")[2]
 
     @classmethod
     def parse(cls, text: str) -> Self:

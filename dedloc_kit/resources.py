@@ -19,6 +19,10 @@ def recipe(name: str) -> Path:
     """The folder of a recipe; raises UserError with the names there are."""
     folder = shipped("recipes") / name
     if not (folder / "run.toml").is_file():
-        known = ", ".join(sorted(path.parent.name for path in shipped("recipes").glob("*/run.toml")))
-        raise UserError(f"there is no recipe '{name}'; choose one of: {known}")
+        raise UserError(f"there is no recipe '{name}'; choose one of: {', '.join(recipes())}")
     return folder
+
+
+def recipes() -> list[str]:
+    """The names of all recipes."""
+    return sorted(path.parent.name for path in shipped("recipes").glob("*/run.toml"))

@@ -21,6 +21,9 @@ PLAIN_TEXT = r"^\P{Cc}*$"
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
 
+HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
+"""Of an account or an organization on the Hub."""
+
 
 class Section(BaseModel):
     """A part of a configuration: immutable, unknown keys rejected, no silent conversions."""
@@ -123,6 +126,26 @@ class AveragingConfig(Section):
     """With `local-steps`: the outer step's."""
 
 
+class AccessConfig(Section):
+    """Who may join. Every peer of the run holds the others to it."""
+
+    who: Literal["open", "invite", "hub"] = "open"
+    """`open`: whoever has the invitation. `invite`: whoever the organizer has given a personal code (`dedloc invite`).
+    `hub`: the accounts of the Hugging Face Hub below and the members of the organizations below."""
+    accounts: tuple[HubName, ...] = Field(default=(), max_length=1000, strict=False)  # not strict: a list will do
+    """With `hub`."""
+    organizations: tuple[HubName, ...] = Field(default=(), max_length=100, strict=False)
+    """With `hub`."""
+
+    @model_validator(mode="after")
+    def _lists_belong_to_hub(self) -> "AccessConfig":
+        if (self.who == "hub") != bool(self.accounts or self.organizations):
+            raise ValueError(
+                'access.accounts or access.organizations say whom access.who = "hub" admits, and only then'
+            )
+        return self
+
+
 class RunConfig(Section):
     """Everything that the peers of one run share. It is immutable: its hash names the run."""
 
@@ -140,12 +163,19 @@ class RunConfig(Section):
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     averaging: AveragingConfig = AveragingConfig()
+    access: AccessConfig = AccessConfig()
 
     @field_validator("averaging", mode="before")
     @classmethod
     def _mode_alone(cls, value: object) -> object:
         """`averaging = "local-steps"` is short for the section with this mode."""
         return {"mode": value} if isinstance(value, str) else value
+
+    @field_validator("access", mode="before")
+    @classmethod
+    def _who_alone(cls, value: object) -> object:
+        """`access = "invite"` is short for the section with this."""
+        return {"who": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _warm_up_fits(self) -> "RunConfig":
@@ -186,6 +216,8 @@ class PeerConfig(Section):
     """Where this peer keeps its identity, its logs and, for a coordinator, checkpoints and the ledger."""
     name: str = Field(default="anonymous", min_length=1, max_length=64, pattern=PLAIN_TEXT)
     """The name shown on the dashboard."""
+    team: str = Field(default="", max_length=64, pattern=PLAIN_TEXT)
+    """The team that this volunteer gives for, shown on the dashboard; none by default."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes what the machine has."""

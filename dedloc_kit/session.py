@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit import __version__
-from dedloc_kit.account import Account, who_am_i
+from dedloc_kit.account import CODE, Account, who_am_i
 from dedloc_kit.client import fetch_standing, find_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, Joined, Left, Loading, LocalProgress, State, StepDone, Warned
@@ -47,6 +47,7 @@ class Session:
         *,
         folder: Path | None = None,
         settings: Mapping[str, Any] | None = None,
+        code: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Raises UserError if the folder is another volunteer's or cannot be written.
@@ -54,11 +55,12 @@ class Session:
         :param where: a coordinator's URL, a Hub repository or an invitation's file
         :param folder: keeps this volunteer's identity; without one, a free one in the home folder
         :param settings: keys of PeerConfig that the volunteer has chosen
+        :param code: what lets this volunteer into a run that is not open to all; see `personal_code`
         :param environment: variables for the worker
         """
         self.ended = threading.Event()
         """Set when nothing runs any more; the last snapshot then says how it ended."""
-        self._where, self._settings = where, dict(settings or {})
+        self._where, self._settings, self._code = where, dict(settings or {}), code
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(peer_folder(folder))
         self._lock = threading.Lock()
@@ -137,7 +139,8 @@ class Session:
             self._check_machine(invitation)
         peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
         self._set(text="loading the libraries")
-        return {**volunteer_job(invitation, peer), "environment": self._account.environment()}
+        secrets = {**self._account.environment(), CODE: self._code}
+        return {**volunteer_job(invitation, peer), "environment": secrets}
 
     def _check_machine(self, invitation: Invitation) -> None:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined
-from dedloc_kit.worker import Worker
+from dedloc_kit.worker import NOT_WELCOME, Worker
 
 FIRST_REST, LONGEST_REST = 2.0, 60.0
 """Seconds between a crash and the next start; each further crash doubles them."""
@@ -123,7 +123,8 @@ class Supervisor:
             why = worker.failure or "the training process ended"
             false_starts = 0 if self._joined else false_starts + 1
             # What stops a volunteer that has taken part may well pass, such as a line that is down.
-            if false_starts >= MOST_FALSE_STARTS or (code == 2 and not self._has_joined):
+            refused = code == NOT_WELCOME or (code == 2 and not self._has_joined)
+            if refused or false_starts >= MOST_FALSE_STARTS:
                 raise UserError(why)
             if self._joined and time.monotonic() - began > GOOD_SECONDS:
                 rest = FIRST_REST

@@ -1,11 +1,13 @@
 """The volunteer: takes batches, accumulates gradients, and lets the collaborative optimizer do the rest."""
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from dedloc_kit.account import CODE
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import Announced, AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.memory import Memory, initial_peers, recall
@@ -39,7 +41,7 @@ def volunteer(
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         mine = contributions.get(me.signer.peer)
         if mine is not None:
-            publish(me.dht, me.signer, mine)
+            publish(me.dht, me.signer, mine, peers=len(me.optimizer.tracker.others()))
         emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
 
     def on_loading(received: int, total: int) -> None:
@@ -49,6 +51,8 @@ def volunteer(
         run,
         peer,
         initial_peers(invitation, peer.folder),
+        organizer=invitation.organizer,
+        secret=os.environ.pop(CODE, ""),  # before any process is started that would inherit it
         follower=False,
         preferred_port=recall(peer.folder, run.run_id).port,
         stop=stop,
@@ -105,7 +109,7 @@ class _Organizer:
 
     def __init__(self, me: SwarmPeer, invitation: Invitation, emit: Callable[[AnyEvent], None]) -> None:
         self._me, self._emit = me, emit
-        self._peer = invitation.peers[0].rpartition("/p2p/")[2]
+        self._peer = invitation.organizer
         self._last_step = me.optimizer.last_step
         self._announcement = ""
 

@@ -20,17 +20,19 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from dedloc_kit.errors import UserError
+from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
-Role = Literal["coordinator", "volunteer", "collector"]
+Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach"]
+NOT_WELCOME = 3
+"""The exit code of a worker that must not be started again."""
 LEAVE_SECONDS = 30.0
 """How long a role may take to leave before it is killed; a last push to the Hub takes its own time."""
 PARENT_SECONDS = 1.0
@@ -140,7 +142,7 @@ class Worker:
 
 
 def coordinator_job(run: RunConfig, peer: PeerConfig) -> dict[str, Any]:
-    """What a coordinator needs to know, as plain values."""
+    """What a coordinator, or a rehearsal, needs to know, as plain values."""
     return {"run": run.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
 
 
@@ -152,6 +154,12 @@ def volunteer_job(invitation: Invitation, peer: PeerConfig) -> dict[str, Any]:
 def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | None) -> dict[str, Any]:
     """What a collector needs to know, as plain values; `repository` is the run's on the Hub, if it is known."""
     return {**volunteer_job(invitation, peer), "repository": repository}
+
+
+def reach_job(peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
+    """Whom to ask whether they reach this machine at this port (0: any), as plain values."""
+    peer = PeerConfig(folder=folder, port=port)
+    return {"peers": list(peers), "peer": peer.model_dump(mode="json")}
 
 
 def _cause(code: int) -> str:
@@ -219,7 +227,7 @@ def _play(role: Role, starter: int) -> int:
         return 0
     except UserError as error:
         emit(Failed(text=str(error)))
-        return 2
+        return NOT_WELCOME if isinstance(error, NotWelcome) else 2
     except Exception as error:
         with contextlib.suppress(OSError):  # the disk may be full
             traceback.print_exc()
@@ -242,6 +250,18 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
         return lambda job, peer, emit, stop: collector(
             Invitation.parse(json.dumps(job["invitation"])), peer, job["repository"], emit, stop
         )
+
+    if role == "rehearsal":
+        from dedloc_kit.rehearsal import rehearse
+
+        return lambda job, peer, emit, stop: rehearse(
+            RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
+        )
+
+    if role == "reach":
+        from dedloc_kit.swarm.node import find_reach
+
+        return lambda job, peer, emit, stop: emit(find_reach(peer, job["peers"]))
 
     from dedloc_kit.volunteer import volunteer
 

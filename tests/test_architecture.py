@@ -22,7 +22,9 @@ ORDER = (
     {"records"},
     {"events", "memory", "hub", "journal", "webhook"},
     {"orders", "alerts"},
+    {"access"},
     {"client"},
+    {"personal_code"},
     {"data", "training"},
     {"tasks"},
     {"evaluation"},
@@ -32,13 +34,13 @@ ORDER = (
     {"curve"},
     {"model_card"},
     {"publishing"},
-    {"volunteer", "coordinator", "collector"},
+    {"volunteer", "coordinator", "collector", "rehearsal"},
     {"worker"},
     {"supervisor"},
     {"session"},
     {"session_display"},
-    {"dashboard", "notebook", "terminal", "prepare"},
-    {"launch", "mirror", "pretokenize"},
+    {"dashboard", "notebook", "terminal", "prepare", "prediction"},
+    {"launch", "mirror", "pretokenize", "new", "check", "doctor"},
     {"demo", "arguments"},
     {"cli"},
 )
@@ -58,17 +60,19 @@ FOUNDATION = {
         "webhook",
         "orders",
         "alerts",
+        "access",
         "client",
+        "personal_code",
         "ports",
     ),
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "copies", "curve", "model_card", "publishing"),
-    *("volunteer", "coordinator", "collector"),
+    *("volunteer", "coordinator", "collector", "rehearsal"),
 }
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "mirror", "demo", "organizing", "arguments", "cli"),
+    *("launch", "mirror", "demo", "organizing", "arguments", "cli", "new", "check", "prediction", "doctor"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.

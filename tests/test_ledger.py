@@ -360,7 +360,7 @@ def test_a_ledger_of_a_newer_version_is_explained(path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path, version: int) -> None:
     with sqlite3.connect(path) as before:
-        for script in schema._VERSIONS[:version]:
+        for script in schema.VERSIONS[:version]:
             before.executescript(script)
         before.execute("INSERT INTO parts VALUES (1, 'p', 'a1', 'Asha', 0, NULL, 128, 2, 1000.0, 1001.0)")
         before.execute("INSERT INTO parts VALUES (2, 'p', 'b2', 'Asha at work', 0, NULL, 64, 1, 1002.0, 1002.0)")
@@ -369,7 +369,7 @@ def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path,
             before.execute("INSERT INTO steps VALUES (?, ?, ?, 64, 2.0, 2, 0.5)", (step, f"a{step:x}", NOON))
             before.execute("INSERT INTO contributions VALUES (?, ?, 64, ?, 2.0, 1000.0)", (step, part, total))
         before.execute("INSERT INTO evaluations (step, loss, time) VALUES (1, 1.5, 7.0)")
-        before.execute(f"PRAGMA application_id = {schema._APPLICATION}")
+        before.execute(f"PRAGMA application_id = {schema.APPLICATION}")
         before.execute(f"PRAGMA user_version = {version}")
     before.close()
     with pytest.raises(UserError, match="wait until the coordinator has started"):
@@ -470,9 +470,10 @@ def test_whoever_is_back_within_a_minute_has_not_left(watching: Watching) -> Non
 
 def test_a_visit_goes_on_when_the_coordinator_starts_again_at_once(watching: Watching, path: Path) -> None:
     watching.see(100, a_peer())
-    watching.ledger.close()  # ten seconds after the last mark
+    watching.ledger.close()  # nine seconds after the last mark
     again = Ledger(path, clock=watching.now)
     assert again.here() == {}
+    assert again.people()[0].seconds == 99.0
     watching.ledger = again
     watching.see(10, a_peer())
     assert watching.visits() == [(0.0, 100.0, True)]

@@ -32,7 +32,7 @@ def test_orders_are_seen_as_soon_as_they_are_given(tmp_path: Path) -> None:
     assert orders.announcement.text == "Thanks to all!"
     assert orders.kicked_peers == {"QmOne"}
     book.announce("")
-    book.readmit("QmOne")
+    book.readmit("QmOne", "Mallory")
     assert in_force.look() == Orders()
 
 
@@ -51,7 +51,7 @@ def test_the_log_has_every_order_that_changed_something_newest_first(tmp_path: P
     book.pause()
     book.pause()
     book.announce("Half way!")
-    book.readmit("QmNobody")
+    book.readmit("QmNobody", "")
     (tmp_path / "orders.jsonl").open("a").write('{"half a li')
     assert [(given.order, given.text) for given in book.given()] == [("announce", "Half way!"), ("pause", "")]
     assert [given.order for given in book.given(most=1)] == ["announce"]

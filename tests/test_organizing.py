@@ -1,13 +1,25 @@
 """Orders on the command line; test_cli gives some through the command itself."""
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from dedloc_kit.alerts import raised_alerts
+from dedloc_kit.client import fetch_state
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import Announced, Left, State
 from dedloc_kit.memory import SwarmMemory, remember
 from dedloc_kit.orders import OrderBook
 from dedloc_kit.organizing import find_peer, give
+from dedloc_kit.records import Invitation
+from dedloc_kit.worker import volunteer_job
+from tests.swarm.harness import Peer, wait_until
 
 KNOWN = {"QmAbc": "Rina", "QmAbd": "Rinat", "QmXyz": "rina b."}
 WHOLE = "Qm" + "b" * 44
@@ -60,3 +72,81 @@ def test_the_coordinator_itself_cannot_be_kicked(tmp_path: Path) -> None:
     remember(tmp_path, SwarmMemory(run_id="r", peer=WHOLE))
     with pytest.raises(UserError, match="dedloc finish"):
         give("kick", tmp_path, WHOLE)
+
+
+RUN = """
+name = "tiny"
+global_batch = 64
+task.name = "tiny"
+data.train = [{ dataset = "none/none" }]
+optimizer = { learning_rate = 0.01, warmup_steps = 0, total_steps = 1000 }
+"""
+
+
+@contextmanager
+def launched(folder: Path) -> Iterator[list[str]]:
+    """`dedloc launch` without a terminal, as under systemd, up; a SIGTERM ends it. Yields its output's lines so far."""
+    (folder / "run.toml").write_text(RUN)
+    command = [sys.executable, "-m", "dedloc_kit.cli", "launch", "run.toml", "--task-module", "tests.tiny"]
+    command += ["--folder", "run", "--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0"]
+    lines: list[str] = []
+    with (folder / "output").open("w+") as output:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "COLUMNS": "500"}
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+        try:
+
+            def up() -> bool:
+                lines[:] = (folder / "output").read_text().splitlines()
+                assert process.poll() is None, lines
+                return any("only this machine can join" in line for line in lines)
+
+            wait_until(up, "it did not come up", 120.0)
+            yield lines
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60.0) == 0, "it leaves cleanly"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reopened(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def status() -> str:
+        return str(fetch_state(str(folder / "invitation.json"))["status"])
+
+    with ExitStack() as at_last:
+        with launched(tmp_path) as lines:
+            assert any("dedloc login" in line for line in lines)
+            assert not any("key=" in line for line in lines), "the link is for the eyes at a terminal only"
+            invitation = Invitation.parse((folder / "invitation.json").read_text())
+            volunteer = Peer(
+                "volunteer",
+                "Asha",
+                tmp_path,
+                lambda config: volunteer_job(invitation, config),
+                {"TINY_PAUSE": "0.2"},
+                microbatch=4,
+            )
+            at_last.callback(volunteer.worker.kill)
+            volunteer.wait_for_step(2)
+            give("announce", folder, "Half way!")
+            assert volunteer.wait_for(Announced).text == "Half way!"
+            give("pause", folder, "")
+            volunteer.wait_for(State, lambda event: "paused" in event.text)
+            wait_until(lambda: status() == "paused", "the page does not say so")
+        with launched(tmp_path):
+            assert Invitation.parse((folder / "invitation.json").read_text()).peers[0] == invitation.peers[0]
+            assert "has started again, at global step" in raised_alerts(folder, 1)[0].text
+            wait_until(lambda: status() == "paused", "a restart does not lift orders")
+            give("finish", folder, "")
+            end = volunteer.wait_for(Left)
+            assert volunteer.worker.wait(30.0) == 0
+            wait_until(lambda: status() == "finished", "the page does not say so")
+            assert (folder / "checkpoints" / f"step-{end.step:08d}.safetensors").exists()
+        with launched(tmp_path) as lines:
+            assert any("you have finished this run" in line and "dedloc resume" in line for line in lines)
+            wait_until(lambda: status() == "finished", "the page does not say so")
+            give("resume", folder, "")
+            wait_until(lambda: status() == "waiting for volunteers", "it is not open again")

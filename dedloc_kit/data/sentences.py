@@ -5,6 +5,8 @@ import unicodedata
 from sentencex import segment
 
 DEFAULT_LANGUAGE = "en"
+LANGUAGE_CODE = r"^[a-z]{2,3}(-[a-z0-9]+)*$"
+"""The pattern of an ISO 639 code, such as `bn`."""
 
 
 def sentences(text: str, language: str) -> list[str]:

@@ -13,7 +13,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -155,6 +155,15 @@ class Ledger(Reader):
                 " VALUES (?, ?, ?, ?, 1, ?, ?)",
                 rows,
             )
+
+    def close(self) -> None:
+        """Close the file, and note until when everyone was here; a second time does nothing."""
+        guests, self._guests = self._guests, {}
+        if guests:
+            with suppress(UserError), self._transaction():
+                for peer, guest in guests.items():
+                    self._mark(peer, guest.visit, self._seen[peer])
+        super().close()
 
     def _open(self, read_only: bool) -> sqlite3.Connection:
         uri = f"file:{quote(str(self._path.absolute()))}?mode={'ro' if read_only else 'rwc'}"

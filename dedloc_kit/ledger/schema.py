@@ -12,8 +12,7 @@ from pathlib import Path
 
 from dedloc_kit.errors import UserError
 
-_APPLICATION = 0x44454C43  # "DELC": tells our files from other people's SQLite files
-VERSION = 3
+APPLICATION = 0x44454C43  # "DELC": tells our files from other people's SQLite files
 DAY_SECONDS = 86_400.0
 HALF_LIFE_SECONDS = 7 * DAY_SECONDS
 MOST_SAMPLES = 2**53
@@ -88,7 +87,9 @@ UPDATE people SET recent_time = now(), recent = (
     SELECT total(recent_average(samples, now() - {DAY_SECONDS} * (day + 0.5))) FROM days WHERE days.peer = people.peer
 );
 """
-_VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
+VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
+VERSION = len(VERSIONS)
+"""What each version added to the one before."""
 
 
 class UnreadyLedger(UserError):
@@ -117,11 +118,11 @@ def prepare(connection: sqlite3.Connection, target: int = VERSION) -> None:
     connection.create_function("recent_average", 2, recent_average, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     application, version = _marks(connection)
-    if _is_empty(connection) or (application == _APPLICATION and version < target):
-        for script in _VERSIONS[version if application else 0 : target]:
+    if _is_empty(connection) or (application == APPLICATION and version < target):
+        for script in VERSIONS[version if application else 0 : target]:
             for statement in script.strip().removesuffix(";").split(";\n"):
                 connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {target}")
     connection.execute("COMMIT")
 
@@ -131,7 +132,7 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
     application, version = _marks(connection)
     if application == 0 and _is_empty(connection):
         raise UnreadyLedger(f"{path} is still empty; wait until the coordinator has started")
-    if application != _APPLICATION:
+    if application != APPLICATION:
         raise UserError(f"{path} is a database of something else; move it away or choose another folder")
     if version > VERSION:
         raise UserError(f"{path} was made by a newer version of dedloc_kit; upgrade this installation")

@@ -1,12 +1,13 @@
 """Writes the volunteers' notebooks: the same cells for Colab, Kaggle and Jupyter, from `cells.md`.
 
 `python -m dedloc_kit.notebook.generate` writes those of the checkout, into which a volunteer puts the invitation;
-`dedloc notebook INVITATION` writes them for one run. The same input gives the same bytes.
+`dedloc notebook INVITATION` writes them for one run. The same input gives the same bytes. The checkout's notebooks for
+organizers are made here too, each from a Markdown file whose Python code becomes its cells.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 _CELLS = Path(__file__).with_name("cells.md")
 _CHECKOUT = Path(__file__).parents[2] / "notebooks"
 _MARK = re.compile(r"^<!-- cell: ([a-z ]+) -->$", re.MULTILINE)
+_CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE_CELL: dict[str, Any] = {"cell_type": "code", "execution_count": None, "outputs": []}
+_TEXT_CELL = {"cell_type": "markdown"}
+TUTORIALS = ("organize", "use_model")
+_PUT_IN = (
+    "The organizer gives you an invitation: an address that begins with `http`. Put it between the quotes behind\n"
+    "`INVITATION`."
+)
 _URL = re.compile(r"https?://[\w.:\[\]/~-]+", re.ASCII)
 """Addresses that mean nothing but themselves in Python, in a shell and in IPython, where all this comes to stand."""
 
@@ -70,10 +79,7 @@ class Target:
     """The coordinator's URL or `OWNER/NAME` on the Hub; empty where the volunteer puts it in."""
     url: str = "{INVITATION.rstrip('/')}"
     """The coordinator's, from which the kit is installed; by default IPython takes it from the line above."""
-    text: str = (
-        "Which model it is, the organizer of the run has told you, and has given you an invitation: an address that\n"
-        "begins with `http`. Put it between the quotes behind `INVITATION`."
-    )
+    text: str = f"Which model it is, the organizer of the run has told you.\n{_PUT_IN}"
     """Of which run and for whom, as Markdown."""
 
 
@@ -95,6 +101,11 @@ def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
     return _write(run, folder or Path("runs") / found.run_id / "notebooks")
 
 
+def notebooks_to_be(run: RunConfig, folder: Path) -> list[Path]:
+    """The same for a run that is not launched yet: what it is for stands there, the invitation is put in later."""
+    return _write(Target(text=f"{_about(run)}\n\n{_PUT_IN}"), folder)
+
+
 def _write(run: Target, folder: Path) -> list[Path]:
     paths = [folder / platform.file for platform in PLATFORMS]
     try:
@@ -107,15 +118,27 @@ def _write(run: Target, folder: Path) -> list[Path]:
 
 
 def notebook(platform: Platform, run: Target) -> str:
-    """One notebook in the Jupyter format 4.5."""
-    cells = [
+    """A volunteer's notebook."""
+    return _as_json(_cells(platform, run), platform.metadata)
+
+
+def tutorial(name: str) -> str:
+    """The notebook of a Markdown file beside this one: what stands between ```python and ``` becomes a code cell."""
+    parts = _CODE.split(Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8"))
+    cells = [(_CODE_CELL if number % 2 else _TEXT_CELL, part.strip()) for number, part in enumerate(parts)]
+    return _as_json((cell for cell in cells if cell[1]), {})
+
+
+def _as_json(cells: Iterable[tuple[dict[str, Any], str]], metadata: dict[str, Any]) -> str:
+    """Cells, each its kind and its text, in the Jupyter format 4.5."""
+    numbered = [
         {"id": f"cell-{number}", "metadata": {}, "source": source.splitlines(keepends=True), **kind}
-        for number, (kind, source) in enumerate(_cells(platform, run), start=1)
+        for number, (kind, source) in enumerate(cells, start=1)
     ]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     values = {
-        "cells": cells,
-        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}, **platform.metadata},
+        "cells": numbered,
+        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}, **metadata},
         "nbformat": 4,
         "nbformat_minor": 5,
     }
@@ -127,9 +150,9 @@ def _cells(platform: Platform, run: Target) -> Iterator[tuple[dict[str, Any], st
     _, *parts = _MARK.split(_CELLS.read_text(encoding="utf-8"))
     for names, text in zip(parts[::2], parts[1::2], strict=True):
         if names == "join":
-            yield {"cell_type": "code", "execution_count": None, "outputs": []}, _code(platform, run)
+            yield _CODE_CELL, _code(platform, run)
         elif platform.name in names.split() or names == "all":
-            yield {"cell_type": "markdown"}, text.strip().replace("{run}", run.text)
+            yield _TEXT_CELL, text.strip().replace("{run}", run.text)
 
 
 def _code(platform: Platform, run: Target) -> str:
@@ -155,3 +178,5 @@ def _about(run: RunConfig) -> str:
 
 if __name__ == "__main__":
     _write(Target(), _CHECKOUT)
+    for each in TUTORIALS:
+        (_CHECKOUT / f"{each}.ipynb").write_text(tutorial(each), encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from dedloc_kit.account import token
 from dedloc_kit.errors import UserError
 from dedloc_kit.hosted import hosted
+from dedloc_kit.personal_code import personal_code
 from dedloc_kit.session import Session
 from dedloc_kit.snapshot import Snapshot
 
@@ -49,9 +50,11 @@ def join(
     invitation: str,
     *,
     name: str | None = None,
+    team: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
+    code: str | None = None,
     block: bool | None = None,
 ) -> Participation | None:
     """See `dedloc_kit.join`."""
@@ -62,10 +65,12 @@ def join(
     if session is None or session.ended.is_set():
         if where == "colab":
             token()  # the notebook may ask its owner for it, which only the main thread can
-        settings = {"name": name, "device": device, "task_module": task_module}
+        settings = {"name": name, "team": team, "device": device, "task_module": task_module}
         given = {key: value for key, value in settings.items() if value is not None}
+        if code is None:
+            code = personal_code(invitation, ask=where != "kaggle batch")
         try:
-            session = Session(invitation, folder=Path(folder) if folder else None, settings=given)
+            session = Session(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
         except UserError as error:
             _show_refusal(str(error), where)
             return None

@@ -24,17 +24,18 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, enter_asynchronously, get_dht_time
 from hivemind.utils.asyncio import achain, as_aiter
 
-from dedloc_kit.records import Contribution, StateInfo
+from dedloc_kit.records import Contribution, Notice, StateInfo
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.allreduce import ExactAllReduce, Refused
 from dedloc_kit.swarm.compression import codec_of
+from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, read_members
 from dedloc_kit.swarm.introductions import Introductions
 from dedloc_kit.swarm.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
-from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.sharing import State, StateSharing
 from dedloc_kit.swarm.signing import Signer
@@ -145,6 +146,10 @@ class GradientAverager(StateSharing):
             gathering.control.cancel()
         self._outer_pipe.send(("_begin", [], {"number": gathering.search.number, "begin": None}))
 
+    def follow(self, gate: Gate) -> None:
+        """Who may take part has changed, as this process knows."""
+        self._outer_pipe.send(("_follow", [], {"token": gate.token, "notice": gate.notice}))
+
     def forget_feedback(self) -> None:
         """Another state was loaded: what compression lost on the way to the old one is of no use."""
         self._outer_pipe.send(("_forget_feedback", [], {}))
@@ -159,6 +164,10 @@ class GradientAverager(StateSharing):
         self._searches.append(search)
         self._begins[search.number] = asyncio.get_running_loop().create_future()
         await self.serve_also_as_client()  # last: `_step` is already on its way and needs the search
+
+    async def _follow(self, token: bytes, notice: Notice) -> None:
+        gate: Gate = self.dht.gate
+        gate.follow(token, notice)
 
     async def _begin(self, number: int, begin: Begin | None) -> None:
         waiting = self._begins.get(number)

@@ -3,34 +3,29 @@
 from collections.abc import Callable
 
 from hivemind import DHT
-from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.directory import MANY, Directory
 from dedloc_kit.swarm.signing import Signer, author
 
 TIME_TO_LIVE = 3600.0
 DHT_TIMEOUT = 20.0
 
 
-def publish(dht: DHT, signer: Signer, contribution: Contribution) -> None:
+def publish(dht: DHT, signer: Signer, contribution: Contribution, *, peers: int = 0) -> None:
     """Store this peer's latest contribution, in the background; it replaces the one before.
 
     Its cumulative counter says what the session gave in all, so a collector that misses one loses nothing.
+
+    :param peers: how many others there are
     """
-    dht.store(
-        _key(contribution.run_id),
-        subkey=signer.subkey,
-        value=contribution.model_dump(),
-        expiration_time=get_dht_time() + TIME_TO_LIVE,
-        return_future=True,
-    )
+    _directory(dht, contribution.run_id).store(signer, contribution.model_dump(), seconds=TIME_TO_LIVE, peers=peers)
 
 
 def collect(dht: DHT, run_id: str, reject: Callable[[str], None]) -> dict[str, Contribution]:
     """The latest contribution of every peer, by peer id; invalid ones are reported and left out."""
-    found = dht.get(_key(run_id), latest=True, return_future=True).result(DHT_TIMEOUT)
     contributions = {}
-    for subkey, entry in found.value.items() if found is not None and isinstance(found.value, dict) else ():
+    for subkey, entry in _directory(dht, run_id).look(peers=MANY, timeout=DHT_TIMEOUT).items():
         try:
             contribution = Contribution.parse(entry.value)
             if contribution.run_id != run_id:
@@ -41,5 +36,5 @@ def collect(dht: DHT, run_id: str, reject: Callable[[str], None]) -> dict[str, C
     return contributions
 
 
-def _key(run_id: str) -> str:
-    return f"{run_id}_contributions"
+def _directory(dht: DHT, run_id: str) -> Directory:
+    return Directory(dht, f"{run_id}_contributions")

@@ -9,8 +9,8 @@ from typing import Any
 
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
+from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.fetching import STREAMS
-from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.offers import Offer, RecentAverage
 from dedloc_kit.swarm.transfer import Header, Request, alive_until, encode, receive_request, send, upload
 

@@ -1,15 +1,11 @@
-"""A peer's place in the DHT: its persistent identity and the hivemind node that listens or only dials out."""
+"""A peer's place in the swarm: who answers, whether others reach it, and its node in the directory."""
 
 import asyncio
 import logging
-import os
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
@@ -17,13 +13,15 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.proto import crypto_pb2
-from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import Reached
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.access import Gate, GatedP2P
+from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, serve
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
@@ -35,74 +33,6 @@ What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
 
 _log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class Identity:
-    """A peer's RSA key, kept in one file: the same key names the peer and signs its records."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the key, or make one. Raises UserError if the folder cannot be written."""
-        self.path = path
-        try:
-            if not path.exists():
-                _generate(path)
-            data = path.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"{path.parent} cannot be written ({error.strerror}); choose another with --folder"
-            ) from None
-        try:
-            self.peer_id = PeerID.from_identity(data)
-            self.key = RSAPrivateKey.__new__(RSAPrivateKey)  # the constructor would generate a new key
-            self.key.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(data).data})
-        except Exception:  # protobuf and cryptography raise a dozen different errors for a damaged file
-            raise UserError(f"{path} is not a peer identity; move it away and a new one is made") from None
-
-
-def _generate(path: Path) -> None:
-    """Write a new key so that a killed process leaves either no file or a whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        fresh = Path(folder) / "key"
-        P2P.generate_identity(str(fresh))
-        os.replace(fresh, path)
-
-
-def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Hold the running task of an asynchronous method.
-
-    hivemind starts its tasks without keeping them, and asyncio only knows them weakly: the garbage collector may
-    destroy one while it waits (seen with `get_visible_maddrs`), and its caller then waits for ever.
-    """
-
-    @wraps(method)
-    async def held(*args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        _held.add(task)
-        try:
-            return await method(*args, **kwargs)
-        finally:
-            _held.discard(task)
-
-    return held
-
-
-_held: set[asyncio.Task[Any]] = set()
-
-
-class Node(DHT):
-    """hivemind's DHT node, with its tasks held until they are done."""
-
-    reach: Reach
-    """How this peer takes part, and why; to be told to the person at the machine."""
-
-    _get = kept_alive(DHT._get)
-    _store = kept_alive(DHT._store)
-    _run_coroutine = kept_alive(DHT._run_coroutine)
 
 
 @dataclass(frozen=True)
@@ -121,12 +51,15 @@ def open_node(
     identity: Identity,
     initial_peers: Sequence[str],
     *,
+    gate: Gate | None = None,
     may_start_alone: bool = False,
     preferred_port: int = 0,
 ) -> Node:
     """Look around and start a DHT node; raises UserError as the two do."""
-    around = look_around(peer, identity, initial_peers, may_start_alone=may_start_alone, preferred_port=preferred_port)
-    return start_node(peer, identity, around, may_start_alone=may_start_alone)
+    around = look_around(
+        peer, identity, initial_peers, gate=gate, may_start_alone=may_start_alone, preferred_port=preferred_port
+    )
+    return start_node(peer, identity, around, gate=gate, may_start_alone=may_start_alone)
 
 
 def look_around(
@@ -134,6 +67,7 @@ def look_around(
     identity: Identity,
     initial_peers: Sequence[str],
     *,
+    gate: Gate | None = None,
     may_start_alone: bool = False,
     preferred_port: int = 0,
 ) -> Surroundings:
@@ -149,38 +83,65 @@ def look_around(
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
     port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    return Surroundings(living, port, _reach(peer, port, living, may_start_alone))
+    return Surroundings(living, port, _reach(peer, port, living, may_start_alone, _as_member(gate, identity)))
 
 
-def start_node(peer: PeerConfig, identity: Identity, around: Surroundings, *, may_start_alone: bool = False) -> Node:
+def start_node(
+    peer: PeerConfig,
+    identity: Identity,
+    around: Surroundings,
+    *,
+    gate: Gate | None = None,
+    may_start_alone: bool = False,
+) -> Node:
     """Start a DHT node, which forks; records whose subkey names an owner are signed and verified by it.
 
-    Raises UserError if the identity or the port is in use, or nobody lets this peer in.
+    Whom this peer serves and asks the `gate` decides. Raises UserError if the identity or the port is in use, or nobody
+    lets this peer in.
     """
     try:
         node = Node(
+            gate=gate,
             initial_peers=around.living,
             start=True,
-            identity_path=str(identity.path),
             # The same in every session: who comes back takes its old place in the others' routing tables.
             node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
             record_validators=[RSASignatureValidator(identity.key)],
-            startup_timeout=STARTUP_TIMEOUT,
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,
             strict=False,  # else anyone among them whose clock is 3 s off would keep us out
-            use_relay=False,
-            use_auto_relay=False,
-            **_listening(peer, around.port, around.reach),
+            client_mode=around.reach.client_mode,
+            network={
+                "identity_path": str(identity.path),
+                # Who has just asked for a token found out then, and may seem to be still there.
+                "check_if_identity_free": gate is None or not gate.token,
+                "startup_timeout": STARTUP_TIMEOUT,
+                "use_relay": False,
+                "use_auto_relay": False,
+                **_listening(peer, around.port, around.reach),
+            },
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
         if may_start_alone and around.living and "already taken" not in str(error):
-            return start_node(peer, identity, replace(around, living=[]))
+            return start_node(peer, identity, replace(around, living=[]), gate=gate)
         raise _explained(error, around.living) from error
     node.reach = around.reach
     if not around.reach.client_mode:
         node.run_coroutine(serve)
     return node
+
+
+def find_reach(peer: PeerConfig, peers: Sequence[str]) -> Reached:
+    """Whether some of these peers can reach this machine at the configured port; no node is started.
+
+    Raises UserError if the port is taken.
+    """
+    port = _free_port(peer, 0)
+    try:
+        reach = find_out(peer.host, port, in_own_loop(answering(peers)))
+    except OSError as error:
+        raise _cannot_listen(peer.host, port, error) from None
+    return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
 
 
 def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
@@ -194,20 +155,34 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
     return others
 
 
-def _reach(peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool) -> Reach:
+def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
+    """How to ask others before the node starts: by this peer's own name only where nobody else is answered."""
+    if gate is None or not gate.restricted:
+        return P2P.create  # type: ignore[no-any-return]
+    create = GatedP2P.behind(gate, "directory").create
+    return partial(create, identity_path=str(identity.path), check_if_identity_free=False)
+
+
+def _reach(
+    peer: PeerConfig,
+    port: int,
+    living: Sequence[str],
+    may_start_alone: bool,
+    create: Callable[..., Awaitable[P2P]],
+) -> Reach:
     if peer.client_mode is not None or may_start_alone or not living:
         return Reach(client_mode=bool(peer.client_mode))
     if peer.announce_host:  # an address of which the asked peers may know nothing: they are told no hosts
         return Reach(client_mode=False, text=f"others can reach this machine at {peer.announce_host}, as you say")
     try:
-        return find_out(peer.host, port, living)
+        return find_out(peer.host, port, living, create)
     except OSError as error:  # taken since we looked
         raise _cannot_listen(peer.host, port, error) from None
 
 
 def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
     if reach.client_mode:
-        return {"client_mode": True, "no_listen": True}
+        return {"dht_mode": "client", "no_listen": True}
     listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
     if peer.announce_host:
         protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"

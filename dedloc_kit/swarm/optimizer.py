@@ -8,7 +8,7 @@ global step old). In exact training, without overlap, a volunteer waits for each
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hivemind import DHT
 from hivemind.utils import get_dht_time
@@ -26,6 +26,7 @@ from dedloc_kit.swarm.rounds import Rounds
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, TrainingState
 from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.troubles import Troubles
 
 HAND_OVER_SECONDS = 10.0
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
@@ -60,6 +61,7 @@ class CollaborativeOptimizer:
         signer: Signer,
         session: str,
         name: str,
+        team: str,
         device: str,
         addresses: tuple[str, ...],
         known: Sequence[str],
@@ -71,7 +73,7 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
-        self._name, self._device, self._addresses = name, device, addresses
+        self._name, self._team, self._device, self._addresses = name, team, device, addresses
         self._stop, self._on_step = stop, on_step
         self.last_step = last_step
         """No round is begun after it; may change at any time."""
@@ -79,6 +81,7 @@ class CollaborativeOptimizer:
         self.gradients = gradients
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
+        self._stepped = 0.0  # when the last global step was done; 0 if this peer was not there
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
@@ -92,7 +95,9 @@ class CollaborativeOptimizer:
             current_state=state.for_newcomer,
             current_info=lambda: state.info,
         )
-        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn)
+        self.troubles = Troubles(warn)
+        """What went wrong in the swarm, as far as this peer saw it."""
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles)
         self._rounds = Rounds(
             run,
             state,
@@ -104,6 +109,7 @@ class CollaborativeOptimizer:
             session=session,
             name=name,
             warn=warn,
+            troubles=self.troubles,
         )
         self._catch_up = CatchUp(state, self.averager, self.tracker, run, signer, stop, on_loading, warn)
 
@@ -112,6 +118,7 @@ class CollaborativeOptimizer:
     def load(self) -> None:
         """Load the current state from a peer. Raises UserError if nobody hands it out."""
         if not self._catch_up.load() and not self._stop.is_set():
+            self.check()
             raise UserError("no peer of this run hands out the training state; is the coordinator running?")
 
     def begin(self) -> None:
@@ -221,8 +228,12 @@ class CollaborativeOptimizer:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
         return self._error is None and 2 * self.gradients.samples > MOST_BATCHES * self.run.global_batch
 
+    def give_up(self, reason: Exception) -> None:
+        """Take part no more: the training loop raises this at its next boundary."""
+        self._error = self._error or reason
+
     def check(self) -> None:
-        """For a follower: raises what went wrong in the background."""
+        """For whoever is not in the training loop: raises what went wrong in the background."""
         if self._error is not None:
             raise self._error
 
@@ -259,14 +270,21 @@ class CollaborativeOptimizer:
             seconds=outcome.seconds,
             signed=outcome.signed,
         )
+        began = time.monotonic()
         with self.averager.get_tensors() as (average,):
             self.state.apply(average, receipt)
+        done = time.monotonic()
+        parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
+        if self._stepped:
+            parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
+        self._stepped = done
         self.gradients.count_outgoing()
         self._report()
-        self._tell(receipt, outcome.contributions)
+        self._tell(receipt, outcome.contributions, parts)
 
-    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution]) -> None:
-        self._on_step(global_step(receipt, contributions), contributions)
+    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
+        """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
+        self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm
 
@@ -274,7 +292,8 @@ class CollaborativeOptimizer:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
         for receipt, contributions in self._catch_up.follow():
             self.gradients.settle([receipt.round])
-            self._tell(receipt, contributions)
+            self._tell(receipt, contributions, {})
+        self._stepped = 0.0
         self.gradients.settle(self.state.rounds)
         self._rounds.drop_stale()
         self._report()
@@ -295,6 +314,8 @@ class CollaborativeOptimizer:
                 addresses=self._addresses,
                 device=self._device,
                 name=self._name,
+                team=self._team,
+                upload=self._rounds.upload,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

@@ -43,15 +43,20 @@ class Pace:
         self._failures += 1
 
     @property
+    def upload(self) -> float | None:
+        """Bytes per second at which this peer got rid of its gradients in the best of recent rounds; none before."""
+        return max(self._upload_rates, default=None)
+
+    @property
     def bandwidth(self) -> float | None:
         """Bytes per second of this peer's line as recent rounds showed it, coarsely; none if there were none.
 
         The share of the vector that a peer reduces follows from it (DeDLOC section 3.2). Fine differences are noise,
         and would unbalance the shares of equal peers.
         """
-        if not self._upload_rates:
+        if self.upload is None:
             return None
-        return float(BANDWIDTH_STEP ** round(math.log(max(self._upload_rates), BANDWIDTH_STEP)))
+        return float(BANDWIDTH_STEP ** round(math.log(self.upload, BANDWIDTH_STEP)))
 
     @property
     def lead(self) -> float:

@@ -6,14 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from dedloc_kit.access import IDENTITY_FILE, Office, check_secret
+from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.access import Gate
+from dedloc_kit.swarm.admission import Admission, come_in, serve
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.gradients import Gradients
+from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.local_steps import LocalSteps
-from dedloc_kit.swarm.node import Identity, Node, addresses_of, look_around, start_node
+from dedloc_kit.swarm.membership import Membership
+from dedloc_kit.swarm.node import Surroundings, addresses_of, look_around, start_node
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
@@ -68,6 +76,8 @@ def connected(
     peer: PeerConfig,
     initial_peers: Sequence[str],
     *,
+    organizer: str | None,
+    secret: str = "",
     follower: bool,
     may_start_alone: bool = False,
     preferred_port: int = 0,
@@ -80,25 +90,46 @@ def connected(
 
     hivemind forks two processes: the DHT node before torch has done any work, the averager before any other thread
     of ours runs. Raises UserError with what is wrong and what to do.
+
+    :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
+    :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
     """
     device = pick_device(peer.device)
     set_threads(peer.threads)
-    identity = Identity(peer.folder / "identity.key")
-    with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
-        looking = line.submit(
-            look_around,
+    identity = Identity(peer.folder / IDENTITY_FILE)
+    signer = Signer(identity)
+    gate = Gate(run.run_id, organizer or signer.peer, signer, restricted=run.access.who != "open")
+
+    def look() -> Surroundings:
+        if gate.restricted and organizer is not None:
+            check_secret(secret, run, organizer)
+            come_in(gate, identity, initial_peers, secret)
+        return look_around(
             peer,
             identity,
             initial_peers,
+            gate=gate,
             may_start_alone=may_start_alone,
             preferred_port=preferred_port,
         )
+
+    with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
+        looking = line.submit(look)
         task = create_task(run, peer.task_module)
-    dht = start_node(peer, identity, looking.result(), may_start_alone=may_start_alone)
+    try:
+        dht = start_node(peer, identity, looking.result(), gate=gate, may_start_alone=may_start_alone)
+    except UserError:
+        if organizer is not None and not gate.restricted:
+            come_in(gate, identity, initial_peers, "")  # it may be that nobody answers because the organizer wants so
+        raise
+    office = None
+    if organizer is None:
+        office = Office(run, peer.folder, signer.peer)
+        dht.run_coroutine(partial(serve, Admission(run, office, signer)))
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         replica = None if follower else Replica(state, device)
-        signer, session, addresses = Signer(identity), secrets.token_hex(8), addresses_of(dht)
+        session, addresses = secrets.token_hex(8), addresses_of(dht)
         optimizer = CollaborativeOptimizer(
             state,
             replica,
@@ -108,6 +139,7 @@ def connected(
             signer=signer,
             session=session,
             name=peer.name,
+            team=peer.team,
             device=describe_device(device),
             addresses=addresses,
             known=initial_peers,
@@ -117,9 +149,12 @@ def connected(
             on_loading=on_loading,
             warn=warn,
         )
+        membership = Membership(dht, identity, signer, optimizer, office, warn)
+        membership.start()
         try:
             yield SwarmPeer(task, replica, device, describe_device(device), addresses, session, signer, dht, optimizer)
         finally:
+            membership.stop()
             optimizer.leave()
     finally:
         dht.shutdown()

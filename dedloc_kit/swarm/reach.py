@@ -14,7 +14,7 @@ import json
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -107,12 +107,14 @@ async def serve(_dht: object, node: DHTNode) -> None:
     await Reachability(node.p2p).add_p2p_handlers(node.p2p)
 
 
-def find_out(host: str, port: int, peers: Sequence[str]) -> Reach:
+def find_out(host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = P2P.create) -> Reach:
     """Ask some of these peers (addresses at which somebody answers) to connect to us; takes up to some seconds.
+
+    :param create: as `P2P.create`, for a run whose peers answer only those whom they know
 
     Listens on `host` and `port` meanwhile; the port is free again afterwards. Raises OSError if it is not free.
     """
-    return in_own_loop(_find_out(host, port, peers))
+    return in_own_loop(_find_out(host, port, peers, create))
 
 
 async def _read_secret(host: str, port: int) -> bytes:
@@ -142,11 +144,13 @@ class _Door(asyncio.Protocol):
         transport.close()
 
 
-async def _find_out(host: str, port: int, peers: Sequence[str]) -> Reach:
+async def _find_out(
+    host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = P2P.create
+) -> Reach:
     secret = secrets.token_hex(16)
     door = _Door(secret.encode())
     async with await asyncio.get_running_loop().create_server(lambda: door, host, port):
-        answers = await _ask_all(peers, Question(port=port, secret=secret))
+        answers = await _ask_all(peers, Question(port=port, secret=secret), create)
     # Nobody is believed to have come whom we have not seen.
     reached = [answer.host for answer in answers if answer.verdict == "reached"][: door.visits]
     if not answers:
@@ -162,10 +166,10 @@ async def _find_out(host: str, port: int, peers: Sequence[str]) -> Reach:
     return Reach(client_mode=False, text=f"others can reach this machine at {seen}, port {port}", host=seen)
 
 
-async def _ask_all(peers: Sequence[str], question: Question) -> list[Answer]:
+async def _ask_all(peers: Sequence[str], question: Question, create: Callable[..., Awaitable[P2P]]) -> list[Answer]:
     """What some of the peers answer, each asked once; those that do not know are left out."""
     try:
-        p2p = await P2P.create(
+        p2p = await create(
             initial_peers=peers, dht_mode="client", no_listen=True, use_relay=False, startup_timeout=60.0
         )
     except P2PDaemonError:

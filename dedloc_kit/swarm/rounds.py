@@ -17,6 +17,7 @@ from dedloc_kit.swarm.pace import Pace
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.troubles import Troubles
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""
@@ -36,6 +37,7 @@ class Rounds:
     :param follower: this peer contributes no samples
     :param session: hexadecimal name of this session; contributions of one session count up
     :param warn: told in plain words about what went wrong and was dealt with
+    :param troubles: told about rounds that fail
     """
 
     def __init__(
@@ -51,15 +53,19 @@ class Rounds:
         session: str,
         name: str,
         warn: Callable[[str], None],
+        troubles: Troubles,
     ) -> None:
         self._run, self._state, self._gradients, self._averager = run, state, gradients, averager
         self._tracker, self._signer, self._follower = tracker, signer, follower
-        self._session, self._name, self._warn = session, name, warn
+        self._session, self._name, self._warn, self._troubles = session, name, warn, troubles
         self._pace = Pace()
         self._gathering: Gathering | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()
         self._not_before = 0.0  # when the next round may begin
+        self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
+        self.gather_seconds = 0.0
+        """What passed in the last round from the full batch until the group stood."""
 
     @property
     def under_way(self) -> bool:
@@ -70,6 +76,11 @@ class Rounds:
     def begun(self) -> bool:
         """Is this peer's contribution to a round on its way?"""
         return self._begun
+
+    @property
+    def upload(self) -> float | None:
+        """Bytes per second at which this peer got rid of its gradients in recent rounds; none before the first."""
+        return self._pace.upload
 
     @property
     def samples(self) -> int:
@@ -101,6 +112,7 @@ class Rounds:
 
     def gather_if_due(self, samples_per_second: float) -> Round | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
+        self._watch_the_batch()
         left, expected = self.seconds_left(samples_per_second), self._expected()
         if left > self._pace.lead or time.monotonic() < self._not_before:
             return None
@@ -126,6 +138,7 @@ class Rounds:
         if gathering is None:
             return None
         if not self._begun:
+            self._watch_the_batch()
             self._begin_if_full(gathering)
         # While we look for a group, or wait in one, the swarm may move on.
         nobody_comes = not self._begun and self._tracker.newest_step() > self._state.step
@@ -165,6 +178,12 @@ class Rounds:
         others = self._tracker.others().items()
         return self._mates() | {peer: progress for peer, progress in others if progress.step == self._state.step - 1}
 
+    def _watch_the_batch(self) -> None:
+        if self.swarm_samples() < self._run.global_batch:
+            self._full_at = 0.0
+        elif not self._full_at:
+            self._full_at = time.monotonic()
+
     def _begin_if_full(self, gathering: Gathering) -> None:
         members = gathering.gathered()
         if members is None:
@@ -179,6 +198,7 @@ class Rounds:
             contribution = self._contribution()
             boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
             self._begun = True
+            self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             self._averager.begin(
                 gathering,
                 contribution,
@@ -207,12 +227,13 @@ class Rounds:
         mine = self._contribution()
         if mine.samples < self._run.global_batch:
             return None
+        self.gather_seconds = self._full_at = 0.0
         peer = self._signer.peer
         name = hashlib.sha256(f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode())
         return Round("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
 
     def _finish(self, gathering: Gathering) -> Round | None:
-        begun, self._gathering, self._begun = self._begun, None, False
+        begun, self._gathering, self._begun, self._full_at = self._begun, None, False, 0.0
         if not gathering.control.done():
             self._averager.call_off(gathering)
             return None
@@ -242,7 +263,7 @@ class Rounds:
         self._not_before = time.monotonic() + self._pace.pause
         if not begun:
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
-        self._warn(f"a round failed and is tried again: {outcome.detail}")
+        self._troubles.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
             self._gradients.doubt(outcome.id)
         self._tracker.suspect(outcome.culprits)

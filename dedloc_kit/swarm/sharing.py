@@ -18,9 +18,9 @@ from hivemind import DHT, DecentralizedAverager
 from hivemind.p2p import P2P, PeerID
 
 from dedloc_kit.records import StateInfo
+from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.fetching import Fetching, Opened
 from dedloc_kit.swarm.giving import Giving
-from dedloc_kit.swarm.node import kept_alive
 from dedloc_kit.swarm.offers import (
     ExpectedAverage,
     ExpectedState,

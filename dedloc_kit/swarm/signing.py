@@ -12,7 +12,7 @@ from hivemind.proto import crypto_pb2
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Record
-from dedloc_kit.swarm.node import Identity
+from dedloc_kit.swarm.identity import Identity
 
 R = TypeVar("R", bound=Record)
 

@@ -16,16 +16,19 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.dialling import any_host_responds, in_own_loop
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.node import dial
 from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.troubles import Troubles
 
 HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
-SECONDS_PER_PEER = 0.01
-"""Added to the time between two looks at the DHT for each peer there is: all their records are fetched."""
+SECONDS_PER_PEER, MOST_SECONDS = 0.01, 5.0
+"""Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
+time it must stay below what a record lives, or peers would seem to be gone."""
 DHT_TIMEOUT = 10.0
 REDIAL = 30.0
 """Seconds between two looks whether a peer is still connected."""
@@ -43,6 +46,7 @@ class Tracker(threading.Thread):
     """Publishes this peer's progress and follows everyone else's, in the background.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
+    :param troubles: told about records that are ignored
     """
 
     def __init__(
@@ -53,15 +57,17 @@ class Tracker(threading.Thread):
         global_batch: int,
         known: Sequence[str],
         warn: Callable[[str], None],
+        troubles: Troubles,
     ) -> None:
         super().__init__(name="tracker", daemon=True)
         self._dht, self._signer, self._warn = dht, signer, warn
         self._run_id, self._global_batch = run_id, global_batch
+        self.reject = troubles.reject
         self._known: dict[str, tuple[str, ...]] = {}
         for address in known:
             peer = address.rpartition("/p2p/")[2]
             self._known[peer] = (*self._known.get(peer, ()), address)
-        self._key = f"{run_id}_progress"
+        self._directory = Directory(dht, f"{run_id}_progress")
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -70,13 +76,13 @@ class Tracker(threading.Thread):
         self._dirty = False
         self._period = 0.0
         self._others: dict[str, Progress] = {}
+        self._ignored: set[tuple[bytes, float]] = set()  # records that the last look ignored
         self._suspects: dict[str, float] = {}
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
+        self._refused: frozenset[str] = frozenset()
         self._dialled: dict[str, float] = {}
         self._online_until = 0.0
-        self.rejected: Counter[str] = Counter()
-        """Records that were ignored, by reason."""
 
     def report(self, mine: Progress, period: float) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
@@ -87,7 +93,7 @@ class Tracker(threading.Thread):
             before, self._mine = self._mine, mine
             news = before is None or (mine.step, mine.round) != (before.step, before.round)
             self._dirty = self._dirty or before is None or mine != before.model_copy(update={"time": mine.time})
-            self._period = period + SECONDS_PER_PEER * len(self._others)
+            self._period = period + min(MOST_SECONDS, SECONDS_PER_PEER * len(self._others))
         if news:
             self._wake.set()
 
@@ -108,6 +114,7 @@ class Tracker(threading.Thread):
                 peer: progress
                 for peer, progress in self._others.items()
                 if _alive(progress)
+                and peer not in self._refused
                 and self._suspects.get(peer, 0.0) < progress.time
                 and self._shunned.get(peer, 0.0) < now
             }
@@ -115,7 +122,7 @@ class Tracker(threading.Thread):
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
         with self._lock:
-            return any(_alive(progress) for progress in self._others.values())
+            return any(_alive(progress) for peer, progress in self._others.items() if peer not in self._refused)
 
     def cut_off(self) -> bool:
         """Is nobody there because this machine's line is down? Then no machine says anything. May take some seconds.
@@ -152,6 +159,11 @@ class Tracker(threading.Thread):
         with self._lock:
             self._suspects |= {peer: self._others[peer].time for peer in peers if peer in self._others}
 
+    def refuse(self, peers: Collection[str]) -> None:
+        """Do not count these peers any more: the organizer has sent them away. Who was before and is not now may come
+        back."""
+        self._refused = frozenset(peers)
+
     def trust(self, peers: Collection[str]) -> None:
         """A round with these peers went well."""
         with self._lock:
@@ -167,19 +179,21 @@ class Tracker(threading.Thread):
     def look(self) -> None:
         """Fetch everyone's progress now."""
         with self._looking:
-            found = self._dht.get(self._key, latest=True, return_future=True).result(DHT_TIMEOUT)
-        entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        others = {}
-        for subkey, entry in entries.items():
-            if entry.value is None:  # left
-                continue
-            try:
-                peer, progress = author(subkey), self._checked(entry.value)
-            except (ValueError, TypeError) as error:
-                self.reject(str(error))
-                continue
-            if peer != self._signer.peer:
-                others[peer] = progress
+            entries = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT)
+            others, ignored = {}, set()
+            for subkey, entry in entries.items():
+                if entry.value is None:  # left
+                    continue
+                try:
+                    peer, progress = author(subkey), self._checked(entry.value)
+                except (ValueError, TypeError) as error:
+                    ignored.add((subkey, entry.expiration_time))
+                    if (subkey, entry.expiration_time) not in self._ignored:
+                        self.reject(str(error))
+                    continue
+                if peer != self._signer.peer:
+                    others[peer] = progress
+            self._ignored = ignored
         with self._lock:
             self._others = others
 
@@ -193,15 +207,8 @@ class Tracker(threading.Thread):
             raise ValueError(f"Progress: claims {progress.samples} samples for a batch of {self._global_batch}")
         return progress
 
-    def reject(self, reason: str) -> None:
-        """Something from the network was ignored; say so now and then, however often it happens."""
-        self.rejected[reason] += 1
-        count = self.rejected[reason]
-        if len(self.rejected) <= 20 and count & (count - 1) == 0:  # the first, second, fourth, eighth ... time
-            self._warn(f"a record was ignored ({count} times so far): {reason}")
-
     def run(self) -> None:
-        published = 0.0
+        published = look_due = 0.0
         while not self._stopped.is_set():
             try:
                 with self._lock:
@@ -210,13 +217,16 @@ class Tracker(threading.Thread):
                 if mine is not None and due:
                     self._publish(mine)
                     published = time.monotonic()
-                self.look()
-                self._dial_others()
-                pause = self._period
+                if time.monotonic() >= look_due:
+                    self.look()
+                    self._dial_others()
+                    look_due = time.monotonic() + self._period
+                pause = look_due - time.monotonic()
             except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
                 self._warn(f"the swarm's directory does not answer ({error!r:.100}); trying again")
                 pause = HEARTBEAT
-            self._wake.wait(pause)
+            if self._wake.wait(min(HEARTBEAT, max(0.0, pause))):
+                look_due = 0.0  # what is news here is so for the others too
             self._wake.clear()
 
     def leave(self) -> None:
@@ -255,13 +265,8 @@ class Tracker(threading.Thread):
         self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())
 
     def _store(self, value: object) -> None:
-        self._dht.store(
-            self._key,
-            subkey=self._signer.subkey,
-            value=value,
-            expiration_time=get_dht_time() + TIME_TO_LIVE,
-            return_future=True,
-        ).result(DHT_TIMEOUT)
+        others = len(self._others)
+        self._directory.store(self._signer, value, seconds=TIME_TO_LIVE, peers=others).result(DHT_TIMEOUT)
 
 
 def _alive(progress: Progress) -> bool:

@@ -21,15 +21,18 @@ from hivemind.utils import MSGPackSerializer
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.contributions import collect
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.fetching import CONNECT_SECONDS
 from dedloc_kit.swarm.giving import KEPT_AVERAGES
-from dedloc_kit.swarm.node import Identity, Node, open_node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import open_node
 from dedloc_kit.swarm.offers import AverageInfo
 from dedloc_kit.swarm.receipts import global_step, opened
 from dedloc_kit.swarm.sharing import stream_name
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.transfer import Header, Request, ask, decode
+from dedloc_kit.swarm.troubles import Troubles
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
@@ -198,7 +201,7 @@ def watching(
     node = open_node(peer, identity, initial_peers)
     try:
         signer = Signer(identity)
-        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn)
+        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn))
         tracker.look_every(LOOK_SECONDS)
         tracker.start()
         try:

@@ -16,7 +16,7 @@ from transformers import AlbertConfig, AlbertForPreTraining
 
 from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.pairs import Arrays, PairBuilder
-from dedloc_kit.data.sentences import DEFAULT_LANGUAGE
+from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture, texts
 from dedloc_kit.data.token_shards import read_token_shard
@@ -69,7 +69,7 @@ class AlbertOptions(Section):
 
     tokenizer: str = Field(min_length=1)
     """A folder or a Hub repository."""
-    language: Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[a-z0-9]+)*$")] = DEFAULT_LANGUAGE
+    language: Annotated[str, Field(pattern=LANGUAGE_CODE)] = DEFAULT_LANGUAGE
     """ISO 639 code, such as `bn`: it decides where sentences end."""
     vocabulary: PositiveInt = 32_000
     """Tokens, for the command that trains the tokenizer."""

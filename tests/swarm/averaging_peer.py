@@ -21,7 +21,8 @@ from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import allreduce, averaging
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.group import Round
-from dedloc_kit.swarm.node import Identity, addresses_of, open_node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, open_node
 from dedloc_kit.swarm.signing import Signer
 from tests.tiny import tiny_run
 

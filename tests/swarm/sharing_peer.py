@@ -24,7 +24,8 @@ from dedloc_kit.records import Record, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import giving, transfer
 from dedloc_kit.swarm.fetching import Opened
-from dedloc_kit.swarm.node import Identity, addresses_of, open_node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, open_node
 from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.sharing import StateSharing
 

@@ -13,9 +13,12 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.contributions import collect, publish
-from dedloc_kit.swarm.node import Identity, Node, addresses_of, dial, open_node
+from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, dial, open_node
 from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.troubles import Troubles
 from tests.swarm.harness import progress, wait_until
 
 RUN = "tiny-0123456789abcdef"
@@ -124,7 +127,8 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
     second, other = start(addresses_of(first))
     warnings: list[str] = []
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), warnings.append) for node, who in ((first, signer), (second, other))
+        Tracker(node, who, RUN, 64, (), warnings.append, Troubles(warnings.append))
+        for node, who in ((first, signer), (second, other))
     )
     try:
         theirs.report(progress(run_id=RUN), 0.1)
@@ -159,7 +163,7 @@ def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone
     silent, closed = f"/ip4/192.0.2.1/tcp/9/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
 
     def cut_off(*known: str) -> bool:
-        return Tracker(node, signer, RUN, 64, known, lambda _: None).cut_off()
+        return Tracker(node, signer, RUN, 64, known, pytest.fail, Troubles(pytest.fail)).cut_off()
 
     assert cut_off(silent)
     assert not cut_off(silent, closed)

@@ -21,7 +21,9 @@ from dedloc_kit.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import reach
-from dedloc_kit.swarm.node import Identity, Node, _listening, addresses_of, dial, open_node
+from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import _listening, addresses_of, dial, open_node
 from tests.swarm.harness import wait_until
 
 DEADLINE = 60.0

@@ -1,0 +1,399 @@
+"""What does the dashboard cost when a run has become large, and does anything get lost on the way to it?
+
+A ledger of many volunteers, global steps and contributions; each answer of the API; what a first visit loads; how long
+an event takes to the page; hundreds of viewers at once; an hour's events in a minute; and as many peers in the
+directory. The machine's load when it began is told as well: beside other work times are worth little.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import re
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import requests
+
+from benchmarks import directory
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.events import Peers, PeerSeen, StepDone, parse_event
+from dedloc_kit.ledger import Ledger, schema
+from dedloc_kit.records import Contribution, GlobalStep
+from dedloc_kit.run import parse_run
+
+CALLS = (
+    *(
+        "state",
+        "history",
+        "history?after={recent}",
+        "people",
+        "people?limit=500&sort=recent",
+        "people?search=person%209",
+    ),
+    *("people/{peer}", "teams", "peers", "rounds", "timeline", "standing?peer={peer}&after=0"),
+)
+STEP_SECONDS = 60.0
+SESSIONS = 10
+STEPS_PER_EVENT = 10
+"""Seconds between two global steps while viewers watch: a quick run's pace."""
+
+
+def make_ledger(path: Path, people: int, steps: int, contributions: int) -> dict[str, float]:
+    """A ledger as a long run leaves it: some give often, most seldom. Made in bulk, as an earlier version would have
+    left it, and brought up to date by the ledger itself."""
+    began, start = time.monotonic(), time.time() - steps * STEP_SECONDS
+    random = np.random.default_rng(7)
+    per_step = contributions // steps
+    weights = np.log(1.0 / np.arange(1, people + 1) ** 0.7)
+    given = np.zeros(people * SESSIONS, dtype=np.int64)
+    taken = np.zeros(people * SESSIONS, dtype=np.int64)
+    with closing(sqlite3.connect(path, isolation_level=None)) as ledger:
+        ledger.execute("PRAGMA journal_mode = WAL")
+        for script in schema.VERSIONS[:2]:
+            ledger.executescript(script)
+        ledger.execute("BEGIN")
+        for step in range(1, steps + 1):
+            # The largest of weights with Gumbel noise: a draw without replacement.
+            members = np.argpartition(-(weights + random.gumbel(size=people)), per_step)[:per_step]
+            parts = members * SESSIONS + step * SESSIONS // (steps + 1)
+            given[parts] += 64
+            taken[parts] += 1
+            when = start + step * STEP_SECONDS
+            loss = 2.0 + 8.0 * float(np.exp(-step / steps * 5))
+            row = (step, f"{step:040x}", when, 64 * per_step, loss, per_step + 1, 2.5)
+            ledger.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            ledger.executemany(
+                "INSERT INTO contributions VALUES (?, ?, 64, ?, ?, ?)",
+                [
+                    (step, part + 1, total, loss, when)
+                    for part, total in zip(parts.tolist(), given[parts].tolist(), strict=True)
+                ],
+            )
+        ledger.executemany(
+            "INSERT INTO parts VALUES (?, ?, ?, ?, 0, NULL, ?, ?, ?, ?)",
+            [
+                (n + 1, peer_id(n // SESSIONS), f"{n:x}", f"person {n // SESSIONS}", samples, count, start, start + n)
+                for n, (samples, count) in enumerate(zip(given.tolist(), taken.tolist(), strict=True))
+            ],
+        )
+        ledger.executemany(
+            "INSERT INTO evaluations VALUES (?, ?, ?, '{\"masked accuracy\": 0.5}', '[]')",
+            [(step, 3.0, start + step * STEP_SECONDS) for step in range(0, steps + 1, 10)],
+        )
+        ledger.execute(f"PRAGMA application_id = {schema.APPLICATION}")
+        ledger.execute("PRAGMA user_version = 2")
+        ledger.execute("COMMIT")
+    made = time.monotonic()
+    Ledger(path).close()
+    updated = time.monotonic()
+    with closing(sqlite3.connect(path)) as ledger:
+        visits = [
+            (
+                peer_id(n % people),
+                f"person {n % people}",
+                "NVIDIA T4",
+                "client",
+                start + 60.0 * n,
+                start + 60.0 * n + 3600,
+            )
+            for n in range(people * 5 * SESSIONS)
+        ]
+        ledger.executemany(
+            "INSERT INTO visits (peer, name, device, mode, since, until, here) VALUES (?, ?, ?, ?, ?, ?, 0)", visits
+        )
+        ledger.execute("UPDATE people SET seconds = 36000, team = 'team ' || (samples % 30)")
+        ledger.execute("INSERT INTO devices SELECT peer, 'NVIDIA T4' FROM people")
+        ledger.commit()
+    return {"make_seconds": made - began, "update_seconds": updated - made, "bytes": path.stat().st_size}
+
+
+def peer_id(number: int) -> str:
+    return f"Qm{number:044}"
+
+
+def swarm(people: int, step: int, samples: int) -> Peers:
+    """Everybody is there, and has computed so much."""
+    return Peers(
+        peers=tuple(
+            PeerSeen(
+                peer=peer_id(number),
+                name=f"person {number}",
+                team=f"team {number % 30}",
+                device="NVIDIA T4",
+                step=step,
+                samples=samples + number % 7,
+                samples_per_second=8.0,
+                upload=1e6,
+                follower=False,
+                client_mode=True,
+            )
+            for number in range(people)
+        )
+    )
+
+
+def step_after(last: int) -> GlobalStep:
+    return GlobalStep(
+        step=last + 1, round=f"{last:x}", time=time.time(), samples=1280, loss=2.0, peers=21, seconds=2.5, compute=50.0
+    )
+
+
+class Run:
+    """A coordinator that goes on with the ledger, and tells the dashboard as its process would: line by line."""
+
+    def __init__(self, path: Path, dashboard: Dashboard, people: int) -> None:
+        self.ledger, self.people = Ledger(path), people
+        self._dashboard = dashboard
+        self._lines = [swarm(people, self.ledger.last_step(), samples).model_dump_json() for samples in range(5)]
+        self._told = 0
+
+    def tell_peers(self) -> None:
+        self._told += 1
+        event = parse_event(self._lines[self._told % len(self._lines)])
+        assert isinstance(event, Peers)
+        self.ledger.record_presence(event.peers)
+        self._dashboard.publish(event)
+
+    def take_step(self) -> int:
+        step = step_after(self.ledger.last_step())
+        contributions = {
+            peer_id(number): Contribution(
+                run_id="scale-0123456789abcdef",
+                step=step.step,
+                session="ff",
+                samples=64,
+                session_samples=64 * step.step,
+                loss=2.0,
+                name=f"person {number}",
+                time=step.time,
+            )
+            for number in range(20)
+        }
+        self.ledger.record_step(step, contributions)
+        self._dashboard.publish(StepDone(step=step, contributions=dict.fromkeys(contributions, 64)))
+        return step.step
+
+
+def measure_calls(run: Run, url: str, times: int) -> dict[str, dict[str, float]]:
+    """Each call after news, when it has to be made anew, and again, when it is kept."""
+    found = {}
+    values = {"recent": run.ledger.last_step() - 100, "peer": peer_id(0)}
+    with requests.Session() as session:
+        for call in CALLS:
+            fresh: list[float] = []
+            kept: list[float] = []
+            answer: requests.Response | None = None
+            for _ in range(times):
+                run.take_step()
+                for seconds in (fresh, kept):
+                    began = time.monotonic()
+                    answer = session.get(f"{url}/api/{call.format(**values)}", timeout=60)
+                    seconds.append(time.monotonic() - began)
+                    answer.raise_for_status()
+            assert answer is not None
+            found[call] = {
+                "fresh": median(fresh),
+                "slowest": max(fresh),
+                "kept": median(kept),
+                "bytes": len(answer.content),
+                "gzip_bytes": len(gzip.compress(answer.content, 6)),
+            }
+    return found
+
+
+def measure_first_paint(url: str) -> dict[str, float]:
+    """What a first visit loads: the page with its files, then the state and the curves, one after the other."""
+    seconds, sizes = [], {}
+    for _ in range(5):
+        sizes = {"page": 0, "data": 0}
+        with requests.Session() as session:
+            began = time.monotonic()
+            page = session.get(f"{url}/", timeout=60)
+            files = re.findall(r'(?:src|href)="/?(static/[^"]+\.(?:js|css))"', page.text)
+            for path in ("", *files):
+                sizes["page"] += _received(session, f"{url}/{path}")
+            for call in ("state", "history"):
+                sizes["data"] += _received(session, f"{url}/api/{call}")
+            seconds.append(time.monotonic() - began)
+    return {"seconds": median(seconds), **sizes}
+
+
+def _received(session: requests.Session, address: str) -> int:
+    """Bytes of a body as it travelled."""
+    answer = session.get(address, timeout=60, stream=True)
+    answer.raise_for_status()
+    return len(answer.raw.read(decode_content=False))
+
+
+@contextmanager
+def watching(url: str, viewers: int) -> Iterator[subprocess.Popen[str]]:
+    """So many viewers, in a process of their own; it says when all of them have been welcomed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.viewers", url, str(viewers)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "watching\n", "not all viewers were let in"
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(timeout=60)
+
+
+def measure_viewers(run: Run, url: str, viewers: int, seconds: int) -> dict[str, float]:
+    """The processor time of this process, which serves, and what an event takes until a page has it."""
+
+    def one_run(process: subprocess.Popen[str] | None) -> tuple[float, list[float]]:
+        latencies, before, began = [], time.process_time(), time.monotonic()
+        for second in range(seconds):
+            time.sleep(max(0.0, began + second - time.monotonic()))
+            run.tell_peers()
+            if second % STEPS_PER_EVENT == 0 and process is not None:
+                assert process.stdout is not None
+                told, step = time.time(), run.take_step()
+                for line in process.stdout:
+                    seen, when = line.split()
+                    if int(seen) >= step:
+                        latencies.append(float(when) - told)
+                        break
+            elif second % STEPS_PER_EVENT == 0:
+                run.take_step()
+        return (time.process_time() - before) / (time.monotonic() - began), latencies
+
+    alone, _ = one_run(None)
+    with watching(url, viewers) as process:
+        watched, latencies = one_run(process)
+    return {
+        "viewers": viewers,
+        "core_share": watched,
+        "core_share_without_viewers": alone,
+        "event_seconds": median(latencies),
+        "slowest_event_seconds": max(latencies),
+    }
+
+
+def measure_memory(run: Run, url: str, viewers: int, events: int) -> dict[str, float]:
+    """Resident bytes after a tenth and after all of so many events, replayed as fast as they are taken."""
+    with watching(url, viewers) as process:
+        threading.Thread(target=lambda: [None for _ in process.stdout or ()], daemon=True).start()
+        early = 0
+        with requests.Session() as session:
+            for number in range(events):
+                run.tell_peers()
+                if number % 10 == 0:
+                    run.take_step()
+                    session.get(f"{url}/api/people?offset={number}", timeout=60)
+                if number == events // 10:
+                    early = resident_bytes()
+        return {"events": events, "early_bytes": early, "late_bytes": resident_bytes()}
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize()
+
+
+def report(results: dict[str, Any]) -> None:
+    print("load when it began: " + ", ".join(f"{load:.1f}" for load in results["load"]))
+    made = results["ledger"]
+    print(f"ledger: {made['bytes'] / 1e6:.0f} MB, brought up to date in {made['update_seconds']:.1f} s")
+    print(f"\n{'call':34}{'after news':>12}{'slowest':>12}{'kept':>12}{'bytes':>12}{'gzip':>12}")
+    for call, row in results["calls"].items():
+        times = "".join(f"{1e3 * row[key]:>9.1f} ms" for key in ("fresh", "slowest", "kept"))
+        print(f"{call:34}{times}{row['bytes']:>12.0f}{row['gzip_bytes']:>12.0f}")
+    paint, watched, memory = results["first_paint"], results["viewers"], results["memory"]
+    print(
+        f"\nfirst paint: {paint['seconds']:.2f} s, page {paint['page'] / 1e3:.0f} kB, data {paint['data'] / 1e3:.0f} kB"
+    )
+    print(
+        f"{watched['viewers']} viewers: {watched['core_share']:.0%} of a core "
+        f"({watched['core_share_without_viewers']:.0%} without them); an event reaches the page after "
+        f"{watched['event_seconds']:.2f} s, the slowest after {watched['slowest_event_seconds']:.2f} s"
+    )
+    print(
+        f"{memory['events']} events: {memory['early_bytes'] / 1e6:.0f} MB after a tenth of them, "
+        f"{memory['late_bytes'] / 1e6:.0f} MB after all"
+    )
+    for row in results["directory"]:
+        print(
+            f"directory, {row['kind']} of {row['peers']} peers on {row['keys']} keys: stored in "
+            f"{row['store_seconds']:.1f} s, collected in {row['collect_seconds']:.2f} s, {row['lost']} lost in "
+            f"{row['steps']} steps, up to {row['largest_key_bytes'] / 1e3:.0f} kB under a key"
+        )
+
+
+def main() -> int:
+    options = _parse()
+    results: dict[str, Any] = {"load": os.getloadavg(), "options": {k: str(v) for k, v in vars(options).items()}}
+
+    def say(text: str) -> None:
+        print(f"... {text}", file=sys.stderr, flush=True)
+
+    # First, and alone: hivemind forks its processes.
+    results["directory"] = directory.rows(directory.measure(options.peers, options.directory_steps, say))
+    with tempfile.TemporaryDirectory(prefix="dedloc-dashboard-") as folder:
+        path = Path(folder) / "ledger.sqlite"
+        say("making the ledger")
+        results["ledger"] = make_ledger(path, options.people, options.steps, options.contributions)
+        task = {"name": "albert"}
+        run_config = parse_run(
+            {
+                "name": "scale",
+                "global_batch": 1280,
+                "task": task,
+                "data": {"train": [{"dataset": "owner/name"}]},
+                "optimizer": {"total_steps": 2 * options.steps, "warmup_steps": 10},
+            }
+        )
+        dashboard = Dashboard(run_config, path)
+        dashboard.start()
+        run = Run(path, dashboard, options.people)
+        run.tell_peers()
+        say("asking")
+        results["calls"] = measure_calls(run, dashboard.url, options.repeats)
+        results["first_paint"] = measure_first_paint(dashboard.url)
+        say("watching")
+        results["viewers"] = measure_viewers(run, dashboard.url, options.viewers, options.seconds)
+        results["memory"] = measure_memory(run, dashboard.url, min(20, options.viewers), options.events)
+        dashboard.stop()
+        run.ledger.close()
+    report(results)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--people", type=int, default=1_000, help="volunteers in the ledger, and peers that the coordinator sees")
+    add("--steps", type=int, default=100_000, help="global steps in the ledger")
+    add("--contributions", type=int, default=2_000_000)
+    add("--repeats", type=int, default=5, help="of each call")
+    add("--viewers", type=int, default=500)
+    add("--seconds", type=int, default=30, help="for which they watch")
+    add("--events", type=int, default=3_600, help="to replay; the coordinator tells one a second")
+    add("--peers", type=int, default=1_000, help="that publish in the directory")
+    add("--directory-steps", type=int, default=3, help="global steps for which they do")
+    add("--json", type=Path, help="a file for the results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""A thousand peers that all publish at every global step, through a few real nodes of the directory."""
+
+import dataclasses
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hivemind import DHT
+from hivemind.dht import DHTNode
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPrivateKey
+
+from dedloc_kit.records import Contribution, Progress
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.directory import Directory
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, open_node
+from dedloc_kit.swarm.signing import author
+
+NODES = 4
+AT_ONCE = 8
+"""Stores that one node has under way."""
+RUN = "scale-0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Stand:
+    """One kind of record, on one key or spread over several."""
+
+    kind: str
+    keys: int
+    peers: int
+    steps: int
+    store_seconds: float
+    """For all records of one global step, through all nodes; the median step."""
+    collect_seconds: float
+    """To read and check them all."""
+    lost: int
+    """Records of any step that the collector did not get."""
+    largest_key_bytes: int
+    """What every store and every look has to move."""
+
+
+class ManyPeers(RSASignatureValidator):  # type: ignore[misc]
+    """Signs with the key that a record's subkey names, as if each peer had a node of its own."""
+
+    def __init__(self, keys: dict[bytes, RSAPrivateKey]) -> None:
+        super().__init__(next(iter(keys.values())))
+        self._signers = {subkey: RSASignatureValidator(key) for subkey, key in keys.items()}
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        owner = next(subkey for subkey in self._signers if subkey in record.subkey) if record.subkey else b""
+        return bytes(self._signers[owner].sign_value(record)) if owner else record.value
+
+
+@dataclass(frozen=True)
+class Publisher:
+    subkey: bytes
+    peer: str
+    key: RSAPrivateKey
+
+
+def measure(peers: int, steps: int, say: Callable[[str], None]) -> list[Stand]:
+    """Publish and collect for some global steps, with all records under one key and spread."""
+    say(f"making the keys of {peers} peers")
+    keys = [RSAPrivateKey() for _ in range(peers)]
+    publishers = [Publisher(owner, author(owner), key) for key in keys for owner in [_subkey(key)]]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dedloc-directory-")))
+        nodes: list[Node] = []
+        for number in range(NODES):
+            config = PeerConfig(folder=folder / str(number), host="127.0.0.1", client_mode=False)
+            nodes.append(
+                open_node(config, Identity(config.folder / "identity.key"), [a for n in nodes for a in addresses_of(n)])
+            )
+            stack.callback(nodes[-1].shutdown)
+        for number, node in enumerate(nodes):
+            node.run_coroutine(partial(_become, {p.subkey: p.key for p in publishers[number::NODES]}))
+        return [
+            _stand(nodes, publishers, kind, known, steps)
+            for kind in ("progress", "contributions")
+            for known in (0, peers)
+        ]
+
+
+def _stand(nodes: Sequence[Node], publishers: Sequence[Publisher], kind: str, known: int, steps: int) -> Stand:
+    name = f"{RUN}_{kind}_{known}"
+    directories = [Directory(node, name) for node in nodes]
+    make, check = (_progress, Progress.parse) if kind == "progress" else (_contribution, Contribution.parse)
+    keys = [directories[0].key(publisher.peer, known) for publisher in publishers]
+    store_seconds, collect_seconds, lost, size = [], [], 0, 0
+    for step in range(1, steps + 1):
+        began = time.monotonic()
+        expiration = get_dht_time() + 3600.0 + step
+        futures = []
+        for number, node in enumerate(nodes):
+            theirs = range(number, len(publishers), NODES)
+            records = [(keys[n], publishers[n].subkey, make(publishers[n], step)) for n in theirs]
+            futures.append(node.run_coroutine(partial(_store, records, expiration), return_future=True))
+        for future in futures:
+            future.result()
+        store_seconds.append(time.monotonic() - began)
+        began = time.monotonic()
+        found = directories[-1].look(peers=max(known, 2), timeout=60.0)
+        got = {author(subkey) for subkey, entry in found.items() if check(entry.value).step == step}
+        collect_seconds.append(time.monotonic() - began)
+        lost += len({publisher.peer for publisher in publishers} - got)
+        size = max(nodes[0].run_coroutine(partial(_size_of, key)) for key in set(keys))
+    middle = steps // 2
+    return Stand(
+        kind=kind,
+        keys=len(set(keys)),
+        peers=len(publishers),
+        steps=steps,
+        store_seconds=sorted(store_seconds)[middle],
+        collect_seconds=sorted(collect_seconds)[middle],
+        lost=lost,
+        largest_key_bytes=size,
+    )
+
+
+def _subkey(key: RSAPrivateKey) -> bytes:
+    return bytes(RSASignatureValidator(key).local_public_key)
+
+
+def _contribution(publisher: Publisher, step: int) -> dict[str, Any]:
+    return Contribution(
+        run_id=RUN,
+        step=step,
+        session=secrets.token_hex(8),
+        samples=64,
+        session_samples=64 * step,
+        loss=2.0,
+        name="Asha from Bangalore",
+        time=get_dht_time(),
+    ).model_dump()
+
+
+def _progress(publisher: Publisher, step: int) -> dict[str, Any]:
+    return Progress(
+        run_id=RUN,
+        step=step,
+        round=secrets.token_hex(20),
+        samples=64,
+        samples_per_second=8.0,
+        boundary_seconds=0.0,
+        sketch=(1.0, 2.0, 3.0, 4.0),
+        follower=False,
+        client_mode=False,
+        addresses=(f"/ip4/203.0.113.7/tcp/31337/p2p/{publisher.peer}",),
+        device="NVIDIA T4, 15 GB",
+        name="Asha from Bangalore",
+        team="Delta",
+        upload=1e6,
+        time=get_dht_time(),
+    ).model_dump()
+
+
+# What follows runs in the processes of the nodes.
+
+
+async def _become(keys: dict[bytes, RSAPrivateKey], _dht: DHT, node: DHTNode) -> None:
+    node.protocol.record_validator = ManyPeers(keys)
+
+
+async def _store(records: list[tuple[str, bytes, Any]], expiration: float, _dht: DHT, node: DHTNode) -> None:
+    import asyncio
+
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def store(key: str, subkey: bytes, value: Any) -> None:
+        async with turn:
+            await node.store(key, value, expiration, subkey=subkey)
+
+    await asyncio.gather(*(store(*record) for record in records))
+
+
+async def _size_of(key: str, _dht: DHT, node: DHTNode) -> int:
+    from hivemind.dht.routing import DHTID
+
+    item = node.protocol.storage.get(DHTID.generate(source=key))
+    return 0 if item is None else len(node.protocol.serializer.dumps(item.value))
+
+
+def rows(stands: Sequence[Stand]) -> list[dict[str, Any]]:
+    """As plain values."""
+    return [dataclasses.asdict(stand) for stand in stands]

@@ -1,0 +1,226 @@
+"""`dedloc new`: the folder of a run to be, made from a recipe: run.toml, a page for the community, notebooks."""
+
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.prompt import Prompt
+
+from dedloc_kit.data.folder import new_folder
+from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
+from dedloc_kit.errors import UserError
+from dedloc_kit.hub import public_name
+from dedloc_kit.notebook.generate import notebooks_to_be
+from dedloc_kit.resources import recipe, recipes
+from dedloc_kit.run import HUB_REPOSITORY, Name, RunConfig, Source, load_run
+
+_HEADER = re.compile(r"^(?:#.*\n)*\[\[?([\w.]+)\]\]?", re.MULTILINE)
+"""The head of a section in a recipe, with the comments right above it."""
+_MARK = re.compile(r"\((?:language|data)\) ?")
+"""Marks what to change in a copy of a recipe."""
+_SOURCE = "DATASET[:SUBSET[:SPLIT]]"
+_TEMPLATE = Path(__file__).with_name("new.md")
+
+_DATA = "# What everyone learns from; a `weight` is the source's share, and all of them make 1.\n"
+_SHARDS = """\
+# `dedloc tokenizer run.toml --shards` turns it into token ids: volunteers then neither tokenize nor download as much.
+"""
+_NO_EVALUATION = """\
+# Held-out data, on which the coordinator measures what the model can do; without it there is the training loss alone.
+# [data.evaluation]
+# dataset = "OWNER/NAME"
+# split = "test"
+"""
+
+
+@dataclass
+class Plan:
+    """What the organizer says on the command line."""
+
+    name: str
+    recipe: str | None
+    datasets: list[str]
+    """Each as `DATASET[:SUBSET[:SPLIT]][=WEIGHT]`."""
+    evaluation: str | None
+    language: str | None
+    about: str | None
+
+
+def new(plan: Plan) -> Path:
+    """Write the folder `NAME` of a run to be into the current one; returns its path.
+
+    Raises UserError if it exists already, if a flag is missing and nobody can be asked, or if one makes no sense.
+    """
+    _check_name(plan.name)
+    folder = Path(plan.name)
+    if folder.exists():
+        raise UserError(f"{folder} exists already; remove it or choose another name")
+    try:
+        base = _completed(plan)
+    except EOFError:
+        raise UserError("there was no answer, so nothing is written") from None
+    sources = [parse_source(each, base.data.train[0].column, folder) for each in plan.datasets]
+    evaluation = parse_source(plan.evaluation, base.data.train[0].column, folder) if plan.evaluation else None
+    assert plan.recipe is not None
+    text = run_toml((recipe(plan.recipe) / "run.toml").read_text(encoding="utf-8"), plan, sources, evaluation)
+    try:
+        with new_folder(folder) as temporary:
+            (temporary / "run.toml").write_text(text, encoding="utf-8")
+            run = load_run(temporary / "run.toml")
+            (temporary / "README.md").write_text(_page(run, plan.recipe), encoding="utf-8")
+            notebooks_to_be(run, temporary / "notebooks")
+    except OSError as error:
+        raise UserError(f"{folder.absolute()} cannot be written ({error.strerror}); change to another folder") from None
+    return folder
+
+
+def next_commands(folder: Path) -> list[str]:
+    """What the organizer does now, as commands."""
+    path = folder / "run.toml"
+    tokenizer = isinstance(load_run(path).task.options.get("tokenizer"), str)
+    return [*([f"dedloc tokenizer {path}"] if tokenizer else []), f"dedloc check {path}", f"dedloc launch {path}"]
+
+
+def parse_source(text: str, column: str, folder: Path) -> Source:
+    """The source `DATASET[:SUBSET[:SPLIT]][=WEIGHT]`; a local dataset's path is written as seen from `folder`.
+
+    Raises UserError with what is wrong.
+    """
+    where, equals, after = text.rpartition("=")
+    weighted = bool(equals) and re.fullmatch(r"\d*\.?\d+", after) is not None
+    dataset, subset, split, *more = [*(where if weighted else text).split(":"), "", ""]
+    if not dataset or any(more):
+        raise UserError(f"'{text}' is no dataset; write {_SOURCE}=WEIGHT, such as wikimedia/wikipedia:20231101.bn=0.23")
+    values: dict[str, object] = {"dataset": dataset, "column": column}
+    if Path(dataset).expanduser().exists():
+        values["dataset"] = os.path.relpath(Path(dataset).expanduser(), folder)
+    elif re.fullmatch(HUB_REPOSITORY, dataset) is None:
+        raise UserError(f"there is no folder or file {dataset}, and on the Hub a dataset is called OWNER/NAME")
+    values |= {key: value for key, value in (("subset", subset), ("split", split)) if value}
+    if weighted:
+        values["weight"] = float(after)
+    try:
+        return Source.model_validate(values)
+    except ValidationError:
+        raise UserError(f"the weight of '{text}' must be more than 0") from None
+
+
+def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | None) -> str:
+    """A recipe's run.toml with another name, another purpose and other data; all else, comments too, stays."""
+    lines = text.splitlines(keepends=True)
+    text = _MARK.sub("", "".join(line for line in lines if not (line.startswith("#") and _MARK.search(line))))
+    starts = [match.start() for match in _HEADER.finditer(text)]
+    head, *sections = [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
+    head = _with_value(_with_value(head, "name", plan.name), "about", plan.about or "")
+    parts = [f"# Made by `dedloc new` from the recipe {plan.recipe}; what follows are its comments.\n#\n"]
+    parts += [head.replace(f"called {plan.recipe}-", f"called {plan.name}-")]
+    for section in sections:
+        match = _HEADER.match(section)
+        assert match is not None
+        if match[1] == "task" and plan.language:
+            parts.append(_with_value(section, "language", plan.language))
+        elif match[1] == "data.train":  # where the first one was all of them come
+            parts.append(_data(sources, evaluation, shards="\ntokenizer" in text) if sources else "")
+            sources = []
+        elif match[1] != "data.evaluation":
+            parts.append(section)
+    return "".join(parts)
+
+
+def _with_value(text: str, key: str, value: str) -> str:
+    """A section with another text for a key; one that it lacks is put below its name."""
+    written = json.dumps(value, ensure_ascii=False)
+    changed, found = re.subn(rf'^({key} *= *)"[^"]*"', lambda match: match[1] + written, text, count=1, flags=re.M)
+    return (
+        changed if found else re.sub(r"^name *=.*\n", lambda match: f"{match[0]}{key} = {written}\n", text, flags=re.M)
+    )
+
+
+def _data(sources: list[Source], evaluation: Source | None, shards: bool) -> str:
+    parts = [_source_toml("[[data.train]]", source) for source in sources]
+    parts.append(_source_toml("[data.evaluation]", evaluation) if evaluation else _NO_EVALUATION)
+    return _DATA + (_SHARDS if shards else "") + "\n".join(parts) + "\n"
+
+
+def _source_toml(header: str, source: Source) -> str:
+    plain = Source(dataset=source.dataset).model_dump()
+    values = {key: value for key, value in source.model_dump().items() if key == "dataset" or value != plain[key]}
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return "\n".join([header, *lines]) + "\n"
+
+
+def _check_name(name: str) -> None:
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError:
+        raise UserError(
+            f"'{name}' cannot be the name of a run; use lower-case letters, digits and dashes, such as our-bert"
+        ) from None
+
+
+def _completed(plan: Plan) -> RunConfig:
+    """Ask for what is missing, if somebody sits there; returns the recipe's run.
+
+    Who says all that has to be said is asked for nothing: a notebook's `!` looks like a terminal, and nobody answers.
+    """
+    asking = sys.stdin.isatty() and not (plan.recipe and plan.datasets)
+    console = Console(highlight=False)
+    if plan.recipe is None:
+        if not asking:
+            raise UserError(f"say which recipe with --recipe; there are: {', '.join(recipes())}")
+        plan.recipe = Prompt.ask("Which recipe", choices=recipes(), default="sahajbert", console=console)
+    base = load_run(recipe(plan.recipe) / "run.toml")
+    of_text = isinstance(base.task.options.get("tokenizer"), str)
+    if plan.language is not None and not of_text:
+        raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
+    if not plan.datasets and not asking:
+        raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
+    if asking:
+        _ask(plan, base, console)
+    if plan.language and re.fullmatch(LANGUAGE_CODE, plan.language) is None:
+        raise UserError(
+            f"'{plan.language}' is no language code; give the ISO 639 code with --language, such as bn or sw"
+        )
+    return base
+
+
+def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
+    def ask(question: str, default: str = "") -> str:
+        return Prompt.ask(question, default=default, show_default=bool(default), console=console).strip()
+
+    if plan.about is None:
+        plan.about = ask("What is it for? A sentence for volunteers")
+    if plan.language is None and isinstance(base.task.options.get("tokenizer"), str):
+        usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
+        plan.language = ask("Its language, as ISO 639 code", usual)
+    if not plan.datasets:
+        console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")
+    while not plan.datasets:
+        while answer := ask(f"Dataset {len(plan.datasets) + 1}"):
+            try:
+                parse_source(answer, base.data.train[0].column, Path(plan.name))
+                plan.datasets.append(answer)
+            except UserError as error:
+                console.print(escape(str(error)))
+    if plan.evaluation is None:
+        plan.evaluation = ask(f"Held-out data to measure on, {escape(_SOURCE)}, if there is any") or None
+
+
+def _page(run: RunConfig, base: str) -> str:
+    """README.md for the community."""
+    language = run.task.options.get("language")
+    return _TEMPLATE.read_text(encoding="utf-8").format(
+        name=run.name,
+        about=run.about or "*Write here in a sentence or two what the model is for, and who needs it.*",
+        language=f"\n**Language:** `{language}`\n" if language else "",
+        steps=f"{run.optimizer.total_steps:,}",
+        batch=f"{run.global_batch:,}",
+        data="\n".join(f"- {public_name(source.dataset)} {source.subset or ''}".rstrip() for source in run.data.train),
+        recipe=base,
+    )

@@ -1,0 +1,166 @@
+"""What a run takes, found out before it begins: its data is opened and one microbatch goes through its model here."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Rehearsed, SampleCost, State, Warned
+from dedloc_kit.hub import public_name
+from dedloc_kit.run import PeerConfig, RunConfig, Source, seed_of
+from dedloc_kit.swarm.compression import codec_of
+from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.device import describe_device, half_precision, pick_device, set_threads
+from dedloc_kit.training.microbatch import MOST_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
+
+_BATCHES = 4
+"""So many are measured: samples are not all alike."""
+_MOST_SECONDS = 15.0
+
+
+def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+    """Emit what the run takes as `Rehearsed`. Raises UserError with the fix for a run that cannot work."""
+
+    def warn(text: str) -> None:
+        emit(Warned(text=text))
+
+    device = pick_device(peer.device)
+    set_threads(peer.threads)
+    _check_vocabulary(run)
+    task = create_task(run, peer.task_module)
+    model = task.build_model()
+    readable = _read_sources(run, peer, emit, warn)
+    cost = None
+    if readable:
+        emit(State(text="trying how many samples this machine takes at once"))
+        cost = _cost(task_of(run, readable, peer), model, device, run, peer.microbatch, warn)
+    layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
+    codec = codec_of(run.averaging.compression)
+    small = codec.small.byte_count(layout.size - layout.large)
+    emit(
+        Rehearsed(
+            parameters=layout.size,
+            gradient_bytes=codec.gradients.byte_count(layout.large) + small,
+            average_bytes=codec.averages.byte_count(layout.large) + small,
+            device=describe_device(device),
+            cost=cost,
+        )
+    )
+
+
+def task_of(run: RunConfig, sources: tuple[Source, ...], peer: PeerConfig, **data: Any) -> Task:
+    """The run's task with other training data."""
+    changed = run.data.model_copy(update={"train": sources, **data})
+    return create_task(run.model_copy(update={"data": changed}), peer.task_module)
+
+
+def _check_vocabulary(run: RunConfig) -> None:
+    wanted, name = run.task.options.get("vocabulary"), run.task.options.get("tokenizer")
+    if not isinstance(name, str) or not isinstance(wanted, int):
+        return
+    found = len(load_tokenizer(name))
+    if found != wanted:
+        raise UserError(
+            f"task.vocabulary is {wanted} and the tokenizer ({public_name(name)}) has {found} tokens; set vocabulary = "
+            f"{found}, or remove the tokenizer's folder and train another one with: dedloc tokenizer RUN.toml"
+        )
+
+
+def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn) -> tuple[Source, ...]:
+    """Take a sample from every source by itself, the held-out data too: each must be there and hold what it should.
+
+    Returns the training sources that could be read: offline only those on this machine. Raises UserError.
+    """
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    readable = []
+    for source in (*run.data.train, *filter(None, [run.data.evaluation])):
+        if HF_HUB_OFFLINE and not Path(source.dataset).is_absolute():
+            warn(f"{source.dataset} is on the Hub and is not looked at: offline")
+            continue
+        emit(State(text=f"reading a few samples of {source.dataset}, {source.split}"))
+        next(task_of(run, (source,), peer, shuffle_buffer=1).batches(1, 0, warn))
+        if source in run.data.train:
+            readable.append(source)
+    return tuple(readable)
+
+
+def _cost(
+    task: Task, model: nn.Module, device: torch.device, run: RunConfig, microbatch: int, warn: Warn
+) -> SampleCost:
+    batches = task.batches(microbatch or MOST_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
+    some = list(islice(batches, _BATCHES))
+    model.to(device)
+    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
+    suits = microbatch or find_microbatch(compute, some[0])
+    if suits > run.global_batch:
+        raise UserError(
+            f"global_batch is {run.global_batch}, smaller than one microbatch ({suits} samples); "
+            f"set global_batch to {8 * suits} or more"
+        )
+    size = microbatch or min(suits, largest_microbatch(run))
+    single = [next(pieces(batch, 1)) for batch in some]
+    return SampleCost(
+        flops=fmean(_flops(compute, batch) for batch in _in_time(single)),
+        kept_bytes=_kept_bytes(task, model, single[0]),
+        microbatch=size,
+        samples_per_second=_rate(compute, [next(pieces(batch, size)) for batch in some]),
+    )
+
+
+def _rate(compute: Compute, batches: list[Batch]) -> float:
+    """Samples per second through forward and backward pass; gradients are cleared."""
+    samples, began = 0, time.perf_counter()
+    for batch in _in_time(batches):
+        if compute.gradients(batch) is None:
+            raise UserError("the memory of this device does not hold so many samples at once; choose fewer")
+        samples += samples_in(batch)
+    return samples / (time.perf_counter() - began)
+
+
+def _flops(compute: Compute, batch: Batch) -> float:
+    """Of the matrix products and convolutions of a forward and backward pass."""
+    # Fused attention is not counted everywhere; its plain form is.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        compute.gradients(batch)
+    return float(counter.get_total_flops())
+
+
+def _kept_bytes(task: Task, model: nn.Module, batch: Batch) -> int:
+    """What a forward pass in float32 keeps for the backward pass, beside the parameters."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    device = next(model.parameters()).device
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        task.loss(model, {name: values.to(device) for name, values in batch.items()}, 0)
+    return sum(kept.values())
+
+
+def _in_time(batches: list[Batch]) -> Iterator[Batch]:
+    """The first of them, and further ones as long as it does not take long."""
+    began = time.perf_counter()
+    for batch in batches:
+        yield batch
+        if time.perf_counter() - began > _MOST_SECONDS:
+            return

@@ -1,0 +1,177 @@
+"""How a peer gets its token: it asks the coordinator, over an encrypted connection to the holder of the coordinator's
+key, which libp2p proves. So no secret goes to anybody else, and the coordinator knows whose key it signs for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind import DHT
+from hivemind.dht import DHTNode
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.access import Admitted, Denied, Office, explained, whose_token
+from dedloc_kit.dialling import answering, in_own_loop
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import AccessAnswer, AccessRequest, Denial, Token
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.transfer import decode, encode
+
+ANSWER_SECONDS = 30.0
+"""Longer than the coordinator waits for the Hub."""
+AT_ONCE = 4
+"""Newcomers whose accounts are looked up at the same time."""
+STARTUP_TIMEOUT = 60.0
+_MOST_BYTES = 4096
+_TOKEN_FILE = "access-token"
+
+_log = logging.getLogger(__name__)
+
+
+class Admission:
+    """The coordinator's side; the one service that answers everyone."""
+
+    def __init__(self, run: RunConfig, office: Office, signer: Signer) -> None:
+        self._run, self._office, self._signer = run, office, signer
+        self._looking_up = 0
+
+    async def answer(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """An `AccessRequest` with an `AccessAnswer`."""
+        peer = context.remote_id.to_base58()
+        try:
+            if len(request.value) > _MOST_BYTES:
+                raise ValueError("too long")
+            asked = AccessRequest.parse(decode(request.value))
+            if asked.run_id != self._run.run_id:
+                raise Denied("other run")
+            answer = AccessAnswer(token=await self._token(peer, asked.secret))
+        except Denied as denied:
+            answer = AccessAnswer(denial=denied.denial)
+        except UserError as error:  # of the organizer's folder: nothing that a volunteer should see
+            _log.warning("nobody can be let in: %s", error)
+            answer = AccessAnswer(denial="busy")
+        return BytesValue(value=encode(answer))
+
+    async def _token(self, peer: str, secret: str) -> bytes:
+        """For a peer that may join; empty in an open run. Raises Denied."""
+        if self._run.access.who == "open":
+            self._office.known(peer)
+            return b""
+        admitted = await self._admitted(peer, secret)
+        now = float(get_dht_time())
+        expires = min(now + TOKEN_SECONDS, admitted.until)
+        token = Token(run_id=self._run.run_id, peer=peer, name=admitted.name, time=now, expires=expires)
+        return self._signer.sign(token)
+
+    async def _admitted(self, peer: str, secret: str) -> Admitted:
+        """Who was let in before needs no secret; a new one counts if the old one does not any more."""
+        denial: Denial
+        try:
+            known = self._office.known(peer)
+            if known is not None:
+                return known
+            denial = "no token" if self._run.access.who == "hub" else "no code"
+        except Denied as denied:
+            denial = denied.denial
+        if denial == "kicked" or not secret:
+            raise Denied(denial)
+        admitted = await self._member(secret) if self._run.access.who == "hub" else self._office.invited(secret)
+        try:
+            self._office.admit(peer, admitted)
+        except OSError as error:  # a full disk: it is let in, and asked again the next time
+            _log.warning("%s cannot be remembered: %s", peer, error)
+        return admitted
+
+    async def _member(self, secret: str) -> Admitted:
+        if self._looking_up >= AT_ONCE:
+            raise Denied("busy")
+        self._looking_up += 1
+        try:
+            account, organizations, _ = await asyncio.to_thread(whose_token, secret)
+        finally:
+            self._looking_up -= 1
+        return self._office.member(account, organizations)
+
+
+async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
+    """Answer from now on; runs in the process of the coordinator's node. It passes by the gate: who has no token yet
+    must be able to ask for one."""
+    await P2P._add_protobuf_unary_handler(node.p2p, _service(admission._run.run_id), admission.answer, BytesValue)
+
+
+async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer:
+    """Ask the coordinator for a token; raises P2PDaemonError, TimeoutError or ValueError if it does not answer."""
+    request = BytesValue(value=encode(AccessRequest(run_id=run_id, secret=secret)))
+    call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), _service(run_id), request, BytesValue)
+    reply = await asyncio.wait_for(call, ANSWER_SECONDS)
+    return AccessAnswer.parse(decode(reply.value))
+
+
+async def ask_again(organizer: str, run_id: str, _dht: DHT, node: DHTNode) -> AccessAnswer:
+    """The same in the process of a node, for the next token."""
+    return await ask(node.p2p, organizer, run_id, "")
+
+
+def come_in(gate: Gate, identity: Identity, peers: Sequence[str], secret: str) -> None:
+    """Get a token before this peer's node starts: from the coordinator, or that of the last session while the
+    coordinator does not answer.
+
+    In an open run it only asks whether this peer was sent away. Raises UserError if it is not let in.
+    """
+    answer = in_own_loop(_knock(gate, identity, peers, secret))
+    if answer is not None:
+        if answer.denial is not None:
+            raise explained(answer.denial)
+        if gate.restricted:
+            gate.hold(answer.token)
+            keep_token(identity, answer.token)
+    elif gate.restricted:
+        with suppress(OSError, NotAdmitted):
+            gate.hold((identity.path.parent / _TOKEN_FILE).read_bytes())
+        if not gate.token:
+            raise UserError("the coordinator does not answer, and only it can let this machine in; try again later")
+
+
+def keep_token(identity: Identity, token: bytes) -> None:
+    """For a session that begins while the coordinator is down."""
+    with suppress(OSError):
+        (identity.path.parent / _TOKEN_FILE).write_bytes(token)
+
+
+async def _knock(gate: Gate, identity: Identity, peers: Sequence[str], secret: str) -> AccessAnswer | None:
+    """What the coordinator answers, if it does."""
+    there = await answering([address for address in peers if address.endswith(f"/p2p/{gate.organizer}")])
+    if not there:
+        return None
+    try:
+        p2p = await P2P.create(
+            initial_peers=there,
+            identity_path=str(identity.path),
+            dht_mode="client",
+            no_listen=True,
+            use_relay=False,
+            startup_timeout=STARTUP_TIMEOUT,
+        )
+    except P2PDaemonError as error:
+        if "already taken" in str(error):
+            raise UserError(
+                "another process uses this identity right now; stop it, or join with another --folder"
+            ) from None
+        return None
+    try:
+        return await ask(p2p, gate.organizer, gate.run_id, secret)
+    except (P2PDaemonError, P2PHandlerError, TimeoutError, ValueError) as error:
+        _log.warning("the coordinator does not answer: %r", error)
+        return None
+    finally:
+        await p2p.shutdown()
+
+
+def _service(run_id: str) -> str:
+    return f"{run_id}::admission"

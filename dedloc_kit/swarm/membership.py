@@ -1,0 +1,162 @@
+"""Keeps a peer in the swarm: follows the organizer's notices, renews the token, and finds out if it was sent away.
+
+The coordinator's membership writes the notices.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from hivemind.dht import DHTNode
+from hivemind.p2p import P2PDaemonError, P2PHandlerError
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.access import Office, explained
+from dedloc_kit.errors import NotWelcome, UserError
+from dedloc_kit.records import AccessAnswer, Notice
+from dedloc_kit.swarm.access import TOKEN_SECONDS, NotAdmitted
+from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
+from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.optimizer import CollaborativeOptimizer
+from dedloc_kit.swarm.signing import Signer, author
+
+FOLLOW_SECONDS = 5.0
+"""Between two looks at the notices, and at the organizer's folder."""
+REPEAT_SECONDS = 15.0
+"""The organizer says again what it has said, so that all know that it is there."""
+SILENCE_SECONDS = 35.0
+"""Who hears no notice for so long asks the organizer itself: it may have been sent away."""
+LASTING_SECONDS = 7 * 86400.0
+"""The last notice stays in the directory for so long, should the organizer disappear."""
+DHT_SECONDS = 10.0
+
+
+class Membership(threading.Thread):
+    """Runs beside a peer's training from its first moment in the swarm to its last.
+
+    :param office: the coordinator's; none for everybody else
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        signer: Signer,
+        optimizer: CollaborativeOptimizer,
+        office: Office | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="membership", daemon=True)
+        assert node.gate is not None
+        self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
+        self._optimizer, self._office, self._warn = optimizer, office, warn
+        self._key = f"{self._gate.run_id}_notice"
+        self._heard = self._asked = time.monotonic()
+        self._warned = ""
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self.is_alive():
+            self.join(ANSWER_SECONDS)
+
+    def run(self) -> None:
+        turn = self._write if self._office is not None else self._read
+        while not self._stopped.is_set():
+            try:
+                turn()
+            except (UserError, TimeoutError) as error:  # the organizer's folder is damaged, or the directory is slow
+                self._tell(str(error) or "the swarm's directory does not answer; trying again")
+            self._stopped.wait(FOLLOW_SECONDS)
+
+    # As the organizer
+
+    def _write(self) -> None:
+        assert self._office is not None
+        refused = self._office.refused()
+        now = float(get_dht_time())
+        if refused == self._gate.notice.refused and now < self._gate.notice.time + REPEAT_SECONDS:
+            return
+        notice = Notice(run_id=self._gate.run_id, time=now, refused=refused)
+        self._take(notice)
+        self._node.store(
+            self._key,
+            subkey=self._signer.subkey,
+            value=notice.model_dump(),
+            expiration_time=now + LASTING_SECONDS,
+            return_future=True,
+        ).result(DHT_SECONDS)
+
+    # As everybody else
+
+    def _read(self) -> None:
+        notice = self._newest()
+        if notice is not None and notice.time > self._gate.notice.time:
+            self._heard = time.monotonic()
+            self._take(notice)
+        now = time.monotonic()
+        silent = now > max(self._heard, self._asked) + SILENCE_SECONDS
+        if silent or (self._gate.token and self._half_used() and now > self._asked + SILENCE_SECONDS):
+            self._asked = now
+            self._ask()
+
+    def _newest(self) -> Notice | None:
+        found = self._node.get(self._key, latest=True, return_future=True).result(DHT_SECONDS)
+        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        for subkey, entry in entries.items():
+            try:
+                if author(subkey) != self._gate.organizer:
+                    continue
+                notice = Notice.parse(entry.value)
+            except (ValueError, TypeError):
+                continue  # anyone may leave nonsense under a name of their own
+            if notice.run_id == self._gate.run_id:
+                return notice
+        return None
+
+    def _half_used(self) -> bool:
+        token = self._gate.read(self._gate.token)
+        return float(get_dht_time()) > min(token.time + TOKEN_SECONDS / 2, (token.time + token.expires) / 2)
+
+    def _ask(self) -> None:
+        """Ask the organizer for the next token, or, in an open run, whether this peer may stay."""
+        ask = partial(ask_again, self._gate.organizer, self._gate.run_id)
+        try:
+            answer: AccessAnswer = self._node.run_coroutine(ask, return_future=True).result(ANSWER_SECONDS + 5.0)
+        except (P2PDaemonError, P2PHandlerError, TimeoutError, ValueError):
+            return  # the organizer is not there; those who are in go on
+        if answer.denial is not None:
+            refusal = explained(answer.denial)
+            if isinstance(refusal, NotWelcome):
+                self._optimizer.give_up(refusal)
+            return
+        if answer.token:
+            try:
+                self._gate.hold(answer.token)
+            except NotAdmitted:
+                return
+            keep_token(self._identity, answer.token)
+            self._take(self._gate.notice)
+
+    def _take(self, notice: Notice) -> None:
+        """Let all processes of this peer know."""
+        gate = self._gate
+        gate.follow(gate.token, notice)
+        self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
+        self._optimizer.averager.follow(gate)
+        self._optimizer.tracker.refuse(notice.refused)
+        if self._signer.peer in notice.refused:
+            self._ask()  # why
+            self._optimizer.give_up(explained("kicked"))
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._warned:
+            self._warned = problem
+            self._warn(problem)
+
+
+async def _follow(token: bytes, notice: Notice, node: Node, _: DHTNode) -> None:
+    assert node.gate is not None
+    node.gate.follow(token, notice)

@@ -1,0 +1,55 @@
+"""What goes wrong in the swarm and is dealt with: counted in full, told seldom enough to be read."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+MOST_REASONS = 20
+"""That are told apart: a reason may quote what a stranger wrote."""
+OTHER_REASONS = "for other reasons"
+MOST_UNTAKEN = 100
+
+
+class FailedRound(NamedTuple):
+    step: int
+    """The global step that it was to lead to."""
+    text: str
+
+
+class Troubles:
+    """Takes what any thread reports, until somebody asks for it.
+
+    :param warn: told in plain words, of what is repeated only now and then
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._failed: list[FailedRound] = []
+        self._rejected: Counter[str] = Counter()
+        self._untaken: Counter[str] = Counter()
+
+    def failed(self, step: int, reason: str) -> None:
+        """A round that had begun has failed."""
+        with self._lock:
+            self._failed = [*self._failed, FailedRound(step, reason)][-MOST_UNTAKEN:]
+        self._warn(f"a round failed and is tried again: {reason}")
+
+    def reject(self, reason: str) -> None:
+        """Something from the network was ignored."""
+        with self._lock:
+            if reason not in self._rejected and len(self._rejected) >= MOST_REASONS:
+                reason = OTHER_REASONS
+            self._rejected[reason] += 1
+            self._untaken[reason] += 1
+            count = self._rejected[reason]
+        if count & (count - 1) == 0:  # the first, second, fourth, eighth ... time
+            self._warn(f"a record was ignored ({count} times so far): {reason}")
+
+    def take(self) -> tuple[list[FailedRound], Counter[str]]:
+        """The rounds that failed since the last call, and how many records were ignored for which reason."""
+        with self._lock:
+            failed, rejected = self._failed, self._untaken
+            self._failed, self._untaken = [], Counter()
+            return failed, rejected

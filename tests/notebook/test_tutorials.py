@@ -1,0 +1,57 @@
+"""The notebooks for organizers: up to date, and they run from top to bottom as they are."""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from dedloc_kit.notebook.generate import TUTORIALS, tutorial
+from tests.notebook.test_run_notebooks import processes_with
+
+CHECKOUT = Path(__file__).parents[2]
+DEADLINE = 240
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_the_checked_in_notebook_is_what_the_generator_makes(name: str) -> None:
+    made = tutorial(name)
+    nbformat.validate(nbformat.reads(made, as_version=4))
+    assert (CHECKOUT / "notebooks" / f"{name}.ipynb").read_text() == made, "run python -m dedloc_kit.notebook.generate"
+
+
+def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run a notebook in a folder; returns what its cells print."""
+    notebook = nbformat.read(CHECKOUT / "notebooks" / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=DEADLINE, resources={"metadata": {"path": str(folder)}}).execute(env=environment)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    figures = [output for output in outputs if "application/vnd.plotly.v1+json" in output.get("data", {})]
+    assert len(figures) == (2 if name == "use_model" else 0)
+    return "".join(output.get("text", "") for output in outputs)
+
+
+@pytest.mark.slow
+def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
+    home = str(tmp_path / "home")
+    environment = {
+        **os.environ,
+        "DEDLOC_HOME": home,
+        "PYTHONPATH": str(CHECKOUT),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    try:
+        said = {name: executed(name, tmp_path, environment) for name in TUTORIALS}
+    finally:
+        for process in processes_with(home):  # what a cell that failed has left
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+    assert "limited by" in said["organize"]
+    assert "step 3" in said["organize"]
+    assert "the coordinator ended with 0" in said["organize"]
+    assert "model.safetensors" in said["organize"]
+    assert "question" in said["use_model"]

@@ -1,0 +1,113 @@
+"""What a run takes, tried with real data and a real model; and the runs that cannot work, each refused with its fix."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Rehearsed, Warned
+from dedloc_kit.rehearsal import rehearse
+from dedloc_kit.run import PeerConfig, parse_run
+from dedloc_kit.swarm.compression import codec_of
+
+SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
+HIDDEN, LENGTH = 16, 32
+TOKENS = 39
+"""So many the text gives, whatever is asked for."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    assert train_tokenizer(iter([SENTENCES] * 20), 60, folder / "tokenizer") == TOKENS
+    (folder / "corpus.txt").write_text(SENTENCES * 200)
+    (folder / "rows.jsonl").write_text('{"content": "A text."}\n')
+    return folder
+
+
+def values(folder: Path, task: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    model = {
+        "embedding_size": HIDDEN,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 4 * HIDDEN,
+        "max_position_embeddings": LENGTH,
+    }
+    usual = {"name": "albert", "tokenizer": str(folder / "tokenizer"), "vocabulary": TOKENS, "sequence_length": LENGTH}
+    return {
+        "name": "rehearsal-test",
+        "global_batch": 512,
+        "task": {**usual, "model": model, **task},
+        "data": {"train": [{"dataset": str(folder / "corpus.txt")}], "shuffle_buffer": 10},
+        **changes,
+    }
+
+
+def tried(folder: Path, task: dict[str, Any] | None = None, microbatch: int = 4, **changes: Any) -> list[AnyEvent]:
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=folder, device="cpu", threads=1, microbatch=microbatch)
+    rehearse(parse_run(values(folder, task or {}, **changes)), peer, heard.append, threading.Event())
+    return heard
+
+
+def test_it_counts_parameters_bytes_and_operations(folder: Path) -> None:
+    rehearsed = tried(folder)[-1]
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    assert rehearsed.parameters > TOKENS * HIDDEN
+    # All of its tensors are small, and those travel as float16.
+    assert rehearsed.gradient_bytes == rehearsed.average_bytes == 2 * rehearsed.parameters
+    assert codec_of("4bit").small.byte_count(10) == 20
+    # Two layers, each 12 hidden^2 weights and attention over all pairs of tokens; two operations each, three passes.
+    layers = 2 * (12 * HIDDEN**2 * LENGTH + 2 * LENGTH**2 * HIDDEN) * 2 * 3
+    assert layers < rehearsed.cost.flops < 1.5 * layers
+    assert rehearsed.cost.kept_bytes > 2 * LENGTH * HIDDEN * 4
+    assert rehearsed.cost.microbatch == 4
+    assert rehearsed.cost.samples_per_second > 0
+
+
+def test_the_microbatch_that_suits_this_machine_is_at_most_an_eighth_of_the_batch(folder: Path) -> None:
+    rehearsed = tried(folder, microbatch=0, global_batch=64)[-1]
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    assert rehearsed.cost.microbatch <= 8
+
+
+def source(path: Path, **keys: Any) -> dict[str, Any]:
+    return {"train": [{"dataset": str(path), **keys}]}
+
+
+def test_a_run_that_cannot_work_is_refused_with_the_fix(folder: Path) -> None:
+    def refusal(task: dict[str, Any] | None = None, **changes: Any) -> str:
+        with pytest.raises(UserError) as refused:
+            tried(folder, task, **changes)
+        return str(refused.value)
+
+    assert "smaller than one microbatch (8 samples); set global_batch to 64" in refusal(microbatch=8, global_batch=4)
+    said = refusal({"vocabulary": 70})
+    assert "task.vocabulary is 70" in said
+    assert "has 39 tokens; set vocabulary = 39" in said
+    assert "sequence_length must be at most" in refusal({"sequence_length": 2 * LENGTH})
+    assert "dedloc tokenizer RUN.toml" in refusal({"tokenizer": str(folder / "none")})
+    rows = folder / "rows.jsonl"
+    assert f"{rows} has no column 'text'; set the column to one of: content" in refusal(data=source(rows))
+    both = {**source(folder / "corpus.txt"), "evaluation": {"dataset": str(rows)}}
+    assert f"{rows} has no column 'text'" in refusal(data=both)
+    second = {"train": [{"dataset": str(folder / "corpus.txt")}, {"dataset": str(folder / "nowhere")}]}
+    assert "nowhere does not exist" in refusal(data=second)
+
+
+def test_offline_what_is_on_the_hub_is_left_alone_and_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    there = {"dataset": "owner/name"}
+    *_, rehearsed = tried(folder, data={"train": [there, {"dataset": str(folder / "corpus.txt")}]})
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    events = tried(folder, data={"train": [there]})
+    assert any(isinstance(event, Warned) and "owner/name" in event.text for event in events)
+    assert isinstance(events[-1], Rehearsed)
+    assert events[-1].cost is None
