@@ -97,7 +97,7 @@ class Onlooker:
         due = time.monotonic() >= self._kept_due
         if due and (newest > step or self._gone_another_way(step, rounds)):
             self._kept_due = time.monotonic() + PATIENCE_SECONDS
-            found += self._kept(step, rounds)
+            found += self._kept(step, rounds, newest)
         return found
 
     def _newest(self) -> int:
@@ -136,7 +136,7 @@ class Onlooker:
                 self._warn(f"what {donor} says of step {step + 1} is ignored: {error}")
         return None
 
-    def _kept(self, step: int, rounds: Mapping[int, str]) -> list[Finished]:
+    def _kept(self, step: int, rounds: Mapping[int, str], newest: int) -> list[Finished]:
         """The steps of which somebody still has receipts; those that contradict what is known from the organizer."""
         organizer = [self._organizer] if self._organizer in self.peers() else []
         for donor in (*organizer, *self._donors(step)):
@@ -156,7 +156,7 @@ class Onlooker:
             if parted is not None and donor == self._organizer:
                 return found[parted:]
             if parted is None:
-                return [finished for finished in found if finished[0].step > step]
+                return [finished for finished in found if step < finished[0].step <= newest]
         return []
 
     def _open(self, receipt: Receipt) -> Finished:
