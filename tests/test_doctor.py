@@ -13,7 +13,8 @@ from dedloc_kit.doctor import Finding, examine
 from dedloc_kit.machine import LARGEST_SKEW, look
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.node import Identity, addresses_of, open_node
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, open_node
 from tests.tiny import tiny_run
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
