@@ -330,7 +330,7 @@ def report(results: dict[str, Any]) -> None:
         f"{memory['events']} events: {memory['early_bytes'] / 1e6:.0f} MB after a tenth of them, "
         f"{memory['late_bytes'] / 1e6:.0f} MB after all"
     )
-    for row in results["directory"]:
+    for row in results.get("directory", ()):
         print(
             f"directory, {row['kind']} of {row['peers']} peers on {row['keys']} keys: stored in "
             f"{row['store_seconds']:.1f} s, collected in {row['collect_seconds']:.2f} s, {row['lost']} lost in "
@@ -346,7 +346,8 @@ def main() -> int:
         print(f"... {text}", file=sys.stderr, flush=True)
 
     # First, and alone: hivemind forks its processes.
-    results["directory"] = directory.rows(directory.measure(options.peers, options.directory_steps, say))
+    if options.peers:
+        results["directory"] = directory.rows(directory.measure(options.peers, options.directory_steps, say))
     with tempfile.TemporaryDirectory(prefix="dedloc-dashboard-") as folder:
         path = Path(folder) / "ledger.sqlite"
         say("making the ledger")
@@ -389,7 +390,7 @@ def _parse() -> argparse.Namespace:
     add("--viewers", type=int, default=500)
     add("--seconds", type=int, default=30, help="for which they watch")
     add("--events", type=int, default=3_600, help="to replay; the coordinator tells one a second")
-    add("--peers", type=int, default=1_000, help="that publish in the directory")
+    add("--peers", type=int, default=1_000, help="that publish in the directory; 0 leaves this part out")
     add("--directory-steps", type=int, default=3, help="global steps for which they do")
     add("--json", type=Path, help="a file for the results")
     return parser.parse_args()

@@ -1,5 +1,6 @@
 """A thousand peers that all publish at every global step, through a few real nodes of the directory."""
 
+import asyncio
 import dataclasses
 import secrets
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
@@ -69,11 +71,16 @@ class Publisher:
     key: RSAPrivateKey
 
 
+publishers: list[Publisher] = []
+
+
 def measure(peers: int, steps: int, say: Callable[[str], None]) -> list[Stand]:
     """Publish and collect for some global steps, with all records under one key and spread."""
     say(f"making the keys of {peers} peers")
-    keys = [RSAPrivateKey() for _ in range(peers)]
-    publishers = [Publisher(owner, author(owner), key) for key in keys for owner in [_subkey(key)]]
+    publishers.clear()  # before the nodes are forked: what they are told goes through a narrow pipe
+    for _ in range(peers):
+        key = RSAPrivateKey()
+        publishers.append(Publisher(_subkey(key), author(_subkey(key)), key))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dedloc-directory-")))
         nodes: list[Node] = []
@@ -84,33 +91,27 @@ def measure(peers: int, steps: int, say: Callable[[str], None]) -> list[Stand]:
             )
             stack.callback(nodes[-1].shutdown)
         for number, node in enumerate(nodes):
-            node.run_coroutine(partial(_become, {p.subkey: p.key for p in publishers[number::NODES]}))
-        return [
-            _stand(nodes, publishers, kind, known, steps)
-            for kind in ("progress", "contributions")
-            for known in (0, peers)
-        ]
+            node.run_coroutine(partial(_become, number))
+        return [_stand(nodes, kind, known, steps) for kind in ("progress", "contributions") for known in (0, peers)]
 
 
-def _stand(nodes: Sequence[Node], publishers: Sequence[Publisher], kind: str, known: int, steps: int) -> Stand:
+def _stand(nodes: Sequence[Node], kind: str, known: int, steps: int) -> Stand:
     name = f"{RUN}_{kind}_{known}"
-    directories = [Directory(node, name) for node in nodes]
-    make, check = (_progress, Progress.parse) if kind == "progress" else (_contribution, Contribution.parse)
-    keys = [directories[0].key(publisher.peer, known) for publisher in publishers]
+    collector = Directory(nodes[-1], name)
+    check = (Progress if kind == "progress" else Contribution).parse
+    keys = [collector.key(publisher.peer, known) for publisher in publishers]
     store_seconds, collect_seconds, lost, size = [], [], 0, 0
     for step in range(1, steps + 1):
         began = time.monotonic()
-        expiration = get_dht_time() + 3600.0 + step
-        futures = []
-        for number, node in enumerate(nodes):
-            theirs = range(number, len(publishers), NODES)
-            records = [(keys[n], publishers[n].subkey, make(publishers[n], step)) for n in theirs]
-            futures.append(node.run_coroutine(partial(_store, records, expiration), return_future=True))
+        futures = [
+            node.run_coroutine(partial(_store, number, keys[number::NODES], kind, step), return_future=True)
+            for number, node in enumerate(nodes)
+        ]
         for future in futures:
             future.result()
         store_seconds.append(time.monotonic() - began)
         began = time.monotonic()
-        found = directories[-1].look(peers=max(known, 2), timeout=60.0)
+        found = collector.look(peers=max(known, 2), timeout=60.0)
         got = {author(subkey) for subkey, entry in found.items() if check(entry.value).step == step}
         collect_seconds.append(time.monotonic() - began)
         lost += len({publisher.peer for publisher in publishers} - got)
@@ -168,25 +169,22 @@ def _progress(publisher: Publisher, step: int) -> dict[str, Any]:
 # What follows runs in the processes of the nodes.
 
 
-async def _become(keys: dict[bytes, RSAPrivateKey], _dht: DHT, node: DHTNode) -> None:
-    node.protocol.record_validator = ManyPeers(keys)
+async def _become(number: int, _dht: DHT, node: DHTNode) -> None:
+    node.protocol.record_validator = ManyPeers({p.subkey: p.key for p in publishers[number::NODES]})
 
 
-async def _store(records: list[tuple[str, bytes, Any]], expiration: float, _dht: DHT, node: DHTNode) -> None:
-    import asyncio
-
+async def _store(number: int, keys: list[str], kind: str, step: int, _dht: DHT, node: DHTNode) -> None:
     turn = asyncio.Semaphore(AT_ONCE)
 
-    async def store(key: str, subkey: bytes, value: Any) -> None:
+    async def store(key: str, publisher: Publisher) -> None:
+        value = (_progress if kind == "progress" else _contribution)(publisher, step)
         async with turn:
-            await node.store(key, value, expiration, subkey=subkey)
+            await node.store(key, value, get_dht_time() + 3600.0, subkey=publisher.subkey)
 
-    await asyncio.gather(*(store(*record) for record in records))
+    await asyncio.gather(*map(store, keys, publishers[number::NODES]))
 
 
 async def _size_of(key: str, _dht: DHT, node: DHTNode) -> int:
-    from hivemind.dht.routing import DHTID
-
     item = node.protocol.storage.get(DHTID.generate(source=key))
     return 0 if item is None else len(node.protocol.serializer.dumps(item.value))
 

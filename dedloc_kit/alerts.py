@@ -64,6 +64,7 @@ class Alerts:
         self._heard = time.monotonic()
         self._losses: deque[float] = deque(maxlen=RECENT_STEPS)
         self._gaps: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._up = False
         self._step = 0
         self._moved: float | None = None
         """When the last step was done, or whenever there was no reason to wait for one; none before anyone came."""
@@ -77,10 +78,10 @@ class Alerts:
             self._heard = now = time.monotonic()
             match event:
                 case Joined(step=step):
-                    self._step = step
+                    self._up, self._step = True, step
                     if step:
                         self._raise("coordinator", f"the coordinator has started again, at global step {step}")
-                case Failed(text=text):
+                case Failed(text=text) if self._up:  # what keeps it from starting is said where it was started
                     self._raise("coordinator", f"the coordinator stopped: {text}")
                 case StepDone(step=step):
                     self._stepped(step.step, step.loss, now)

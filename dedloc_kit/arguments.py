@@ -134,6 +134,15 @@ def parser() -> argparse.ArgumentParser:
     notebook.add_argument("--output", type=Path, metavar="FOLDER", help="default: runs/RUN-ID/notebooks")
     notebook.set_defaults(command="notebook")
 
+    dashboard = commands.add_parser("dashboard", help="a mirror of a run's live page, on this machine")
+    dashboard.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
+    dashboard.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0 lets others see the page")
+    dashboard.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    dashboard.add_argument(
+        "--folder", type=Path, metavar="DIR", help="keeps its ledger; default: one in your home folder"
+    )
+    dashboard.set_defaults(command="dashboard")
+
     status = commands.add_parser("status", help="how a run is doing")
     status.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
     status.set_defaults(command="status")

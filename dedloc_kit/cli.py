@@ -187,6 +187,12 @@ def _notebook(options: argparse.Namespace) -> None:
         console.print(str(path))
 
 
+def _dashboard(options: argparse.Namespace) -> None:
+    from dedloc_kit.mirror import mirror
+
+    mirror(options.invitation, host=options.host, port=options.port, folder=options.folder)
+
+
 def _status(options: argparse.Namespace) -> None:
     from dedloc_kit.client import fetch_people, fetch_state
 
@@ -267,6 +273,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "revoke": _revoke,
     "join": _join,
     "notebook": _notebook,
+    "dashboard": _dashboard,
     "status": _status,
     "tokenizer": _tokenizer,
     "corpus": _corpus,

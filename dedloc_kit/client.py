@@ -10,10 +10,12 @@ import requests
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.memory import own_id
-from dedloc_kit.records import Invitation, Refusal, Standing
+from dedloc_kit.records import Count, Evaluation, Invitation, Record, Refusal, Standing, Time
 from dedloc_kit.run import HUB_REPOSITORY
 
 TIMEOUT = 10.0
+LEDGER_TIMEOUT = 60.0
+"""The coordinator makes the file first."""
 _KEPT = "last-invitation.json"
 
 
@@ -25,7 +27,7 @@ class Refused(UserError):
     """The coordinator does not let this volunteer join now."""
 
 
-def fetch_invitation(where: str, peer: str = "") -> Invitation:
+def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitation:
     """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order; its
     run configuration is checked against the run id.
 
@@ -33,13 +35,14 @@ def fetch_invitation(where: str, peer: str = "") -> Invitation:
     volunteer join now, and UserError if it is not what it says.
 
     :param peer: the volunteer's id, if it has one: a full run lets those in who were there a moment ago
+    :param watch: for somebody who only looks on, whom no coordinator refuses
     """
     if _is_url(where):
-        invitation = Invitation.parse(_get(where, "invitation", peer=peer))
+        invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))
     else:
         invitation = _read(where)
         if _is_repository(where):
-            invitation = _renewed(invitation, peer)
+            invitation = _renewed(invitation, _who(peer, watch))
     invitation.run_config()
     return invitation
 
@@ -60,11 +63,15 @@ def _read(where: str) -> Invitation:
         ) from None
 
 
-def _renewed(kept: Invitation, peer: str) -> Invitation:
+def _who(peer: str, watch: bool) -> dict[str, str]:
+    return {"watch": "true"} if watch else {"peer": peer}
+
+
+def _renewed(kept: Invitation, who: dict[str, str]) -> Invitation:
     """As the coordinator that it names says now; unchanged if that one does not answer or leads another run."""
     try:
         if kept.url is not None and _is_url(kept.url):
-            newer = Invitation.parse(_get(kept.url, "invitation", peer=peer))
+            newer = Invitation.parse(_get(kept.url, "invitation", **who))
             return newer if newer.run_id == kept.run_id else kept
     except Refused:
         raise
@@ -97,14 +104,14 @@ def kept_invitation(folder: Path, where: str) -> Invitation | None:
     return invitation
 
 
-def find_invitation(where: str, folder: Path) -> tuple[Invitation, bool]:
+def find_invitation(where: str, folder: Path, watch: bool = False) -> tuple[Invitation, bool]:
     """The invitation from there, and whether it is new: while its coordinator is down, it is the one that was fetched
     into this folder the last time.
 
     Raises NoAnswer if there is none, and what `fetch_invitation` raises.
     """
     try:
-        invitation = fetch_invitation(where, own_id(folder))
+        invitation = fetch_invitation(where, own_id(folder), watch)
     except NoAnswer:
         kept = kept_invitation(folder, where)
         if kept is None:
@@ -138,6 +145,55 @@ def _fetch(where: str, what: str) -> dict[str, Any]:
     return answer
 
 
+class Measured(Record):
+    """An evaluation as a coordinator tells it."""
+
+    step: Count
+    time: Time
+    evaluation: Evaluation
+
+
+def fetch_measured(url: str, after: int) -> list[Measured]:
+    """The evaluations after a global step, oldest first, as the coordinator at this URL has them.
+
+    Raises UserError if they cannot be had.
+    """
+    try:
+        points = json.loads(_get(url, "history", after=str(max(0, after))))["evaluations"]
+        if not points:
+            return []
+        state = json.loads(_get(url, "state"))
+        last = state["evaluation"]["last"]["step"] if state["evaluation"] else None
+        found = []
+        for point in points:
+            evaluation = {"loss": point["loss"], "metrics": point["metrics"]}
+            if point["step"] == last:
+                evaluation["samples"] = state["samples"]
+            values = {"step": point["step"], "time": point["time"], "evaluation": evaluation}
+            found.append(Measured.model_validate_json(json.dumps(values)))
+        return found
+    except (ValueError, LookupError, TypeError):
+        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+
+
+def fetch_ledger(url: str, path: Path, most_bytes: int) -> None:
+    """Write the whole ledger of the coordinator at this URL to a file, which nobody has looked into yet.
+
+    Raises UserError if it cannot be had, or has more bytes.
+    """
+    try:
+        with requests.get(f"{url.rstrip('/')}/api/export/ledger.zip", timeout=LEDGER_TIMEOUT, stream=True) as answer:
+            if answer.status_code != 200:
+                raise NoAnswer(f"{url} has no ledger to give ({answer.status_code})")
+            with path.open("wb") as file:
+                for part in answer.iter_content(1 << 20):
+                    file.write(part)
+                    if file.tell() > most_bytes:
+                        raise UserError(f"the ledger of {url} is too large")
+    except (requests.RequestException, OSError) as error:
+        raise NoAnswer(f"the ledger of {url} cannot be had ({type(error).__name__})") from None
+
+
 def fetch_standing(url: str, peer: str, after: int) -> Standing:
     """Where a peer stands, as the coordinator at this URL says, with the losses after a global step.
 
@@ -151,6 +207,11 @@ def fetch_standing(url: str, peer: str, after: int) -> Standing:
 
 def _is_url(where: str) -> bool:
     return where.startswith(("http://", "https://"))
+
+
+def repository_of(where: str) -> str | None:
+    """The run's repository on the Hub, if that is where its invitation comes from."""
+    return where if _is_repository(where) else None
 
 
 def _is_repository(where: str) -> bool:

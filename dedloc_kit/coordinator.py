@@ -304,19 +304,5 @@ class _Coordinator:
             paused=orders.paused,
             last_step=self._me.optimizer.last_step if orders.finish else None,
             announcement=orders.announcement,
-            peers=tuple(
-                PeerSeen(
-                    peer=peer_id,
-                    name=progress.name,
-                    team=progress.team,
-                    device=progress.device,
-                    step=progress.step,
-                    samples=progress.samples,
-                    samples_per_second=progress.samples_per_second,
-                    upload=progress.upload,
-                    follower=progress.follower,
-                    client_mode=progress.client_mode,
-                )
-                for peer_id, progress in others.items()
-            ),
+            peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
         )

@@ -1,10 +1,10 @@
 """What a worker process tells whoever started it: one JSON line per event on its standard output."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import Announcement, FillMask, GlobalStep
+from dedloc_kit.records import Announcement, FillMask, GlobalStep, Progress
 
 
 class Event(BaseModel):
@@ -77,6 +77,11 @@ class PeerSeen(BaseModel):
     """Bytes per second."""
     follower: bool
     client_mode: bool
+
+    @classmethod
+    def of(cls, peer: str, progress: Progress) -> Self:
+        """As this peer says of itself."""
+        return cls(peer=peer, **progress.model_dump(include=cls.model_fields.keys() - {"peer"}))
 
 
 class Peers(Event):

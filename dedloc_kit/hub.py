@@ -6,19 +6,21 @@ ours.
 
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, MOST_LEDGER_BYTES, STATE_FILE
 from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
 RUN_FILE = "run.json"
 _MOST_INVITATION_BYTES = 1_000_000
+_LEDGER_TABLE, _MOST_TABLES = rf"{LEDGER_FOLDER}/[a-z_]{{1,40}}\.parquet", 32
 _OF_A_NEW_REPOSITORY = {".gitattributes", "README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json"}
 """Files that may be there before the run: its tokenizer is pushed first, by `dedloc tokenizer`."""
 _FOR_NOW = {408, 409, 412, 425, 429}
@@ -88,7 +90,8 @@ class Repository:
         """
         from huggingface_hub import HfApi
 
-        with _asking(f"write to {self.name}"):
+        with _asking(f"write to {self.name}"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file")  # the ledger
             return str(HfApi().upload_folder(repo_id=self.name, folder_path=folder, commit_message=message).commit_url)
 
 
@@ -131,7 +134,7 @@ def upload(
 def training_state(where: str) -> Path:
     """The training state that a person names, on this machine; from the Hub it is downloaded first, whole.
 
-    Who contributed to it lies beside it.
+    The ledger, or at least who contributed to it, and the run's invitation lie beside it.
 
     :param where: a file or a folder, or a repository `OWNER/NAME`, `OWNER/NAME@REVISION`
     Raises UserError if there is no such thing or it cannot be downloaded.
@@ -146,6 +149,25 @@ def training_state(where: str) -> Path:
         return _download(*named)
     except HubUnavailable as error:
         raise UserError(f"{where} cannot be downloaded ({error}); check the connection and try again") from None
+
+
+def ledger_copy(repository: str, revision: str | None = None) -> Path | None:
+    """The copy of a run's ledger in its repository, on this machine, in a folder of this commit; none if there is none.
+
+    Nobody has looked at what it says yet. Raises UserError if it is too large or may not be read, HubUnavailable.
+    """
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    with _asking(f"read {repository}"):
+        info = HfApi().model_info(repository, revision=revision)
+        names = [f.rfilename for f in info.siblings or () if re.fullmatch(_LEDGER_TABLE, f.rfilename)][:_MOST_TABLES]
+        folder = None
+        for name in names:
+            size = get_hf_file_metadata(hf_hub_url(repository, name, revision=info.sha)).size
+            if size is None or size > MOST_LEDGER_BYTES:
+                raise UserError(f"{name} in {repository} is too large for a table of a ledger; ask the organizer")
+            folder = Path(hf_hub_download(repository, name, revision=info.sha)).parent
+    return folder
 
 
 def invitation_text(repository: str) -> str:
@@ -217,8 +239,10 @@ def _download(repository: str, revision: str | None) -> Path:
             raise UserError(f"{repository} has no revision {revision}; its page lists the commits") from None
         except RemoteEntryNotFoundError:
             raise UserError(f"{repository} holds no {STATE_FILE}, so no run can be resumed from it") from None
-        with suppress(RemoteEntryNotFoundError):  # nobody has to have given anything
-            hf_hub_download(repository, CONTRIBUTORS_FILE, revision=state.parent.name)  # of the very same commit
+        for name in (CONTRIBUTORS_FILE, INVITATION_FILE):
+            with suppress(RemoteEntryNotFoundError):
+                hf_hub_download(repository, name, revision=state.parent.name)  # of the very same commit
+    ledger_copy(repository, state.parent.name)
     return state
 
 

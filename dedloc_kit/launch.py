@@ -17,7 +17,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed, Warned
 from dedloc_kit.home import peer_folder
 from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
-from dedloc_kit.memory import of_first_peers, recall
+from dedloc_kit.memory import of_first_peers, recall, take_over
 from dedloc_kit.orders import OrderBook
 from dedloc_kit.ports import advice
 from dedloc_kit.records import INVITATION_FILE, Invitation
@@ -145,7 +145,9 @@ def launch(
     ):
         if resume is not None:
             display.line(f"getting the training state from {resume}", "dim")
-            peer = peer.model_copy(update={"resume": training_state(resume)})
+            state = training_state(resume)
+            take_over(peer.folder, run.run_id, state)
+            peer = peer.model_copy(update={"resume": state})
         if peer.hub is not None:
             _claim(peer.hub, run, peer, display)
 

@@ -3,12 +3,14 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 from pydantic import Field
 
-from dedloc_kit.records import Address, Invitation, PeerId, Record
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import INVITATION_FILE, Address, Invitation, PeerId, Record
 
 MOST_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""
@@ -74,6 +76,24 @@ def remember(folder: Path, memory: SwarmMemory) -> None:
     temporary = folder / ".swarm.json.tmp"
     temporary.write_text(memory.model_dump_json(), encoding="utf-8")
     os.replace(temporary, folder / "swarm.json")
+
+
+def take_over(folder: Path, run_id: str, state: Path) -> None:
+    """Let a coordinator that begins in this folder know whom the run's last invitation names.
+
+    Its volunteers may still be training: without it the coordinator would begin a swarm of its own.
+
+    :param state: what it starts from; the invitation lies beside it, as in a run's folder and in its repository
+    """
+    if recall(folder, run_id).peers:
+        return
+    for place in (state, state.parent, state.parent.parent):
+        with suppress(OSError, ValueError, UserError):
+            invitation = Invitation.parse((place / INVITATION_FILE).read_text(encoding="utf-8"))
+            if invitation.run_id == run_id:
+                known = {"run_id": run_id, "peer": own_id(folder), "peers": invitation.peers}
+                remember(folder, SwarmMemory.parse(known))
+            return
 
 
 def initial_peers(invitation: Invitation, folder: Path) -> tuple[str, ...]:

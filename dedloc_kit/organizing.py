@@ -11,7 +11,7 @@ from dedloc_kit.orders import OrderBook
 from dedloc_kit.records import INVITATION_FILE, Invitation
 
 _PEER_ID = re.compile(r"Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}")
-_MOST_CANDIDATES = 5
+_MOST_CANDIDATES, _MOST_VISITS = 5, 10_000
 
 
 def give(order: str, folder: Path, what: str) -> str:
@@ -70,7 +70,7 @@ def check_folder(folder: Path) -> None:
 
 
 def known_peers(folder: Path) -> dict[str, str]:
-    """The names of all contributors of the run in this folder, by peer id. Raises UserError if it cannot be read."""
+    """The names of all who came to the run in this folder, by peer id. Raises UserError if they cannot be read."""
     path = folder / "ledger.sqlite"
     if not path.exists():
         return {}
@@ -79,7 +79,8 @@ def known_peers(folder: Path) -> dict[str, str]:
     except UnreadyLedger:
         return {}
     try:
-        return {contributor.peer: contributor.name for contributor in ledger.contributors()}
+        came = {visit.peer: visit.name for visit in reversed(ledger.visits(_MOST_VISITS))}
+        return came | {contributor.peer: contributor.name for contributor in ledger.contributors()}
     finally:
         ledger.close()
 

@@ -19,8 +19,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, names_local_files
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.model_card import model_card
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, StateInfo
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, STATE_FILE, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Exportable, Task
@@ -148,6 +149,7 @@ class Publisher:
     def _fill(self, folder: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
         """Write everything that one commit holds."""
         save(folder / STATE_FILE, tensors, info)
+        write_copy(self._ledger.path, folder / LEDGER_FOLDER)
         usage = None
         if isinstance(self._task, Exportable):
             usage = self._task.export(self._model(tensors), folder, self._repository.name)
@@ -164,10 +166,12 @@ class Publisher:
             contributors=contributors,
             metadata=self._repository.metadata(),
         )
+        training = [(step.step, step.loss) for step in steps if step.loss is not None]
+        held_out = [(evaluation.step, evaluation.loss) for evaluation in evaluations]
         for name, text in (
             ("README.md", card),
             (CONTRIBUTORS_FILE, json.dumps([asdict(c) for c in contributors], ensure_ascii=False, indent=1)),
-            (CURVE_FILE, curve(steps, evaluations)),
+            (CURVE_FILE, curve(training, held_out)),
             (RUN_FILE, described(self._run)),
         ):
             (folder / name).write_text(text, encoding="utf-8")

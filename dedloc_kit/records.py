@@ -192,6 +192,14 @@ CONTRIBUTORS_FILE = "contributors.json"
 """Who gave what until then, beside it: a list of `Given`."""
 
 
+LEDGER_FOLDER = "ledger"
+"""The whole ledger until then, beside it: one Parquet file for each of its tables, see `ledger.copying`."""
+
+
+MOST_LEDGER_BYTES = 2**31
+"""Of one of these files; two million contributions take less than a tenth of it."""
+
+
 class Given(Record):
     """What one peer gave to a run over all its sessions; times by the coordinator's clock."""
 

@@ -1,12 +1,14 @@
-"""Which training state a coordinator starts from, and who has contributed to it."""
+"""Which training state a coordinator starts from, and what has happened until then."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Contributor, Ledger
-from dedloc_kit.records import CONTRIBUTORS_FILE, Given, StateInfo
+from dedloc_kit.ledger.copying import restore, write_copy
+from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
@@ -42,7 +44,8 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, w
 
 
 def credit(ledger: Ledger, named: Path, warn: Callable[[str], None]) -> None:
-    """Take over from the same place who has given what; nothing if this ledger has begun already.
+    """Take over the whole history from the same place, or at least who has given what; nothing if this ledger has
+    begun already.
 
     What cannot be read is worth a warning. Raises UserError if the ledger cannot be written.
     """
@@ -50,27 +53,38 @@ def credit(ledger: Ledger, named: Path, warn: Callable[[str], None]) -> None:
         return
     folder = named if named.is_dir() else named.parent
     try:
+        if _restored(ledger.path, folder):
+            return
+    except UserError as error:
+        warn(f"the history of the run is not restored ({error})")
+    try:
         contributors = _contributors(folder)
-    except (OSError, ValueError, TypeError, UserError) as error:
+    except (OSError, ValueError, TypeError) as error:
         warn(f"who contributed before is not known: what {folder} says of it cannot be read ({error})")
         return
     ledger.adopt(contributors)
 
 
-def _contributors(folder: Path) -> list[Contributor]:
-    """Of a copy of a Hub repository, of a run's folder or of the checkpoints in one."""
-    listed = folder / CONTRIBUTORS_FILE
-    if listed.exists():
-        every = [Given.parse(values) for values in json.loads(listed.read_text(encoding="utf-8"))]
-        return [Contributor(**given.model_dump()) for given in {given.peer: given for given in every}.values()]
+def _restored(ledger: Path, folder: Path) -> bool:
+    """From a copy of a Hub repository, from a run's folder or from the checkpoints in one; False if there is none."""
+    if (folder / LEDGER_FOLDER).is_dir():
+        restore(ledger, folder / LEDGER_FOLDER)
+        return True
     for path in (folder / "ledger.sqlite", folder.parent / "ledger.sqlite"):
         if path.exists():
-            ledger = Ledger(path, read_only=True)
-            try:
-                return ledger.contributors()
-            finally:
-                ledger.close()
-    return []
+            with tempfile.TemporaryDirectory(dir=ledger.parent) as copy:
+                write_copy(path, Path(copy) / LEDGER_FOLDER)
+                restore(ledger, Path(copy) / LEDGER_FOLDER)
+            return True
+    return False
+
+
+def _contributors(folder: Path) -> list[Contributor]:
+    listed = folder / CONTRIBUTORS_FILE
+    if not listed.exists():
+        return []
+    every = [Given.parse(values) for values in json.loads(listed.read_text(encoding="utf-8"))]
+    return [Contributor(**given.model_dump()) for given in {given.peer: given for given in every}.values()]
 
 
 def _adopted(info: StateInfo, run: RunConfig, warn: Callable[[str], None]) -> StateInfo:

@@ -30,7 +30,7 @@ from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
-Role = Literal["coordinator", "volunteer", "rehearsal", "reach"]
+Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach"]
 NOT_WELCOME = 3
 """The exit code of a worker that must not be started again."""
 LEAVE_SECONDS = 30.0
@@ -151,6 +151,11 @@ def volunteer_job(invitation: Invitation, peer: PeerConfig) -> dict[str, Any]:
     return {"invitation": invitation.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
 
 
+def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | None) -> dict[str, Any]:
+    """What a collector needs to know, as plain values; `repository` is the run's on the Hub, if it is known."""
+    return {**volunteer_job(invitation, peer), "repository": repository}
+
+
 def reach_job(peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
     """Whom to ask whether they reach this machine at this port (0: any), as plain values."""
     peer = PeerConfig(folder=folder, port=port)
@@ -237,6 +242,13 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
 
         return lambda job, peer, emit, stop: coordinator(
             RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
+        )
+
+    if role == "collector":
+        from dedloc_kit.collector import collector
+
+        return lambda job, peer, emit, stop: collector(
+            Invitation.parse(json.dumps(job["invitation"])), peer, job["repository"], emit, stop
         )
 
     if role == "rehearsal":

@@ -24,6 +24,10 @@ class LoopbackHub:
         self.private: set[str] = set()
         self.names: dict[str, str] = {}
         """Who is known by which token; the one of all tests needs none."""
+        self.organizations: dict[str, list[str]] = {}
+        """That an account is a member of."""
+        self.roles: dict[str, str] = {}
+        """Of tokens that may do more than read."""
         self.failing = threading.Event()
         """Answer everything with 503."""
         self.silent = threading.Event()
@@ -109,8 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "validate-yaml"]:
                 self._answer(200, {"errors": [], "warnings": []})
             case ["api", "whoami-v2"]:
-                name = self.hub.names.get((self.headers["Authorization"] or "").removeprefix("Bearer "))
-                self._answer(200, {"name": name}) if name else self._answer(401, {"error": "Invalid credentials"})
+                token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
+                name = self.hub.names.get(token)
+                organizations = [{"name": organization} for organization in self.hub.organizations.get(name or "", ())]
+                auth = {"accessToken": {"role": self.hub.roles.get(token, "read")}}
+                who = {"name": name, "orgs": organizations, "auth": auth}
+                self._answer(200, who) if name else self._answer(401, {"error": "Invalid credentials"})
             case ["api", "repos", "create"]:
                 self._create(json.loads(body))
             case ["api", "models", owner, name, *rest] if f"{owner}/{name}" in self.hub.commits:
@@ -151,9 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
                 200, {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repository}/commit/{sha}"}
             )
         else:
+            sha = self.hub.revision(repository)
+            if rest and rest[0] == "revision":
+                files, sha = self.hub.at(repository, rest[1]) or files, rest[1]
             siblings = [{"rfilename": name} for name in files]
             private = repository in self.hub.private
-            sha = self.hub.revision(repository)
             self._answer(200, {"id": repository, "sha": sha, "private": private, "siblings": siblings})
 
     def _resolve(self, repository: str, revision: str, name: str) -> None:

@@ -32,6 +32,10 @@ class Watched:
         self.clock, self.told = clock, list[Alert]()
         self.alerts = Alerts(folder, last_step, STALL, self.told.append)
         self.step = 0
+        self.join(0)
+
+    def join(self, step: int) -> None:
+        self.alerts.take(Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1))
 
     def do_step(self, loss: float | None = 2.0, seconds: float = 1.0) -> None:
         self.clock.pass_by(seconds)
@@ -161,10 +165,6 @@ def test_a_disk_that_is_almost_full_is_told_and_that_there_is_room_again(
 
 
 def test_a_coordinator_that_stops_falls_silent_or_starts_again_is_told(watched: Watched) -> None:
-    def joined(step: int) -> Joined:
-        return Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1)
-
-    watched.alerts.take(joined(0))
     assert watched.told == [], "a new run is no alert"
     watched.clock.pass_by(alerts.SILENCE_SECONDS + 1)
     watched.alerts.look()
@@ -172,13 +172,19 @@ def test_a_coordinator_that_stops_falls_silent_or_starts_again_is_told(watched: 
     watched.alerts.take(HERE)
     watched.alerts.look()
     watched.alerts.take(Failed(text="no memory"))
-    watched.alerts.take(joined(7))
+    watched.join(7)
     assert {alert.kind for alert in watched.told} == {"coordinator"}
     silent, speaks, stopped, again = watched.texts()
     assert "says nothing any more" in silent
     assert "speaks again" in speaks
     assert stopped == "the coordinator stopped: no memory"
     assert again == "the coordinator has started again, at global step 7"
+
+
+def test_a_coordinator_that_cannot_even_start_is_no_alert(tmp_path: Path) -> None:
+    told: list[Alert] = []
+    Alerts(tmp_path, 10, STALL, told.append).take(Failed(text="there is no tokenizer"))
+    assert told == []
 
 
 def test_pushes_that_fail_for_long_are_told_with_why_and_when_they_succeed_again(watched: Watched) -> None:

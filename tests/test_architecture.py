@@ -18,7 +18,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 ORDER = (
     {"errors", "hosted", "dialling"},
     {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account", "ports"},
-    {"run", "distribution"},
+    {"run", "distribution", "curve"},
     {"records"},
     {"events", "memory", "hub", "journal", "webhook"},
     {"orders", "alerts"},
@@ -30,46 +30,32 @@ ORDER = (
     {"evaluation"},
     {"swarm"},
     {"ledger"},
-    {"resuming", "organizing"},
-    {"curve"},
+    {"resuming", "organizing", "copies"},
     {"model_card"},
     {"publishing"},
-    {"volunteer", "coordinator", "rehearsal"},
+    {"volunteer", "coordinator", "collector", "rehearsal"},
     {"worker"},
     {"supervisor"},
     {"session"},
     {"session_display"},
     {"dashboard", "notebook", "terminal", "prepare", "prediction"},
-    {"launch", "pretokenize", "new", "check", "doctor"},
+    {"launch", "mirror", "pretokenize", "new", "check", "doctor"},
     {"demo", "arguments"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *(
-        "machine",
-        "account",
-        "run",
-        "distribution",
-        "records",
-        "events",
-        "memory",
-        "hub",
-        "journal",
-        "webhook",
-        "orders",
-        "alerts",
-        "access",
-        "client",
-        "personal_code",
-        "ports",
-    ),
+    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "journal", "webhook"),
+    *("curve", "orders", "alerts", "access", "client", "personal_code", "ports"),
 }
-ROLES = {"swarm", "ledger", "resuming", "curve", "model_card", "publishing", "volunteer", "coordinator"} | {"rehearsal"}
+ROLES = {
+    *("swarm", "ledger", "resuming", "copies", "model_card", "publishing"),
+    *("volunteer", "coordinator", "collector", "rehearsal"),
+}
 SURFACES = {
     *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "demo", "organizing", "arguments", "cli", "new", "check", "prediction", "doctor"),
+    *("launch", "mirror", "demo", "organizing", "arguments", "cli", "new", "check", "prediction", "doctor"),
 }
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.

@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from dedloc_kit.events import Evaluated, Failed, Pushed, PushFailed, StepDone, Warned
+from dedloc_kit.events import Evaluated, Failed, Peers, Pushed, PushFailed, StepDone, Warned
 from dedloc_kit.hub import training_state
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import recall
@@ -87,16 +88,32 @@ def test_volunteers_go_on_without_their_coordinator_and_it_finds_them_again(tmp_
     ledger.close()
 
 
-def test_the_held_out_loss_is_measured_at_the_start_between_and_at_the_end(tmp_path: Path) -> None:
+def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and_where_the_time_went(
+    tmp_path: Path,
+) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=4, evaluate_every=2)
-        swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8)
+        swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8, team="delta")
         coordinator.wait_for_step(4)
         coordinator.wait_for(Evaluated, lambda event: event.step == 4)
         assert coordinator.worker.stop() == 0
     steps = [event.step for event in coordinator.events if isinstance(event, Evaluated)]
     assert steps[0] == 0
     assert steps[-1] == 4
+    seen = [peer for event in coordinator.events if isinstance(event, Peers) for peer in event.peers]
+    assert seen[0].team == "delta"
+    assert any(peer.upload for peer in seen), "it never told how fast its line is"
+    ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+    (volunteer,) = ledger.people()
+    assert (volunteer.team, volunteer.devices) == ("delta", (seen[0].device,))
+    (visit,) = ledger.visits(10)
+    assert 0 < visit.until - visit.since == volunteer.seconds
+    assert visit.samples == volunteer.samples
+    for before, step in pairwise(ledger.steps()):
+        assert None not in (step.compute, step.gather, step.average, step.apply)
+        parts = (step.compute or 0.0) + (step.gather or 0.0) + (step.average or 0.0) + (step.apply or 0.0)
+        assert parts == pytest.approx(step.time - before.time, abs=0.2)
+    ledger.close()
 
 
 def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> None:
@@ -112,7 +129,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_contributors(
+def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
@@ -135,9 +152,15 @@ def test_a_run_is_pushed_while_it_goes_on_and_resumed_from_the_hub_with_its_cont
             assert second.joined.step == last
             assert (second.config.folder / "checkpoints" / f"step-{last:08d}.safetensors").exists()
             assert second.worker.stop() == 0
-    ledger = Ledger(second.config.folder / "ledger.sqlite", read_only=True)
-    assert ledger.samples_total() == sum(peer["samples"] for peer in given)
-    ledger.close()
+    ledgers = [Ledger(peer.config.folder / "ledger.sqlite", read_only=True) for peer in (first, second)]
+    for ledger in ledgers:
+        assert ledger.samples_total() == sum(peer["samples"] for peer in given)
+        assert [step.step for step in ledger.steps()] == list(range(1, last + 1))
+    assert ledgers[0].steps() == ledgers[1].steps()
+    assert ledgers[0].evaluations()[:-1] == ledgers[1].evaluations()[:-1], "the last one is measured anew"
+    assert ledgers[0].contributors() == ledgers[1].contributors()
+    for ledger in ledgers:
+        ledger.close()
     checkpoints = Checkpoints(first.config.folder / "checkpoints")
     losses = {event.step: event.loss for event in first.events if isinstance(event, Evaluated) and event.step}
     assert checkpoints.best is not None

@@ -109,20 +109,33 @@ def test_a_push_is_one_commit_and_keeps_what_the_organizer_wrote_at_the_head_of_
     assert Repository("us/model").metadata() == {}
 
 
-def test_a_training_state_comes_from_this_machine_or_from_any_revision(hub: LoopbackHub, tmp_path: Path) -> None:
+def test_a_training_state_comes_from_this_machine_or_from_any_revision(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "run").mkdir()
     assert training_state(str(tmp_path / "run")) == tmp_path / "run"
     both = {STATE_FILE: b"new", CONTRIBUTORS_FILE: b"[]"}
-    hub.commits["us/model"] = [{STATE_FILE: b"old"}, both, {"README.md": b""}]
+    tables = {
+        "ledger/steps.parquet": b"1",
+        "ledger/parts.parquet": b"2",
+        "ledger/../evil.parquet": b"",
+        "ledger/x": b"",
+    }
+    hub.commits["us/model"] = [{STATE_FILE: b"old"}, {**both, **tables}, {"README.md": b""}]
     assert training_state(f"us/model@{hub.revision('us/model', 0)}").read_bytes() == b"old"
     new = training_state(f"us/model@{hub.revision('us/model', 1)}")
-    assert {path.name: path.read_bytes() for path in new.parent.iterdir()} == both
+    assert {path.name: path.read_bytes() for path in new.parent.iterdir() if path.is_file()} == both
+    assert {path.name for path in (new.parent / "ledger").iterdir()} == {"steps.parquet", "parts.parquet"}
     with pytest.raises(UserError, match="holds no training_state"):
         training_state("us/model")
     with pytest.raises(UserError, match="no revision abc"):
         training_state("us/model@abc")
     with pytest.raises(UserError, match="there is no us/none on the Hub that you may read"):
         training_state("us/none")
+    with monkeypatch.context() as patch:
+        patch.setattr("dedloc_kit.hub.MOST_LEDGER_BYTES", 0)
+        with pytest.raises(UserError, match="is too large for a table of a ledger"):
+            training_state(f"us/model@{hub.revision('us/model', 1)}")
     with pytest.raises(UserError, match=r"/no/where does not exist.*OWNER/NAME\[@REVISION\]"):
         training_state("/no/where")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.memory import MOST_PEERS, Memory, SwarmMemory, initial_peers, of_first_peers, own_id, recall
+from dedloc_kit.memory import MOST_PEERS, Memory, SwarmMemory, initial_peers, of_first_peers, own_id, recall, take_over
 from dedloc_kit.records import Invitation
 from tests.tiny import tiny_run
 
@@ -63,6 +63,29 @@ def test_a_folder_knows_the_id_of_its_peer_whatever_the_run(tmp_path: Path) -> N
     assert own_id(tmp_path) == ""
     Memory(tmp_path, RUN, "QmMe", port=7).update({})
     assert own_id(tmp_path) == "QmMe"
+
+
+def test_a_coordinator_that_begins_elsewhere_knows_whom_the_last_invitation_names(tmp_path: Path) -> None:
+    run = tiny_run()
+    state = tmp_path / "old" / "checkpoints" / "step-1.safetensors"
+    state.parent.mkdir(parents=True)
+    for folder in ("one", "two", "three", "four"):
+        (tmp_path / folder).mkdir()
+    take_over(tmp_path / "one", run.run_id, state)
+    assert recall(tmp_path / "one", run.run_id).peers == ()
+    invitation = tmp_path / "old" / "invitation.json"
+    invitation.write_text(Invitation.of(run, (address("C"), address("V"))).model_dump_json())
+    for folder, place in (("one", state), ("two", state.parent), ("three", tmp_path / "old")):
+        take_over(tmp_path / folder, run.run_id, place)
+        assert recall(tmp_path / folder, run.run_id).peers == (address("C"), address("V"))
+    invitation.write_text(Invitation.of(run, (address("W"),)).model_dump_json())
+    take_over(tmp_path / "one", run.run_id, state)
+    assert recall(tmp_path / "one", run.run_id).peers == (address("C"), address("V")), "it knows better"
+    for text in ("{", Invitation.of(run, ("nonsense",)).model_dump_json(), "\x00"):
+        invitation.write_text(text)
+        take_over(tmp_path / "four", run.run_id, state)
+    take_over(tmp_path / "four", "other-0123456789abcdef", state)
+    assert not (tmp_path / "four" / "swarm.json").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"peers": ["nonsense"]}', '{"port": 99999}', "\x00"])

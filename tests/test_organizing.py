@@ -13,10 +13,11 @@ import pytest
 from dedloc_kit.alerts import raised_alerts
 from dedloc_kit.client import fetch_state
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import Announced, Left, State
+from dedloc_kit.events import Announced, Left, PeerSeen, State
+from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import SwarmMemory, remember
 from dedloc_kit.orders import OrderBook
-from dedloc_kit.organizing import find_peer, give
+from dedloc_kit.organizing import find_peer, give, known_peers
 from dedloc_kit.records import Invitation
 from dedloc_kit.worker import volunteer_job
 from tests.swarm.harness import Peer, wait_until
@@ -65,6 +66,23 @@ def test_every_order_is_given_and_answered_with_what_happens_now(tmp_path: Path)
     assert "is gone" in give("announce", tmp_path, "")
     orders = ["announce", "readmit", "kick", "announce", "resume", "finish", "pause"]
     assert [given.order for given in book.given()] == orders
+
+
+def test_who_came_and_has_given_nothing_yet_is_known_too(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    here = PeerSeen(
+        peer="QmNew",
+        name="Newcomer",
+        device="CPU",
+        step=0,
+        samples=0,
+        samples_per_second=0.0,
+        follower=False,
+        client_mode=True,
+    )
+    ledger.record_presence([here])
+    ledger.close()
+    assert known_peers(tmp_path) == {"QmNew": "Newcomer"}
 
 
 def test_the_coordinator_itself_cannot_be_kicked(tmp_path: Path) -> None:

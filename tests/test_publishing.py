@@ -13,17 +13,19 @@ import pytest
 import torch
 
 from dedloc_kit import publishing
+from dedloc_kit.client import fetch_invitation
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
-from dedloc_kit.hub import names_local_files
+from dedloc_kit.hub import ledger_copy, names_local_files
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger.copying import restore
 from dedloc_kit.publishing import Publisher
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Invitation, Receipt
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.lamb import Lamb
-from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until
 from tests.tiny import TinyTask, tiny_run
 
@@ -98,6 +100,10 @@ def publishing_of(coordinator: Coordinator) -> Iterator[Publisher]:
     assert not any(thread.name == "pushes" for thread in threading.enumerate()), "its thread has ended"
 
 
+def beside_the_ledger(files: Files) -> set[str]:
+    return {name for name in files if not name.startswith("ledger/")}
+
+
 def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: LoopbackHub, tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path / "c", ExportedTask(RUN), push_every=2)
     with publishing_of(coordinator) as publisher:
@@ -117,7 +123,7 @@ def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: 
         coordinator.wait_for(Pushed, lambda event: event.step == 5)
     assert len(hub.commits[NAME]) == before + 2, "there was nothing new to push at the end"
     files = hub.files(NAME)
-    assert files.keys() == {*ALWAYS, "weights.json"}
+    assert beside_the_ledger(files) == {*ALWAYS, "weights.json"}
     (tmp_path / "loaded").write_bytes(files[STATE_FILE])
     tensors, info = checkpoint.load(tmp_path / "loaded")
     assert info == coordinator.state.info
@@ -132,12 +138,30 @@ def test_a_push_holds_state_model_card_and_curve_of_one_step_in_one_commit(hub: 
     assert not (tmp_path / "c" / ".push").exists()
 
 
+def test_a_push_holds_the_ledger_of_that_moment(hub: LoopbackHub, tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path / "c", TinyTask(RUN), push_every=2)
+    with publishing_of(coordinator) as publisher:
+        coordinator.go_on(2)
+        publisher.step_done(2)
+        coordinator.wait_for(Pushed)
+        pushed = hub.revision(NAME)
+        coordinator.go_on(3)
+    (tmp_path / "new").mkdir()
+    for number, (revision, steps) in enumerate(((pushed, [2]), (None, [2, 3]))):
+        folder = ledger_copy(NAME, revision)
+        assert folder is not None
+        restored = Ledger(tmp_path / "new" / f"{number}.sqlite")
+        restore(restored.path, folder)
+        assert [step.step for step in restored.steps()] == steps
+        restored.close()
+
+
 def test_of_a_task_that_exports_nothing_the_training_state_is_pushed(hub: LoopbackHub, tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path / "c", TinyTask(RUN))
     with publishing_of(coordinator):
         coordinator.go_on(1)
     assert coordinator.wait_for(Pushed).step == 1, "the last state is pushed on leaving"
-    assert hub.files(NAME).keys() == ALWAYS
+    assert beside_the_ledger(hub.files(NAME)) == ALWAYS
 
 
 def test_while_the_hub_fails_nothing_waits_and_then_the_newest_state_is_pushed(
@@ -248,6 +272,19 @@ def test_the_invitation_is_pushed_when_it_is_there_and_again_when_it_has_changed
         file.write_text("other")
         wait_until(lambda: _invitation(hub) == "other", "the changed one was not pushed")
     assert len(hub.commits[NAME]) == 4, "made, claimed, and pushed twice"
+
+
+def test_a_coordinator_that_has_moved_is_found_under_the_same_name(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "LOOK_SECONDS", 0.01)
+    for machine in ("192.0.2.1", "192.0.2.2"):
+        invitation = Invitation.of(RUN, (f"/ip4/{machine}/tcp/31337/p2p/QmA",))
+        coordinator = Coordinator(tmp_path / machine, TinyTask(RUN))
+        (tmp_path / machine / INVITATION_FILE).write_text(invitation.model_dump_json())
+        with publishing_of(coordinator):
+            wait_until(lambda expected=invitation: _invitation(hub) == expected.model_dump_json(), "it is not pushed")  # type: ignore[misc]
+            assert fetch_invitation(NAME) == invitation
 
 
 def test_an_invitation_that_names_the_organizers_files_is_not_pushed(

@@ -10,7 +10,8 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Contributor, Ledger
-from dedloc_kit.records import CONTRIBUTORS_FILE, STATE_FILE, Contribution, GlobalStep
+from dedloc_kit.ledger.copying import write_copy
+from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, STATE_FILE, Contribution, Evaluation, GlobalStep
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.state import TrainingState
@@ -161,6 +162,36 @@ def test_who_contributed_is_taken_over_and_goes_on_counting(tmp_path: Path) -> N
         assert ledger.samples_total() == 72
         ledger.close()
     before.close()
+
+
+def test_the_whole_history_is_taken_over_and_a_session_that_goes_on_counts_once(tmp_path: Path) -> None:
+    before = a_ledger(tmp_path / "run", 64)
+    before.record_evaluation(1, Evaluation(loss=3.0), 6.0)
+    write_copy(before.path, tmp_path / "copy" / LEDGER_FOLDER)
+    (tmp_path / "copy" / CONTRIBUTORS_FILE).write_text("[]")
+    for number, place in enumerate(("run", "copy/" + STATE_FILE)):
+        ledger = a_ledger(tmp_path / f"own{number}")
+        credit(ledger, tmp_path / place, pytest.fail)
+        assert ledger.steps() == before.steps()
+        assert ledger.evaluations() == before.evaluations()
+        ledger.record_contribution("12D3Koo", given(2, "a1", 100, 9.0))  # the session's counter
+        assert ledger.samples_total() == 100
+        assert [path.name for path in ledger.path.parent.iterdir() if path.is_dir()] == []
+        ledger.close()
+    before.close()
+
+
+def test_of_a_history_that_cannot_be_believed_the_contributors_are_left(tmp_path: Path) -> None:
+    (tmp_path / LEDGER_FOLDER).mkdir()
+    (tmp_path / LEDGER_FOLDER / "steps.parquet").write_bytes(b"no table")
+    asha = Contributor("12D3Koo", "Asha", 64, 1, 5.0, 5.0)
+    (tmp_path / CONTRIBUTORS_FILE).write_text(json.dumps([asdict(asha)]))
+    ledger, warnings = a_ledger(tmp_path / "own"), list[str]()
+    credit(ledger, tmp_path, warnings.append)
+    assert len(warnings) == 1
+    assert "the history of the run is not restored (steps.parquet cannot be read" in warnings[0]
+    assert ledger.contributors() == [asha]
+    ledger.close()
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '[{"peer": "x"}]', "3"])

@@ -181,6 +181,8 @@ def test_the_fingerprint_changes_with_any_value(path: tuple[Any, ...]) -> None:
             holder[path[-1]] = "lars"
         case "linear":
             holder[path[-1]] = "cosine"
+        case "open":
+            holder[path[-1]] = "invite"
         case str(value):
             holder[path[-1]] = value + "x"
         case None:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard import answers
 from dedloc_kit.dashboard.caching import Answers
+from dedloc_kit.dashboard.description import UNCHANGED
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.records import PeerId, Standing
 from dedloc_kit.run import RunConfig
@@ -26,7 +27,7 @@ def routes(
     :param current: says how the run stands now, as it is pushed to the page too
     :param version: something else than before as soon as an answer may differ
     """
-    router = APIRouter(prefix="/api")
+    router = APIRouter(prefix="/api", tags=["run"], responses=UNCHANGED)
     kept = Answers(version)
 
     @router.get("/run", response_model=answers.Run)
@@ -44,6 +45,11 @@ def routes(
     def history(request: Request, after: Step = 0) -> Response:
         """The curves after a global step."""
         return kept.answer(request, lambda: view.history(after))
+
+    @router.get("/samples", response_model=answers.Samples)
+    def samples(request: Request) -> Response:
+        """What the model said on its way, beside what it says now."""
+        return kept.answer(request, view.samples)
 
     @router.get("/people", response_model=answers.People)
     def people(

@@ -3,14 +3,14 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Cookie, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from dedloc_kit.alerts import Alert, raised_alerts
-from dedloc_kit.dashboard.answers import json_answer
+from dedloc_kit.dashboard.answers import Answer, Message, json_answer
 from dedloc_kit.dashboard.login import COOKIE_SECONDS, Attempts, Keys
 from dedloc_kit.errors import UserError
 from dedloc_kit.orders import GivenOrder, Kicked, OrderBook
@@ -21,7 +21,7 @@ _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coord
 _MOST_SHOWN = 100
 
 
-class KeptCheckpoint(BaseModel):
+class KeptCheckpoint(Answer):
     """A state of the run on the coordinator's disk."""
 
     step: int
@@ -31,7 +31,7 @@ class KeptCheckpoint(BaseModel):
     """It has the lowest held-out loss."""
 
 
-class OrganizerState(BaseModel):
+class OrganizerState(Answer):
     """What only the organizer sees; of everything the newest comes first."""
 
     paused: bool
@@ -94,7 +94,10 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
             raise Denied(403, "this order came from the page of another site")
 
     router = APIRouter()
-    protected = APIRouter(prefix="/api/organizer", dependencies=[Depends(organizer_only)])
+    denials: dict[int | str, dict[str, Any]] = {status: {"model": Message} for status in (401, 403, 409, 429)}
+    protected = APIRouter(
+        prefix="/api/organizer", tags=["organizer"], dependencies=[Depends(organizer_only)], responses=denials
+    )
 
     @router.get("/organizer/login", include_in_schema=False)
     def login(request: Request, key: Annotated[str, Query(max_length=200)] = "") -> Response:
@@ -137,22 +140,27 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
 
     @protected.get("")
     def organizer() -> OrganizerState:
+        """How the run is steered, and what went wrong; for whoever is logged in, as everything here."""
         return state()
 
     @protected.post("/announce")
     def announce(body: Words) -> OrganizerState:
+        """Show a message to all volunteers and viewers."""
         return give_order("announce", body.text)
 
     @protected.post("/kick")
     def kick(body: OnePeer) -> OrganizerState:
+        """Send a volunteer away."""
         return give_order("kick", body.peer)
 
     @protected.post("/readmit")
     def readmit(body: OnePeer) -> OrganizerState:
+        """Let one come back."""
         return give_order("readmit", body.peer)
 
     @protected.post("/{order}")
     def order(order: Literal["pause", "resume", "finish", "checkpoint"]) -> OrganizerState:
+        """An order that needs no more words."""
         return give_order(order)
 
     router.include_router(protected)

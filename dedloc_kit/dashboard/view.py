@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.dashboard import answers
+from dedloc_kit.dashboard.milestones import Milestone, milestones
 from dedloc_kit.dashboard.recorded import Recorded
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
@@ -30,6 +31,7 @@ STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 LOSS_POINTS, ROUND_POINTS = 300, 300
 """For small charts."""
 PERSON_VISITS = 100
+MOMENTS = 5
 NOTICES, NOTICE_LENGTH = 5, 300
 
 
@@ -52,6 +54,7 @@ class RunView:
         self._revision = 0
         self._revised: tuple[int | None, float] = (None, -math.inf)  # the ledger's version then, and the monotonic time
         self._peers_changed = False
+        self._listed: tuple[list[Person], set[str], list[answers.PersonRow], int] = ([], set(), [], 0)
 
     def take(self, event: AnyEvent) -> None:
         """Learn from one event of the coordinator."""
@@ -119,6 +122,11 @@ class RunView:
 
         nothing = answers.History(after=after, last_step=0, steps=[], evaluations=[])
         return self._recorded.read(curves) or nothing
+
+    def samples(self) -> answers.Samples:
+        """What the model said on its way."""
+        said = self._recorded.read(lambda ledger: ledger.samples_on_the_way(MOMENTS)) or []
+        return answers.Samples(moments=[answers.Moment(step=step, samples=samples) for step, samples in said])
 
     # People
 
@@ -234,6 +242,11 @@ class RunView:
         visits = self._recorded.read(lambda ledger: ledger.visits(limit)) or []
         return answers.Timeline(visits=[answers.TimelineVisit(**self._visit(visit)) for visit in visits])
 
+    def milestones(self) -> list[Milestone]:
+        """What has been reached so far, oldest first."""
+        total = self._run.optimizer.total_steps
+        return self._recorded.read(lambda ledger: milestones(ledger, total)) or []
+
     def close(self) -> None:
         """Close the ledger."""
         self._recorded.close()
@@ -241,13 +254,17 @@ class RunView:
     def _people(self) -> tuple[list[answers.PersonRow], int]:
         """Everyone with rank and share, most samples first, and the samples of all."""
         people = self._recorded.people()
-        total = min(MOST_SAMPLES, sum(person.samples for person in people))
         with self._lock:
             active = {peer.peer for peer in self._peers if not peer.follower}
-        return [
-            answers.PersonRow(**vars(person), share=person.samples / total, rank=rank, active=person.peer in active)
-            for rank, person in enumerate(people, start=1)
-        ], total
+            if people is not self._listed[0] or active != self._listed[1]:
+                # Made anew only then: every volunteer asks for its standing, which is found in these.
+                total = min(MOST_SAMPLES, sum(person.samples for person in people))
+                rows = [
+                    answers.PersonRow(**vars(p), share=p.samples / total, rank=rank, active=p.peer in active)
+                    for rank, p in enumerate(people, start=1)
+                ]
+                self._listed = people, active, rows, total
+            return self._listed[2:]
 
     def _visit(self, visit: Visit) -> dict[str, Any]:
         """Nobody knows who is still here while the coordinator is away."""

@@ -71,6 +71,10 @@ class Ledger(Reader):
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} is not a ledger ({error}); move it away or choose another folder") from None
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
     def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         """Record a finished global step with the contributions known by then; a second time changes nothing.
 

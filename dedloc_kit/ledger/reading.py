@@ -122,6 +122,16 @@ class Reader:
         rows = self._rows("SELECT samples FROM evaluations ORDER BY step DESC LIMIT 1")
         return [FillMask(**sample) for row in rows for sample in json.loads(row[0])]
 
+    def samples_on_the_way(self, most: int) -> list[tuple[int, list[FillMask]]]:
+        """Steps with the samples of their evaluations, oldest first: the first, the newest and even ones in between."""
+        steps = [step for (step,) in self._rows("SELECT step FROM evaluations WHERE samples != '[]' ORDER BY step")]
+        chosen = {steps[round(part * (len(steps) - 1) / (most - 1))] for part in range(most)} if steps else set()
+        query = "SELECT samples FROM evaluations WHERE step = ?"
+        return [
+            (step, [FillMask(**sample) for row in self._rows(query, (step,)) for sample in json.loads(row[0])])
+            for step in sorted(chosen)
+        ]
+
     def contributions_of(self, step: int) -> dict[str, int]:
         """Peer to samples of one global step."""
         found: dict[str, int] = {}

@@ -88,6 +88,7 @@ UPDATE people SET recent_time = now(), recent = (
 );
 """
 VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
+VERSION = len(VERSIONS)
 """What each version added to the one before."""
 
 
@@ -108,18 +109,21 @@ def decay(age: float) -> float:
     return float(0.5 ** (max(0.0, age) / HALF_LIFE_SECONDS))
 
 
-def prepare(connection: sqlite3.Connection) -> None:
-    """Create the tables in an empty database, or bring those of an earlier version up to date: all or none."""
+def prepare(connection: sqlite3.Connection, target: int = VERSION) -> None:
+    """Create the tables in an empty database, or bring those of an earlier version up to date: all or none.
+
+    :param target: the version that they are to have, for a copy of a ledger of then
+    """
     connection.create_function("now", 0, time.time)
     connection.create_function("recent_average", 2, recent_average, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     application, version = _marks(connection)
-    if _is_empty(connection) or (application == APPLICATION and version < len(VERSIONS)):
-        for script in VERSIONS[version if application else 0 :]:
+    if _is_empty(connection) or (application == APPLICATION and version < target):
+        for script in VERSIONS[version if application else 0 : target]:
             for statement in script.strip().removesuffix(";").split(";\n"):
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {len(VERSIONS)}")
+        connection.execute(f"PRAGMA user_version = {target}")
     connection.execute("COMMIT")
 
 
@@ -130,9 +134,9 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
         raise UnreadyLedger(f"{path} is still empty; wait until the coordinator has started")
     if application != APPLICATION:
         raise UserError(f"{path} is a database of something else; move it away or choose another folder")
-    if version > len(VERSIONS):
+    if version > VERSION:
         raise UserError(f"{path} was made by a newer version of dedloc_kit; upgrade this installation")
-    if version < len(VERSIONS):
+    if version < VERSION:
         raise UnreadyLedger(f"{path} was made by an earlier version; wait until the coordinator has started")
 
 

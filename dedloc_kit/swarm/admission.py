@@ -105,15 +105,19 @@ async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
     await P2P._add_protobuf_unary_handler(node.p2p, _service(admission._run.run_id), admission.answer, BytesValue)
 
 
-async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer:
-    """Ask the coordinator for a token; raises P2PDaemonError, TimeoutError or ValueError if it does not answer."""
+async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:
+    """Ask the coordinator for a token; none if it does not answer."""
     request = BytesValue(value=encode(AccessRequest(run_id=run_id, secret=secret)))
     call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), _service(run_id), request, BytesValue)
-    reply = await asyncio.wait_for(call, ANSWER_SECONDS)
-    return AccessAnswer.parse(decode(reply.value))
+    try:
+        reply = await asyncio.wait_for(call, ANSWER_SECONDS)
+        return AccessAnswer.parse(decode(reply.value))
+    except (P2PDaemonError, P2PHandlerError, TimeoutError, ValueError) as error:
+        _log.info("the coordinator does not answer: %r", error)
+        return None
 
 
-async def ask_again(organizer: str, run_id: str, _dht: DHT, node: DHTNode) -> AccessAnswer:
+async def ask_again(organizer: str, run_id: str, _dht: DHT, node: DHTNode) -> AccessAnswer | None:
     """The same in the process of a node, for the next token."""
     return await ask(node.p2p, organizer, run_id, "")
 
@@ -166,9 +170,6 @@ async def _knock(gate: Gate, identity: Identity, peers: Sequence[str], secret: s
         return None
     try:
         return await ask(p2p, gate.organizer, gate.run_id, secret)
-    except (P2PDaemonError, P2PHandlerError, TimeoutError, ValueError) as error:
-        _log.warning("the coordinator does not answer: %r", error)
-        return None
     finally:
         await p2p.shutdown()
 

@@ -12,6 +12,7 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.compression import decode
 from dedloc_kit.swarm.offers import RecentAverage
+from dedloc_kit.swarm.receipts import opened
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.swarm.tracker import Tracker
@@ -120,7 +121,7 @@ class CatchUp:
         if found.step != self._state.step + 1:
             raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
         signed = tuple(MSGPackSerializer.loads(found.metadata))
-        contributions = self._opened(signed, found.step)
+        contributions = opened(self._signer, self._run.run_id, found.step, signed)
         if sum(c.samples for c in contributions.values()) < self._run.global_batch:
             raise ValueError("there are too few samples in it")
         parts = [decode(part, sum(part.size)) for part in found.parts]
@@ -187,17 +188,11 @@ class CatchUp:
         for receipt in self._state.receipts:
             if step < receipt.step <= self._state.step:
                 try:
-                    missed.append((receipt, self._opened(receipt.signed, receipt.step)))
+                    contributions = opened(self._signer, self._run.run_id, receipt.step, receipt.signed)
+                    missed.append((receipt, contributions))
                 except ValueError as error:
                     self._tracker.reject(f"the receipt of a step: {error}")
         return missed
-
-    def _opened(self, signed: tuple[bytes, ...], step: int) -> dict[str, Contribution]:
-        """Contributions by peer; raises ValueError if one is not what it should be."""
-        contributions = dict(self._signer.open(Contribution, contribution) for contribution in signed)
-        if any((c.run_id, c.step) != (self._run.run_id, step) for c in contributions.values()):
-            raise ValueError("a contribution is of another step")
-        return contributions
 
     def _look(self) -> None:
         try:

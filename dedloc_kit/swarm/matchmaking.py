@@ -30,17 +30,20 @@ LONG = 3600.0
 """Seconds, more than any window."""
 
 
-def leaders_of(after: str, me: str, follower: bool, others: Mapping[str, Progress]) -> tuple[str, ...]:
+def leaders_of(
+    after: str, me: str, follower: bool, others: Mapping[str, Progress], *, client_mode: bool = False
+) -> tuple[str, ...]:
     """Whom to ask to lead the round after this one, best first; everyone who knows the same peers ranks them alike.
 
-    Followers first, for they are not busy computing, then by turns. Only peers that rank before `me` are of use.
+    Followers first, for they are not busy computing, then by turns. Only peers that rank before `me` are of use, unless
+    nobody can ask `me` because it is a client.
     """
 
     def rank(peer: str, follows: bool) -> tuple[bool, bytes]:
         return not follows, hashlib.sha256(f"{after} {peer}".encode()).digest()
 
     ranked = sorted((rank(peer, p.follower), peer) for peer, p in others.items() if not p.client_mode)
-    return tuple(peer for own, peer in ranked[:MOST_LEADERS] if own < rank(me, follower))
+    return tuple(peer for own, peer in ranked[:MOST_LEADERS] if client_mode or own < rank(me, follower))
 
 
 class Leaders(matchmaking.PotentialLeaders):

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from hivemind.dht import DHTNode
-from hivemind.p2p import P2PDaemonError, P2PHandlerError
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.access import Office, explained
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.records import AccessAnswer, Notice
+from dedloc_kit.records import Notice
 from dedloc_kit.swarm.access import TOKEN_SECONDS, NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.dht import Node
@@ -123,9 +122,8 @@ class Membership(threading.Thread):
     def _ask(self) -> None:
         """Ask the organizer for the next token, or, in an open run, whether this peer may stay."""
         ask = partial(ask_again, self._gate.organizer, self._gate.run_id)
-        try:
-            answer: AccessAnswer = self._node.run_coroutine(ask, return_future=True).result(ANSWER_SECONDS + 5.0)
-        except (P2PDaemonError, P2PHandlerError, TimeoutError, ValueError):
+        answer = self._node.run_coroutine(ask, return_future=True).result(ANSWER_SECONDS + DHT_SECONDS)
+        if answer is None:
             return  # the organizer is not there; those who are in go on
         if answer.denial is not None:
             refusal = explained(answer.denial)

@@ -21,6 +21,7 @@ from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
 from dedloc_kit.swarm.group import Round
+from dedloc_kit.swarm.receipts import global_step
 from dedloc_kit.swarm.rounds import Rounds
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, TrainingState
@@ -282,25 +283,8 @@ class CollaborativeOptimizer:
         self._tell(receipt, outcome.contributions, parts)
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
-        """Tell of a global step.
-
-        :param parts: seconds of its parts, as in GlobalStep, as far as this peer took part in them
-        """
-        samples = sum(c.samples for c in contributions.values())
-        losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None and c.samples]
-        self._on_step(
-            GlobalStep(
-                step=receipt.step,
-                round=receipt.round,
-                time=min(receipt.time, get_dht_time()),
-                samples=samples,
-                loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
-                peers=len(contributions),
-                seconds=receipt.seconds,
-                **parts,
-            ),
-            contributions,
-        )
+        """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
+        self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm
 

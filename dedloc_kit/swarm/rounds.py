@@ -125,7 +125,13 @@ class Rounds:
         self._gathering = self._averager.gather(
             step=self._state.step + 1,
             after=self._state.round,
-            leaders=leaders_of(self._state.round, self._signer.peer, self._follower, expected),
+            leaders=leaders_of(
+                self._state.round,
+                self._signer.peer,
+                self._follower,
+                expected,
+                client_mode=self._averager.client_mode,
+            ),
             expected=expected,
             window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
             unwelcome=self._tracker.shunned(),

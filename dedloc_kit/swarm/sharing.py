@@ -42,6 +42,11 @@ State = tuple[dict[str, Any], Sequence[torch.Tensor]]
 Warn = Callable[[str], None]
 
 
+def stream_name(run_id: str) -> str:
+    """Of the libp2p stream that donors of a run serve."""
+    return f"{run_id}::sharing"
+
+
 class StateSharing(DecentralizedAverager):
     """An averager that gives and fetches states and averages; peers with the same prefix can fetch from each other.
 
@@ -157,7 +162,7 @@ class StateSharing(DecentralizedAverager):
 
     @property
     def _stream_name(self) -> str:
-        return f"{self.prefix}::sharing"
+        return stream_name(self.prefix)
 
     async def serve_also_as_client(self) -> None:
         """Whoever a client is connected to can open streams to it as well: a coordinator that was away while only

@@ -97,6 +97,10 @@ class Tracker(threading.Thread):
         if news:
             self._wake.set()
 
+    def look_every(self, period: float) -> None:
+        """Look at the DHT so often (seconds) without reporting anything: for who takes no part."""
+        self._period = period
+
     def speak(self) -> None:
         """Tell the swarm at once that this peer is still there, whatever others may think after a failed round."""
         self._dirty = True

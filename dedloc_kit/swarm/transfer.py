@@ -99,6 +99,15 @@ async def receive_request(reader: asyncio.StreamReader) -> Request:
         return Request.parse(decode(await reader.readexactly(length)))
 
 
+async def ask(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Header:
+    """What a donor has, without its content if the request wants no bytes of it.
+
+    Raises ValueError if it sends what no honest donor sends, OSError or EOFError if it breaks off or stalls.
+    """
+    await send(writer, encode(request))
+    return Header.parse(decode(await _Source(reader).message(MAX_HEADER_BYTES)))
+
+
 async def alive_until(writer: asyncio.StreamWriter, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, during which the other side hears every second that we are still here."""
     task = asyncio.ensure_future(work)

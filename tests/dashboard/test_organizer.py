@@ -15,7 +15,7 @@ from dedloc_kit.dashboard.login import KEY_FILE, Keys
 from dedloc_kit.dashboard.organizer import KeptCheckpoint, kept_checkpoints
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import Failed
+from dedloc_kit.events import Joined
 from dedloc_kit.orders import OrderBook, Orders
 from dedloc_kit.run import parse_run
 
@@ -84,14 +84,16 @@ def test_the_organizer_sees_orders_alerts_and_checkpoints_the_newest_first(
     dashboard: Dashboard, browser: requests.Session, tmp_path: Path
 ) -> None:
     alerts = Alerts(tmp_path, 10, 60.0, lambda _: None)
-    for text in ("one", "two"):
-        alerts.take(Failed(text=text))
+    for step in (1, 2):
+        alerts.take(Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1))
     give(dashboard, browser, "pause")
     values = give(dashboard, browser, "announce", {"text": "Half way!"}).json()
     assert values == browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).json()
     assert (values["paused"], values["finishing"], values["announcement"]["text"]) == (True, False, "Half way!")
     assert [order["order"] for order in values["orders"]] == ["announce", "pause"]
-    assert [alert["text"] for alert in values["alerts"]] == [f"the coordinator stopped: {n}" for n in ("two", "one")]
+    assert [alert["text"] for alert in values["alerts"]] == [
+        f"the coordinator has started again, at global step {step}" for step in (2, 1)
+    ]
     assert values["checkpoints"] == values["kicked"] == []
 
 

@@ -1,15 +1,17 @@
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 import requests
 
-from dedloc_kit.dashboard import entrance, view
+from dedloc_kit.dashboard import entrance, pages, view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
@@ -142,9 +144,11 @@ class Viewing:
 def test_the_page_and_its_files_are_served(dashboard: Dashboard) -> None:
     page = get(dashboard, "/")
     assert page.headers["content-type"].startswith("text/html")
-    for name in ("app.js", "chart.js", "format.js", "live.js", "style.css", "icon.svg", "plotly-basic.min.js"):
-        assert get(dashboard, f"/static/{name}").status_code == 200
-    assert "http://" not in page.text
+    files = re.findall(r'(?:href|src)="(static/[^"]+)"', page.text)
+    assert len(files) > 5
+    for name in files:
+        assert get(dashboard, f"/{name}").status_code == 200
+    assert "http://" not in page.text.replace(dashboard.url, "")
     assert "https://" not in page.text
 
 
@@ -395,9 +399,10 @@ def test_hostile_names_travel_as_plain_text(dashboard: Dashboard, path: Path) ->
     answer = get(dashboard, "/api/people")
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["people"][0]["name"] == HOSTILE
-    script = get(dashboard, "/static/app.js").text
-    assert "innerHTML" not in script
-    assert "insertAdjacentHTML" not in script
+    static = Path(pages.__file__).parent / "static"
+    scripts = [script.read_text() for script in static.rglob("*.js") if "plotly" not in script.name]
+    assert len(scripts) > 10
+    assert not any("innerHTML" in script or "insertAdjacentHTML" in script for script in scripts)
 
 
 def test_a_broken_ledger_is_told_without_its_path_and_the_page_goes_on(dashboard: Dashboard, path: Path) -> None:
@@ -469,3 +474,24 @@ def test_publishing_before_the_start_is_remembered(path: Path) -> None:
     dashboard.start()
     assert state_of(dashboard)["status"] == "training"
     dashboard.stop()
+
+
+def test_every_view_has_an_address_and_finds_its_files_from_there(dashboard: Dashboard) -> None:
+    for path in ("/", "/people", "/people/p", "/swarm", "/organizer"):
+        page = get(dashboard, path)
+        assert page.headers["content-type"].startswith("text/html")
+        for name in re.findall(r'(?:src|href)="([^"#]+)"', page.text):
+            assert requests.get(urljoin(page.url, name), timeout=DEADLINE).status_code == 200, name
+    assert get(dashboard, "/people/<p>").status_code == 422
+
+
+def test_what_the_model_said_on_its_way_is_told_from_the_first_to_the_newest(dashboard: Dashboard, path: Path) -> None:
+    ledger = Ledger(path)
+    assert get(dashboard, "/api/samples").json() == {"moments": []}
+    for step in range(0, 90, 10):
+        sample = FillMask(before="the ", guess=f"guess {step}", truth="boat", after=" sails")
+        ledger.record_evaluation(step, Evaluation(loss=4.0, samples=(sample,)), 1.0)
+    ledger.record_evaluation(90, Evaluation(loss=4.0), 1.0)  # nothing was tried
+    moments = get(dashboard, "/api/samples").json()["moments"]
+    assert [moment["step"] for moment in moments] == [0, 20, 40, 60, 80]
+    assert moments[-1]["samples"] == [{"before": "the ", "guess": "guess 80", "truth": "boat", "after": " sails"}]

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +14,11 @@ from types import TracebackType
 from typing import Self
 
 import nbformat
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
+from tests.browser import ARTIFACTS, open_browser
 from tests.swarm.harness import wait_until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARTIFACTS = Path(__file__).parents[2] / "artifacts"
-"""Where pictures of the panel are kept."""
 DEADLINE = 120_000
 """Milliseconds: machines that test are busy."""
 _CHECKOUT = str(Path(__file__).parents[2])
@@ -111,10 +108,8 @@ class Lab:
 
 @contextlib.contextmanager
 def browser_page() -> Iterator[Page]:
-    """A page of a headless Chromium that reaches nothing but this machine."""
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+    """A page of a headless Chromium; a picture of it is kept if something goes wrong."""
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(DEADLINE)
         try:
@@ -123,8 +118,6 @@ def browser_page() -> Iterator[Page]:
             ARTIFACTS.mkdir(exist_ok=True)
             page.screenshot(path=ARTIFACTS / "failed.png")
             raise
-        finally:
-            browser.close()
 
 
 def open_and_run(page: Page, lab: Lab, name: str) -> None:

@@ -1,6 +1,5 @@
 """A volunteer's notebook from the first click to the thanks: real JupyterLab, real browser, real coordinator."""
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +10,8 @@ from playwright.sync_api import Page
 
 from dedloc_kit.launch import Coordinator
 from dedloc_kit.run import PeerConfig
-from tests.notebook.browser import CHROMIUM, Lab, browser_page, open_and_run, photograph
+from tests.browser import need_chromium
+from tests.notebook.browser import Lab, browser_page, open_and_run, photograph
 from tests.swarm.harness import processes_of, wait_until
 from tests.tiny import tiny_run
 
@@ -25,9 +25,7 @@ LAB_3 = ("jupyterlab==3.6.8", "ipywidgets==7.7.1", "jupyterlab_widgets==1.1.1")
 
 @pytest.fixture(autouse=True)
 def _a_browser_is_here() -> None:
-    if CHROMIUM is None:
-        missing = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
-        missing("there is no chromium on this machine; install it to test the notebook")
+    need_chromium()
 
 
 def take_part(folder: Path, python: str, ipywidgets: str, pictures: str, resume: bool) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.records import Invitation, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.worker import Role, Worker, coordinator_job, volunteer_job
+from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 
 DEADLINE = 120.0
 _CHECKOUT = str(Path(__file__).parents[2])
@@ -114,6 +114,14 @@ class Swarm:
             return volunteer_job(self.invitation, config)
 
         peer = Peer("volunteer", name, self.folder, job, environment, **settings)
+        self.peers.append(peer)
+        return peer
+
+    def collector(self, name: str, **settings: Any) -> Peer:
+        def job(config: PeerConfig) -> Mapping[str, Any]:
+            return collector_job(self.invitation, config, None)
+
+        peer = Peer("collector", name, self.folder, job, client_mode=True, **settings)
         self.peers.append(peer)
         return peer
 

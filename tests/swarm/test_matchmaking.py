@@ -24,6 +24,12 @@ def test_a_follower_leads_before_those_who_compute_and_a_client_never() -> None:
         assert leaders_of(after, "idle", True, others_of("idle", swarm)) == ()
 
 
+def test_a_client_always_has_somebody_to_ask_for_nobody_can_ask_it() -> None:
+    swarm = {"full": progress(), "client": progress(client_mode=True)}
+    for number in range(20):
+        assert leaders_of(f"{number:x}", "client", False, others_of("client", swarm), client_mode=True) == ("full",)
+
+
 def test_volunteers_lead_by_turns() -> None:
     swarm = {f"peer-{number}": progress() for number in range(4)}
     first = {next(p for p in swarm if not leaders_of(f"{n:x}", p, False, others_of(p, swarm))) for n in range(40)}

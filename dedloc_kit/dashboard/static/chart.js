@@ -1,97 +1,93 @@
-// Training and evaluation loss over global steps: a plotly chart, the same as a table, and one line about it.
+// Charts by plotly, which is large: it is loaded after the page has been painted, once, when a view wants a chart.
 
-import { count, loss } from "./format.js";
+import { build } from "./dom.js";
+import { addressOf } from "./server.js";
 
-const Plotly = window.Plotly;
-const TABLE_ROWS = 25;
+let plotly = null;
 
-const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+function loadPlotly() {
+  plotly ??= new Promise((resolve, reject) => {
+    const script = build("script", { src: addressOf("static/plotly-basic.min.js") });
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => {
+      plotly = null; // to be tried again by the next view
+      reject(new Error("plotly could not be loaded"));
+    };
+    const painted = () => requestAnimationFrame(() => setTimeout(() => document.head.append(script)));
+    if (document.readyState === "complete") painted();
+    else addEventListener("load", painted, { once: true });
+  });
+  return plotly;
+}
 
-/** Draws `{steps, evaluations}` into `element`; call it again whenever they or the colours have changed. */
-export function drawChart(element, { steps, evaluations }) {
-  const points = steps.filter((step) => step.loss !== null);
-  const traces = [
-    {
-      name: "training",
-      x: points.map((step) => step.step),
-      y: points.map((step) => step.loss),
-      mode: points.length < 3 ? "markers" : "lines",
-      line: { color: token("--training"), width: 1.75 },
-      marker: { color: token("--training"), size: 6 },
-      hovertemplate: "%{y:.3f}",
-    },
-    {
-      name: "evaluation",
-      x: evaluations.map((evaluation) => evaluation.step),
-      y: evaluations.map((evaluation) => evaluation.loss),
-      mode: evaluations.length <= 40 ? "lines+markers" : "lines",
-      line: { color: token("--evaluation"), width: 2.25 },
-      marker: { color: token("--evaluation"), size: 5 },
-      hovertemplate: "%{y:.3f}",
-    },
-  ];
+/** A colour or font of the page's style, as plotly needs it. */
+export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/**
+ * A chart in a new element: `{element, draw}`. `make()` returns `{traces, layout, label}` from what is known now, where
+ * `layout` has what differs from the common one; `draw()` is called whenever there is something new.
+ */
+export function chart(make, signal) {
+  const element = build("div", { class: "chart", role: "img" });
+  let drawn = false;
+
+  async function draw() {
+    const Plotly = await loadPlotly().catch(() => null);
+    if (!Plotly || signal.aborted || !element.isConnected) return;
+    const { traces, layout, label } = make();
+    await Plotly.react(element, traces, merged(commonLayout(), layout), {
+      displayModeBar: false,
+      responsive: true,
+      showTips: false,
+      doubleClick: "reset",
+    });
+    drawn = true;
+    element.setAttribute("aria-label", label);
+  }
+
+  addEventListener("themechange", () => drawn && draw(), { signal });
+  signal.addEventListener("abort", () => drawn && window.Plotly.purge(element));
+  return { element, draw };
+}
+
+function commonLayout() {
   const axis = {
     color: token("--muted"),
     gridcolor: token("--line"),
     linecolor: token("--line"),
     zeroline: false,
-    fixedrange: true,
     automargin: true,
+    fixedrange: true,
     tickfont: { size: 12 },
   };
-  const layout = {
+  return {
     autosize: true,
-    margin: { l: 40, r: 8, t: 8, b: 36 },
+    margin: { l: 44, r: 8, t: 8, b: 40 },
     paper_bgcolor: "transparent",
     plot_bgcolor: "transparent",
-    font: { family: token("--sans"), color: token("--ink") },
+    font: { family: token("--text"), color: token("--ink") },
     showlegend: false,
     dragmode: false,
     hovermode: "x unified",
-    hoverlabel: { bgcolor: token("--raised"), bordercolor: token("--line"), font: { color: token("--ink") } },
-    xaxis: {
-      ...axis,
-      showgrid: false,
-      tickformat: ",d",
-      nticks: 6,
-      rangemode: "nonnegative",
-      hoverformat: ",d",
-      unifiedhovertitle: { text: "global step %{x}" },
-      title: { text: "global step", font: { size: 12 }, standoff: 8 },
-    },
+    hoverlabel: { bgcolor: token("--raised"), bordercolor: token("--line"), font: { color: token("--ink"), size: 13 } },
+    xaxis: { ...axis, showgrid: false, nticks: 7, tickangle: 0 },
     yaxis: { ...axis, nticks: 6 },
   };
-  Plotly.react(element, traces, layout, { displayModeBar: false, responsive: true, doubleClick: false });
-  element.setAttribute("aria-label", describe(points, evaluations));
 }
 
-/** Fills the body of a table with evenly spaced points of the curves, newest first. */
-export function fillTable(body, { steps, evaluations }) {
-  const every = Math.max(1, Math.ceil(steps.length / TABLE_ROWS));
-  const shown = steps.filter((_, index) => (steps.length - 1 - index) % every === 0).reverse();
-  const rows = shown.map((step) => {
-    const evaluation = evaluations.findLast((candidate) => candidate.step <= step.step);
-    const row = document.createElement("tr");
-    const texts = [count(step.step), loss(step.loss), evaluation ? loss(evaluation.loss) : "–", count(step.samples)];
-    texts.forEach((text, index) => {
-      const cell = document.createElement(index === 0 ? "th" : "td");
-      if (index === 0) cell.scope = "row";
-      cell.textContent = text;
-      row.append(cell);
-    });
-    return row;
-  });
-  body.replaceChildren(...rows);
-}
-
-function describe(points, evaluations) {
-  if (!points.length) return "Loss over global steps: nothing yet.";
-  const first = points[0];
-  const last = points.at(-1);
-  let text = `Training loss from ${loss(first.loss)} at global step ${count(first.step)} to ${loss(last.loss)} at ${count(last.step)}.`;
-  if (evaluations.length) {
-    const end = evaluations.at(-1);
-    text += ` Evaluation loss from ${loss(evaluations[0].loss)} to ${loss(end.loss)} at ${count(end.step)}.`;
+function merged(base, more) {
+  const result = { ...base };
+  for (const [key, value] of Object.entries(more)) {
+    const deep = value && typeof value === "object" && !Array.isArray(value) && base[key];
+    result[key] = deep ? merged(base[key], value) : value;
   }
-  return text;
+  return result;
 }
+
+/** An axis over global steps. */
+export const STEPS = {
+  tickformat: ",d",
+  hoverformat: ",d",
+  unifiedhovertitle: { text: "global step %{x}" },
+  title: { text: "global step", font: { size: 12 }, standoff: 10 },
+};

@@ -1,0 +1,170 @@
+"""The collector: keeps a ledger of its own from what the swarm says, for a mirror of the run's page.
+
+It trains nothing, and the others do not notice it. What peers gave it knows from their signatures, as the coordinator
+does. What only the coordinator knows, it is told: the evaluations, and the history before it came.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from dedloc_kit.client import Measured, fetch_measured
+from dedloc_kit.copies import Copies
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.memory import Memory, initial_peers
+from dedloc_kit.records import Announcement, Instructions, Invitation
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.watching import Finished, Onlooker, watching
+
+POLL_SECONDS = 1.0
+COLLECT_SECONDS = 15.0
+"""Between two looks at everyone's latest contribution, and at most between two questions for evaluations."""
+
+
+def collector(
+    invitation: Invitation,
+    peer: PeerConfig,
+    repository: str | None,
+    emit: Callable[[AnyEvent], None],
+    stop: threading.Event,
+) -> None:
+    """Follow the run until `stop` is set. Raises UserError if nobody of it answers or the folder cannot be written.
+
+    :param repository: the run's on the Hub, if it is known
+    """
+    emit(State(text="looking for the swarm"))
+    mine = _Collector(invitation, peer, repository, emit)
+    try:
+        if mine.step == 0:
+            mine.take_copy()
+        try:
+            mine.follow(stop)
+        except UserError:
+            mine.take_copy()  # of the run all that can be had
+            raise
+    finally:
+        mine.close()
+
+
+class _Collector:
+    def __init__(
+        self, invitation: Invitation, peer: PeerConfig, repository: str | None, emit: Callable[[AnyEvent], None]
+    ) -> None:
+        self._run, self._invitation, self._peer, self._emit = invitation.run_config(), invitation, peer, emit
+        self._said = Peers(peers=())
+        self._copies = Copies(invitation.url, repository, peer.folder)
+        self._open()
+
+    def _open(self) -> None:
+        self._ledger = Ledger(self._peer.folder / "ledger.sqlite")
+        self._rounds = {step.step: step.round for step in self._ledger.steps()}
+        self.step = self._ledger.last_step()
+        """The newest that is known; 0 if none is."""
+        self._evaluated = max((point.step for point in self._ledger.evaluations()), default=-1)
+
+    def take_copy(self) -> None:
+        """Begin anew with the coordinator's own ledger, if it can be had and reaches further than ours."""
+        before = self.step
+        self._ledger.close()
+        try:
+            source = self._copies.take(beyond=before)
+        finally:
+            self._open()
+        if source is not None:
+            self._warn(
+                f"the history until global step {self.step} is a copy of {source}; nothing in it was checked here"
+            )
+
+    def follow(self, stop: threading.Event) -> None:
+        """Record what the swarm does; raises UserError if nobody of it answers."""
+        addresses = initial_peers(self._invitation, self._peer.folder)
+        organizer = self._invitation.peers[0].rpartition("/p2p/")[2]
+        with watching(self._run, self._peer, addresses, organizer, self._warn) as swarm:
+            memory = Memory(self._peer.folder, self._run.run_id, swarm.peer, 0)
+            self._emit(
+                Joined(
+                    run_id=self._run.run_id,
+                    peer=swarm.peer,
+                    session="",
+                    addresses=(),
+                    step=self.step,
+                    device="no device",
+                    parameters=self._invitation.parameters or 0,
+                )
+            )
+            collect_due = 0.0
+            while not stop.wait(POLL_SECONDS):
+                peers = swarm.peers()
+                with suppress(OSError):  # a full disk
+                    memory.update({peer: progress.addresses for peer, progress in peers.items() if progress.addresses})
+                here = tuple(PeerSeen.of(*seen) for seen in peers.items())
+                self._emit(self._as_seen(here, swarm.instructions))
+                self._ledger.record_presence(here)
+                self._record(swarm.finished(self.step, self._rounds))
+                if time.monotonic() >= collect_due:
+                    self._collect(swarm)
+                    self._ask_for_evaluations()
+                    collect_due = time.monotonic() + COLLECT_SECONDS
+            self._collect(swarm)
+            self._emit(Left(step=self.step, session_samples=0))
+
+    def _as_seen(self, here: tuple[PeerSeen, ...], said: Instructions | None) -> Peers:
+        """Who is here, with what the organizer wants; while the coordinator is away, that is what it said last."""
+        if said is not None:
+            before = self._said.announcement
+            if said.announcement != (before.text if before else ""):
+                before = Announcement(text=said.announcement, time=time.time()) if said.announcement else None
+            self._said = Peers(peers=(), paused=said.paused, last_step=said.last_step, announcement=before)
+        return self._said.model_copy(update={"peers": here})
+
+    def _record(self, finished: list[Finished]) -> None:
+        if finished and finished[0][0].step > self.step + 1:
+            self.take_copy()
+            finished = [(step, contributions) for step, contributions in finished if step.step > self.step]
+        for step, contributions in finished:
+            if step.step > self.step + 1:
+                self._warn(
+                    f"nobody tells of the global steps {self.step + 1} to {step.step - 1}: they are missing here"
+                )
+            self._ledger.record_step(step, contributions)
+            for forgotten in range(step.step + 1, self.step + 1):
+                self._rounds.pop(forgotten, None)
+            self._rounds[step.step] = step.round
+            self.step = step.step
+            self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
+
+    def _collect(self, swarm: Onlooker) -> None:
+        """Take contributions to steps that were missed from the DHT."""
+        try:
+            for peer, contribution in swarm.contributions().items():
+                if contribution.samples and contribution.step <= self.step:
+                    self._ledger.record_contribution(peer, contribution)
+        except TimeoutError:
+            self._warn("the swarm's directory does not answer; trying again")
+
+    def _ask_for_evaluations(self) -> None:
+        """Only the coordinator measures; while it is down there are none."""
+        if self._invitation.url is None:
+            return
+        try:
+            measured = fetch_measured(self._invitation.url, self._evaluated)
+        except UserError:
+            return
+        for point in measured:
+            self._take_measured(point)
+
+    def _take_measured(self, point: Measured) -> None:
+        if point.step <= self._evaluated:
+            return
+        self._ledger.record_evaluation(point.step, point.evaluation, point.time)
+        self._evaluated = point.step
+        self._emit(Evaluated(step=point.step, **dict(point.evaluation)))
+
+    def _warn(self, text: str) -> None:
+        self._emit(Warned(text=text))
+
+    def close(self) -> None:
+        self._ledger.close()

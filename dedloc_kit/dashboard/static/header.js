@@ -1,0 +1,67 @@
+// What stands around every view: status, alert, the announcement, the theme's button, and the spoken summary.
+
+import { setText } from "./dom.js";
+import { count, loss, plural } from "./format.js";
+import { retitle } from "./router.js";
+import { run, subscribe } from "./run.js";
+import { addressOf } from "./server.js";
+import { LABELS } from "./status.js";
+
+const SUMMARY_PAUSE = 30_000; // a screen reader should not be talked over
+
+const byId = (id) => document.getElementById(id);
+
+export function begin() {
+  const icon = document.querySelector("link[rel=icon]");
+  icon.href = icon.href; // as it is from here: the address of the page changes
+  byId("home").href = addressOf("");
+  byId("configuration").href = addressOf("api/run");
+  byId("theme").addEventListener("click", () => window.toggleTheme());
+  addEventListener("themechange", nameTheme);
+  nameTheme();
+  subscribe((what) => {
+    if (what === "history") return;
+    showStatus();
+    showAlert();
+    if (what === "state") {
+      setText(byId("run-id"), run.state.run_id);
+      retitle();
+      summarize();
+    }
+  });
+}
+
+function nameTheme() {
+  const dark = document.documentElement.dataset.theme === "dark";
+  byId("theme").setAttribute("aria-label", dark ? "Light colours" : "Dark colours");
+  byId("theme").title = dark ? "Light colours" : "Dark colours";
+}
+
+function showStatus() {
+  const { state, connected } = run;
+  byId("status").dataset.status = connected && state ? state.status : "offline";
+  setText(byId("status-text"), connected && state ? LABELS[state.status] : "Connecting");
+}
+
+function showAlert() {
+  const { state, connected } = run;
+  let text = "";
+  if (!connected && state) text = "This page has lost its server and is trying to reach it again. Below is what it last heard.";
+  else if (state?.problem) text = `For the moment ${state.problem}.`;
+  setText(byId("alert"), text);
+  byId("alert").hidden = !text;
+}
+
+let said = { text: "", status: "", at: 0 };
+
+/** What a screen reader says: at once when the status changes, else at most every half minute. */
+function summarize() {
+  const { state } = run;
+  if (said.status === state.status && Date.now() - said.at < SUMMARY_PAUSE) return;
+  let text = `${LABELS[state.status]}. Global step ${count(state.step)} of ${count(state.total_steps)}, ${plural(state.volunteers, "volunteer")}.`;
+  if (state.loss !== null) text += ` Training loss ${loss(state.loss)}.`;
+  if (state.evaluation) text += ` Evaluation loss ${loss(state.evaluation.last.loss)}.`;
+  if (text === said.text) return;
+  said = { text, status: state.status, at: Date.now() };
+  byId("summary").textContent = text;
+}

@@ -1,0 +1,193 @@
+// For whoever runs this: pause, finish, announce, put somebody out, and what the coordinator has to say.
+
+import { build, keyed, section, setName, setText } from "../dom.js";
+import { ago, at, bytes, count } from "../format.js";
+import { nameOf, tally } from "../names.js";
+import { keepAsking } from "../run.js";
+import { send } from "../server.js";
+import { viewHead } from "./head.js";
+
+const ASK_PAUSE = 5_000; // alerts come without a change of the run's revision
+
+export function show(root, { signal }) {
+  const head = viewHead("Organizer", signal);
+  setText(head.lede, "Only whoever was given the organizer's link can give orders here.");
+  const page = build("div", { class: "page" });
+  const said = build("p", { class: "said", role: "status" });
+  root.append(head.element, page);
+  let desk = null; // what is shown to an organizer, once it is known to be one
+
+  async function order(name, body) {
+    const answer = await send(`api/organizer/${name}`, body);
+    const refused = answer.values?.message ?? answer.values?.detail?.[0]?.msg ?? "the server cannot be reached; try again";
+    setText(said, answer.status === 200 ? "" : `Not done: ${refused}.`);
+    if (answer.status === 200 || answer.status === 401) take(answer);
+    return answer.status === 200;
+  }
+
+  function take({ status, values }) {
+    if (status === 401) {
+      desk = null;
+      page.replaceChildren(locked());
+    } else if (status === 200) {
+      if (!desk) {
+        desk = makeDesk(order, signal);
+        page.replaceChildren(said, ...desk.elements);
+      }
+      desk.update(values);
+    } else if (status && !desk) {
+      page.replaceChildren(build("p", { class: "empty", text: status === 404 ? "This dashboard takes no orders." : (values?.message ?? "Something went wrong.") }));
+    }
+  }
+
+  const again = keepAsking(() => "api/organizer", take, signal);
+  const clock = setInterval(() => desk && !document.hidden && again(), ASK_PAUSE);
+  signal.addEventListener("abort", () => clearInterval(clock));
+}
+
+function locked() {
+  return build(
+    "div",
+    { class: "notice" },
+    build("h2", { text: "You are not logged in" }),
+    build("p", {}, "Open the organizer's link in this browser. ", build("code", { text: "dedloc launch" }), " prints it when it starts, and ", build("code", { text: "dedloc login FOLDER" }), " prints it again, with the coordinator's folder, on the machine that runs it."),
+  );
+}
+
+function makeDesk(order, signal) {
+  const switches = controls(order);
+  const announce = announceForm(order);
+  const people = peopleControls(order, signal);
+  const alerts = listOf("Alerts", "Nothing to worry about.", ({ time, kind, text }) => [text, `${kind}, ${ago(time)}`]);
+  const checkpoints = listOf("Checkpoints", "None yet.", ({ step, time, bytes: size, best }) => [`Global step ${count(step)}${best ? ", the best so far" : ""}`, `${bytes(size)}, ${ago(time)}`]);
+  const orders = listOf("Orders given", "None yet.", ({ time, order: name, text }) => [text ? `${name}: ${text}` : name, at(time)]);
+  const columns = build("div", { class: "desk" }, build("div", {}, switches.element, announce.element, people.element), build("div", {}, alerts.element, checkpoints.element, orders.element));
+
+  function update(values) {
+    switches.update(values);
+    announce.update(values.announcement);
+    people.update(values.kicked);
+    alerts.update(values.alerts);
+    checkpoints.update(values.checkpoints);
+    orders.update(values.orders);
+  }
+
+  return { elements: [columns], update };
+}
+
+/** Pause, resume, checkpoint and, when asked twice, finish. */
+function controls(order) {
+  const now = build("p", { class: "standing" });
+  const pause = build("button", { type: "button", class: "primary", on: { click: () => order(pause.dataset.order) } });
+  const checkpoint = build("button", { type: "button", class: "plain", text: "Checkpoint now", on: { click: () => order("checkpoint") } });
+  const finish = build("button", { type: "button", class: "danger", text: "Finish the run", on: { click: () => dialog.showModal() } });
+  const dialog = build(
+    "dialog",
+    { "aria-labelledby": "finish-title" },
+    build("h2", { id: "finish-title", text: "Finish the run?" }),
+    build("p", { text: "The model stays as it is after the present global step, all volunteers are sent home with thanks, and the coordinator ends." }),
+    build(
+      "p",
+      { class: "buttons" },
+      build("button", { type: "button", class: "plain", text: "Go on training", autofocus: true, on: { click: () => dialog.close() } }),
+      build("button", { type: "button", class: "danger", text: "Finish it", on: { click: () => { dialog.close(); order("finish"); } } }),
+    ),
+  );
+  const part = section("The run", now, build("p", { class: "buttons" }, pause, checkpoint, finish), dialog);
+
+  function update({ paused, finishing }) {
+    setText(now, finishing ? "It is over, or will be after the present global step." : paused ? "It is paused. Volunteers wait." : "It goes on.");
+    pause.dataset.order = paused || finishing ? "resume" : "pause";
+    setText(pause, finishing ? "Let it go on" : paused ? "Resume" : "Pause");
+    finish.disabled = finishing;
+  }
+
+  return { element: part.section, update };
+}
+
+function announceForm(order) {
+  const text = build("textarea", { id: "announcement", rows: "3", maxlength: "500", placeholder: "What everyone should know" });
+  const tell = build("button", { type: "submit", class: "primary", text: "Announce" });
+  const clear = build("button", { type: "button", class: "plain", text: "Take it down", on: { click: () => order("announce", { text: "" }) } });
+  const present = build("p", { class: "standing", dir: "auto" });
+  const form = build(
+    "form",
+    {
+      on: {
+        submit: async (event) => {
+          event.preventDefault();
+          if (text.value.trim() && (await order("announce", { text: text.value.trim() }))) text.value = "";
+        },
+      },
+    },
+    build("label", { for: "announcement", text: "Shown at the top of the page and in every volunteer's notebook" }),
+    text,
+    build("p", { class: "buttons" }, tell, clear),
+  );
+  const part = section("Announcement", present, form);
+
+  function update(told) {
+    setText(present, told ? `“${told.text}”` : "There is none now.");
+    clear.hidden = !told;
+  }
+
+  return { element: part.section, update };
+}
+
+/** Everyone in the swarm with a button to put them out, and those who are out with one to let them in again. */
+function peopleControls(order, signal) {
+  const here = build("ul", { class: "admit" });
+  const out = build("ul", { class: "admit" });
+  const outTitle = build("h3", { text: "Put out" });
+  const part = section("Who takes part", here, outTitle, out);
+  keepAsking(
+    () => "api/peers",
+    ({ status, values }) => {
+      if (status !== 200) return;
+      const peers = values.peers.filter((peer) => !peer.follower);
+      const names = tally(peers);
+      setText(part.note, peers.length ? "" : "nobody is here");
+      rows(here, peers.map((peer) => ({ ...peer, shown: nameOf(peer, names) })), "Put out", (peer) => order("kick", { peer }));
+    },
+    signal,
+  );
+
+  function update(kicked) {
+    outTitle.hidden = !kicked.length;
+    rows(out, kicked.map((one) => ({ ...one, shown: nameOf(one) })), "Let in again", (peer) => order("readmit", { peer }));
+  }
+
+  return { element: part.section, update };
+}
+
+function rows(list, people, action, act) {
+  keyed(
+    list,
+    people,
+    (person) => person.peer,
+    (person) => build("li", {}, build("bdi", { class: "name" }), build("button", { type: "button", class: "plain", text: action, on: { click: () => act(person.peer) } })),
+    (item, person) => {
+      setName(item.firstChild, person.shown);
+      item.lastChild.setAttribute("aria-label", `${action}: ${person.shown}`);
+    },
+  );
+}
+
+/** A section that lists things in a line each: `words` gives the text and the remark. */
+function listOf(title, none, words) {
+  const list = build("ul", { class: "news" });
+  const empty = build("p", { class: "empty", text: none });
+  const part = section(title, list, empty);
+
+  function update(items) {
+    empty.hidden = items.length > 0;
+    list.replaceChildren(
+      ...items.map((item) => {
+        const [text, remark] = words(item);
+        return build("li", {}, build("bdi", { text }), build("span", { class: "note", text: remark }));
+      }),
+    );
+  }
+
+  return { element: part.section, update };
+}

@@ -1,0 +1,176 @@
+// The run at a glance: what it is, how far it is, the batch that fills, what the model has learned and what it says.
+
+import { build, figure, section, setText } from "../dom.js";
+import { ago, brieflyFor, count, duration, large, loss, plural, rate } from "../format.js";
+import { counter } from "../numbers.js";
+import { run, subscribe } from "../run.js";
+import { load } from "../server.js";
+import { explanation } from "../status.js";
+import { batchPanel } from "./batch.js";
+import { curve } from "./curve.js";
+import { joinPanel } from "./join.js";
+import { saidPanel } from "./said.js";
+
+const TASKS = { albert: "ALBERT", swav: "SwAV" };
+
+export function show(root, { signal }) {
+  const name = build("h1", {}, build("bdi", { id: "name", text: "A community run" }));
+  const about = build("p", { class: "lede", dir: "auto", text: "A model that volunteers train together over the Internet." });
+  const how = build("p", { class: "how" });
+  const join = joinPanel();
+  const numbers = figures();
+  const batch = batchPanel();
+  const banner = announcement();
+  const notice = noticePanel();
+  const learned = curve(signal);
+  const said = saidPanel(signal);
+  const news = section("From the coordinator", build("ul", { class: "news" }));
+
+  root.append(
+    build(
+      "div",
+      { class: "band" },
+      build("div", { class: "masthead" }, build("div", { class: "introduction" }, name, about, how), join.element),
+      notice.element,
+      numbers.element,
+      batch.element,
+    ),
+    build("div", { class: "page" }, banner.element, learned.element, said.element, news.section),
+  );
+
+  function update() {
+    const { state } = run;
+    if (!state) return;
+    setText(name.firstChild, state.name);
+    if (state.about) setText(about, state.about);
+    numbers.update(state);
+    batch.update(state, run.connected);
+    banner.update(state.announcement);
+    join.update(state);
+    said.update(state);
+    notice.update(state);
+    showNews(news, state.notices);
+  }
+
+  subscribe((what) => (what === "history" ? numbers.update(run.state) : update()), signal);
+  update();
+  const clock = setInterval(() => run.state && batch.tick(run.state, run.connected), 1_000);
+  signal.addEventListener("abort", () => clearInterval(clock));
+  tellHow(how);
+}
+
+/** The sentence about how this run works, from its configuration. */
+async function tellHow(element) {
+  const values = await load("api/run");
+  if (!values) return;
+  const { run: configuration } = values;
+  const task = TASKS[configuration.task.name] ?? configuration.task.name;
+  const data = new Intl.ListFormat("en").format([...new Set(configuration.data.train.map(sourceName))].slice(0, 3));
+  element.textContent =
+    `Volunteers train one ${task} model together over the Internet, on ${data}. ` +
+    `Every ${count(configuration.global_batch)} samples, from whoever is here, it takes one step.`;
+}
+
+function sourceName({ dataset, subset }) {
+  const local = /^[./~]|^[A-Za-z]:/.test(dataset);
+  const parts = dataset.split(/[\\/]/).filter(Boolean);
+  // Of a local file, the folder says more than `train-00000-of-00004.parquet`.
+  const name = local && /\.\w+$/.test(parts.at(-1)) ? parts.at(-2) : parts.at(-1);
+  return subset ? `${name} (${subset})` : name;
+}
+
+/** The numbers that move. */
+function figures() {
+  const step = figure("Global step");
+  const meter = build("div", { class: "meter", "aria-hidden": "true" }, build("i"));
+  step.element.className = "leading";
+  step.element.append(meter);
+  const samples = figure("Samples seen");
+  const training = figure("Training loss");
+  const volunteers = figure("Training now");
+  const time = figure("Time given");
+  const end = figure("Time to go");
+  const all = [step, samples, training, volunteers, time, end];
+  const element = build("dl", { class: "figures", "aria-label": "The run in numbers" }, ...all.map((one) => one.element));
+  const shownStep = counter(step.value, (value) => count(Math.round(value)));
+  const shownSamples = counter(samples.value, (value) => large(Math.round(value)));
+  const shownLoss = counter(training.value, loss);
+  const shownVolunteers = counter(volunteers.value, (value) => count(Math.round(value)));
+  step.value.id = "step";
+
+  function update(state) {
+    if (!state) return;
+    shownStep(state.step);
+    setText(step.aside, `of ${count(state.total_steps)}`);
+    meter.firstChild.style.setProperty("width", `${(100 * Math.min(1, state.step / state.total_steps)).toFixed(2)}%`);
+    shownSamples(state.samples_total);
+    setText(samples.aside, state.seconds_per_step ? `a step every ${duration(state.seconds_per_step)}` : `${count(state.global_batch)} to a step`);
+    shownLoss(state.loss);
+    const first = run.history.steps.find((one) => one.loss !== null);
+    setText(training.aside, first ? `from ${loss(first.loss)} at the start` : "begins with the first step");
+    const blind = state.status === "coordinator lost"; // then nobody tells us who is there
+    shownVolunteers(blind ? null : state.volunteers);
+    const together = state.volunteers && !blind ? `${rate(state.samples_per_second)} samples/s in all` : "";
+    setText(volunteers.aside, together || `${plural(state.contributor_count, "person", "people")} so far`);
+    setText(time.value, state.device_seconds ? brieflyFor(state.device_seconds) : "–");
+    setText(time.aside, state.device_seconds ? `by ${plural(state.contributor_count, "person", "people")}` : "by everyone");
+    showEnd(state);
+  }
+
+  function showEnd(state) {
+    const eta = state.status === "training" ? state.run_eta_seconds : null;
+    if (state.status === "finished") {
+      setText(end.value, "Done");
+      setText(end.aside, state.last_step_time ? ago(state.last_step_time) : "");
+    } else {
+      setText(end.value, eta ? brieflyFor(eta) : "–");
+      setText(end.aside, eta ? "at this pace" : "told while it trains");
+    }
+  }
+
+  return { element, update };
+}
+
+/** What a reader should know before the numbers, while the run does not simply train. */
+function noticePanel() {
+  const title = build("h2");
+  const text = build("p");
+  const model = build("a", { class: "button", text: "The model on the Hub" });
+  const element = build("div", { class: "notice", role: "status", hidden: true }, title, text, model);
+  return {
+    element,
+    update(state) {
+      const told = explanation(state);
+      element.hidden = !told;
+      element.dataset.status = state.status;
+      setText(title, told?.title ?? "");
+      setText(text, told?.text ?? "");
+      const url = state.checkpoint?.url ?? "";
+      model.hidden = state.status !== "finished" || !url.startsWith("https://");
+      if (!model.hidden) model.href = url;
+    },
+  };
+}
+
+function announcement() {
+  const text = build("p", { class: "announcement-text", dir: "auto" });
+  const when = build("p", { class: "note" });
+  const element = build("aside", { class: "announcement", "aria-label": "From the organizer", hidden: true }, text, when);
+  return {
+    element,
+    update(told) {
+      element.hidden = !told;
+      setText(text, told?.text ?? "");
+      setText(when, told ? `From the organizer, ${ago(told.time)}` : "");
+    },
+  };
+}
+
+function showNews({ section: element }, notices) {
+  element.hidden = !notices.length;
+  element.querySelector("ul").replaceChildren(
+    ...notices.toReversed().map(({ text, time }) =>
+      build("li", {}, build("bdi", { text }), build("span", { class: "note", text: ago(time) })),
+    ),
+  );
+}

@@ -1,0 +1,212 @@
+"""Looks at a swarm without taking part: who is there, and what every finished global step was made of.
+
+Of each step its members keep the signed contributions, beside the average for those who missed the round and beside
+the state for newcomers. An onlooker asks for these alone: for the head of a download, none of its content.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+
+from hivemind import DHT
+from hivemind.dht import DHTNode
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils import MSGPackSerializer
+
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.contributions import collect
+from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.fetching import CONNECT_SECONDS
+from dedloc_kit.swarm.giving import KEPT_AVERAGES
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import open_node
+from dedloc_kit.swarm.offers import AverageInfo
+from dedloc_kit.swarm.receipts import global_step, opened
+from dedloc_kit.swarm.sharing import stream_name
+from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.transfer import Header, Request, ask, decode
+from dedloc_kit.swarm.troubles import Troubles
+
+LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 60.0
+"""For a busy donor that has to copy its state first."""
+DONORS_ASKED = 3
+PATIENCE_SECONDS = 10.0
+"""Between two times that somebody is asked for a state's receipts: to tell them it copies the state."""
+
+Finished = tuple[GlobalStep, dict[str, Contribution]]
+
+
+class Onlooker:
+    """A swarm seen from outside.
+
+    :param organizer: peer id of the coordinator
+    """
+
+    def __init__(
+        self, run: RunConfig, node: Node, signer: Signer, tracker: Tracker, organizer: str, warn: Callable[[str], None]
+    ) -> None:
+        self._run, self._node, self._signer, self._tracker, self._warn = run, node, signer, tracker, warn
+        self._organizer = organizer
+        self._kept_due = 0.0
+
+    @property
+    def peer(self) -> str:
+        """The id of the onlooker itself."""
+        return str(self._signer.peer)
+
+    def peers(self) -> dict[str, Progress]:
+        """Everyone who is there, by peer id."""
+        return self._tracker.others()
+
+    @property
+    def instructions(self) -> Instructions | None:
+        """What the organizer wants now; none while the coordinator is away."""
+        organizer = self.peers().get(self._organizer)
+        return organizer.instructions if organizer is not None else None
+
+    def contributions(self) -> dict[str, Contribution]:
+        """The latest contribution of every peer; raises TimeoutError if the directory does not answer."""
+        return collect(self._node, self._run.run_id, self._warn)
+
+    def finished(self, step: int, rounds: Mapping[int, str]) -> list[Finished]:
+        """The global steps after the one that is known, in order, as far as those who are there tell of them.
+
+        They may begin before it, if the organizer says that the training went another way, and later than the next.
+
+        :param step: the newest that is known, 0 if none is
+        :param rounds: the round that led to each of the latest known ones
+        """
+        found: list[Finished] = []
+        newest = self._newest()
+        if newest - step <= KEPT_AVERAGES:
+            while newest > step:
+                following = self._following(step, rounds.get(step, ""))
+                if following is None:
+                    break
+                found.append(following)
+                step, rounds = following[0].step, {following[0].step: following[0].round}
+        due = time.monotonic() >= self._kept_due
+        if due and (newest > step or self._gone_another_way(step, rounds)):
+            self._kept_due = time.monotonic() + PATIENCE_SECONDS
+            found += self._kept(step, rounds)
+        return found
+
+    def _newest(self) -> int:
+        """The step at which most of those who are ahead are: one alone may claim anything."""
+        steps = Counter(progress.step for progress in self.peers().values())
+        return max((step for step, count in steps.items() if 2 * count >= max(steps.values())), default=0)
+
+    def _gone_another_way(self, step: int, rounds: Mapping[int, str]) -> bool:
+        organizer = self.peers().get(self._organizer)
+        return organizer is not None and 0 < organizer.step <= step and self._differs(organizer, rounds)
+
+    def _differs(self, said: Progress | GlobalStep, rounds: Mapping[int, str]) -> bool:
+        return said.step in rounds and rounds[said.step] != said.round
+
+    def _donors(self, step: int) -> list[str]:
+        """Some of those who are beyond this step and can be reached."""
+        able = [peer for peer, progress in self.peers().items() if progress.step > step and not progress.client_mode]
+        return random.sample(able, min(DONORS_ASKED, len(able)))
+
+    def _following(self, step: int, after: str) -> Finished | None:
+        """The step after one, from its members' averages."""
+        for donor in self._donors(step):
+            header = self._ask(donor, Request(what="average", after=after))
+            if header is None or header.answer != "here":
+                continue
+            try:
+                info = AverageInfo.parse(decode(header.metadata))
+                if (info.after, info.step) != (after, step + 1):
+                    raise ValueError("it is not the average that was asked for")
+                signed = tuple(MSGPackSerializer.loads(info.metadata))
+                contributions = opened(self._signer, self._run.run_id, info.step, signed)
+                latest = max((c.time for c in contributions.values()), default=0.0)
+                receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
+                return self._checked(receipt, contributions)
+            except (ValueError, TypeError) as error:
+                self._warn(f"what {donor} says of step {step + 1} is ignored: {error}")
+        return None
+
+    def _kept(self, step: int, rounds: Mapping[int, str]) -> list[Finished]:
+        """The steps of which somebody still has receipts; those that contradict what is known from the organizer."""
+        organizer = [self._organizer] if self._organizer in self.peers() else []
+        for donor in (*organizer, *self._donors(step)):
+            header = self._ask(donor, Request(what="state"))
+            if header is None or header.answer != "here":
+                continue
+            try:
+                metadata = decode(header.metadata)
+                info = StateInfo.parse(metadata["info"])
+                if info.run_id != self._run.run_id:
+                    raise ValueError("it is of another run")
+                found = [self._open(Receipt.parse(values)) for values in metadata["receipts"]]
+            except (ValueError, TypeError, KeyError) as error:
+                self._warn(f"the receipts of {donor} are ignored: {error}")
+                continue
+            parted = next((n for n, (done, _) in enumerate(found) if self._differs(done, rounds)), None)
+            if parted is not None and donor == self._organizer:
+                return found[parted:]
+            if parted is None:
+                return [finished for finished in found if finished[0].step > step]
+        return []
+
+    def _open(self, receipt: Receipt) -> Finished:
+        return self._checked(receipt, opened(self._signer, self._run.run_id, receipt.step, receipt.signed))
+
+    def _checked(self, receipt: Receipt, contributions: dict[str, Contribution]) -> Finished:
+        done = global_step(receipt, contributions)
+        said = Counter(progress.round for progress in self.peers().values() if progress.step == done.step)
+        if said and said[done.round] < max(said.values()):
+            raise ValueError(f"most peers took another step {done.step}")
+        if done.samples < self._run.global_batch:
+            raise ValueError(f"step {done.step} has too few samples")
+        return done, {peer: c for peer, c in contributions.items() if c.samples}
+
+    def _ask(self, donor: str, request: Request) -> Header | None:
+        """What a donor has; None if it does not answer."""
+        asked = partial(_header, donor, stream_name(self._run.run_id), request)
+        found: Header | None = self._node.run_coroutine(asked)
+        return found
+
+
+async def _header(donor: str, name: str, request: Request, _dht: DHT, node: DHTNode) -> Header | None:
+    """Runs in the node's process."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            opening = node.p2p.call_binary_stream_handler(PeerID.from_base58(donor), name)
+            _, reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+            with closing(writer):
+                return await ask(request, reader, writer)
+    except (OSError, EOFError, ValueError, P2PDaemonError):
+        return None
+
+
+@contextmanager
+def watching(
+    run: RunConfig, peer: PeerConfig, initial_peers: Sequence[str], organizer: str, warn: Callable[[str], None]
+) -> Iterator[Onlooker]:
+    """Look at a swarm and leave it at the end. Call it in a process's main thread.
+
+    Raises UserError if nobody of the run answers.
+    """
+    identity = Identity(peer.folder / "identity.key")
+    node = open_node(peer, identity, initial_peers)
+    try:
+        signer = Signer(identity)
+        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn))
+        tracker.look_every(LOOK_SECONDS)
+        tracker.start()
+        try:
+            yield Onlooker(run, node, signer, tracker, organizer, warn)
+        finally:
+            tracker.leave()
+    finally:
+        node.shutdown()

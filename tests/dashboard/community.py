@@ -1,0 +1,147 @@
+"""A run as it looks after some days: a ledger with people, teams, visits and troubles, and the events of now."""
+
+import hashlib
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.events import Peers, PeerSeen
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import Announcement, Contribution, Evaluation, FillMask, GlobalStep
+from dedloc_kit.run import parse_run
+
+RUN = parse_run(
+    {
+        "name": "bangla-albert",
+        "about": "A language model for Bengali, trained from nothing by everyone who has a GPU to spare.",
+        "global_batch": 4096,
+        "task": {"name": "albert"},
+        "data": {
+            "train": [{"dataset": "wikimedia/wikipedia", "subset": "20231101.bn"}],
+            "evaluation": {"dataset": "wikimedia/wikipedia", "subset": "20231101.bn"},
+        },
+        "optimizer": {"total_steps": 20_000, "warmup_steps": 100},
+    }
+)
+MARKUP = "</script><img src=x onerror=alert(1)>"
+TURNED = "\u202eturned \u200b\u200dround"
+LONG = "W" * 64
+NAMES = ("Asha", "Rabi", "Nasrin Sultana", "tanvir_ahmed", MARKUP, TURNED, LONG, "\u200b", "محمد علي", "Łukasz Żółć")
+TEAMS = ("Bengali AI", "Colab crew", "")
+DEVICES = ("Tesla T4", "NVIDIA GeForce RTX 3090", "Apple M2")
+PEOPLE, STEPS = 30, 60
+_SECONDS = 5400.0
+"""From one global step to the next."""
+_SENTENCES = (
+    ("The boat crossed the ", "river", " before the monsoon came.", ("the", "road", "river")),
+    ("Dhaka is the capital of ", "Bangladesh", " and its largest city.", (",", "India", "Bangladesh")),
+    ("She picked up the ", "book", " and began to read aloud.", ("of", "phone", "phone")),
+)
+
+
+def peer_id(number: int) -> str:
+    """As long as a real one."""
+    return "Qm" + hashlib.sha256(b"%d" % number).hexdigest()[:44]
+
+
+def seen(number: int, step: int = STEPS, samples: int = 0) -> PeerSeen:
+    """A volunteer as the coordinator sees it."""
+    return PeerSeen(
+        peer=peer_id(number),
+        name=NAMES[number] if number < len(NAMES) else f"volunteer {number}",
+        team=TEAMS[number % len(TEAMS)],
+        device=DEVICES[number % len(DEVICES)],
+        step=step,
+        samples=samples,
+        samples_per_second=40.0 / (number + 1),
+        upload=4e6 / (number + 1),
+        follower=False,
+        client_mode=number % 2 == 0,
+    )
+
+
+COORDINATOR = PeerSeen(
+    peer=peer_id(1000),
+    name="organizer",
+    device="cpu",
+    step=STEPS,
+    samples=0,
+    samples_per_second=0.0,
+    follower=True,
+    client_mode=False,
+)
+EVERYONE = Peers(
+    peers=(COORDINATOR, seen(11, step=STEPS - 1), *(seen(number, samples=900 // (number + 1)) for number in range(10))),
+    announcement=Announcement(text="Tomorrow at 18:00 UTC we double the batch.", time=time.time() - 3000),
+)
+
+
+def write_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the whole story."""
+    chance = random.Random(4)
+    begin = time.time() - STEPS * _SECONDS
+    now = begin
+    monkeypatch.setattr("dedloc_kit.ledger.ledger.ABSENCE_SECONDS", 1.5 * _SECONDS)  # we look once per global step
+    ledger = Ledger(path, clock=lambda: now)
+    given = [0] * PEOPLE
+    for step in range(STEPS + 1):
+        if step % 20 == 0:
+            ledger.record_evaluation(step, evaluation(step), now)
+        if step == STEPS:
+            break
+        now = begin + (step + 1) * _SECONDS
+        if step % 3 == 0:
+            present = [number for number in range(PEOPLE) if step == 0 or chance.random() < 1 / (1 + number / 4)]
+        ledger.record_presence(seen(number) for number in present)
+        record_step(ledger, step + 1, now, present, given)
+    now = time.time()
+    ledger.record_presence(EVERYONE.peers)
+    ledger.record_trouble("failed", "2 of 9 peers left in the middle; it was held again", step=STEPS - 3)
+    ledger.record_trouble("rejected", f"a record of an unknown key, which calls itself {MARKUP}")
+    ledger.close()
+
+
+def record_step(ledger: Ledger, step: int, now: float, present: list[int], given: list[int]) -> GlobalStep:
+    """One global step to which those present gave; `given` has what each gave in all, and is brought up to date."""
+    done = GlobalStep(
+        step=step,
+        round=f"{step:x}",
+        time=now,
+        samples=RUN.global_batch,
+        loss=4 + 6 * 0.96**step + 0.1 * (step % 3),
+        peers=len(present) + 1,
+        seconds=4.0,
+        compute=20.0 + step % 5,
+        gather=0.6,
+        average=3.0 + step % 2,
+        apply=0.4,
+    )
+    contributions = {}
+    for number in present:
+        samples = 1 + RUN.global_batch // (number + 2)
+        given[number] += samples
+        contributions[peer_id(number)] = Contribution(
+            run_id=RUN.run_id,
+            step=step,
+            session=f"{number:x}",
+            samples=samples,
+            session_samples=given[number],
+            loss=4 + 6 * 0.96**step + 0.3 * ((step + number) % 4),
+            name=seen(number).name,
+            time=now,
+        )
+    ledger.record_step(done, contributions)
+    return done
+
+
+def evaluation(step: int) -> Evaluation:
+    """What the model of that step can do: more and more."""
+    part = step / STEPS
+    samples = tuple(
+        FillMask(before=before, guess=guesses[min(2, round(2 * part))], truth=truth, after=after)
+        for before, truth, after, guesses in _SENTENCES
+    )
+    metrics = {"masked accuracy": 0.5 * part, "sentence order accuracy": 0.5 + 0.3 * part}
+    return Evaluation(loss=4.2 + 6 * 0.96**step, metrics=metrics, samples=samples)

@@ -1,0 +1,405 @@
+"""The page in a real browser: every view of a run that looks like one, live, on small and large screens."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+
+from dedloc_kit.dashboard import organizer
+from dedloc_kit.dashboard.login import Keys
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import INVITATION_FILE
+from tests.browser import ARTIFACTS, need_chromium, open_browser
+from tests.dashboard.community import (
+    COORDINATOR,
+    EVERYONE,
+    LONG,
+    MARKUP,
+    NAMES,
+    PEOPLE,
+    RUN,
+    STEPS,
+    TURNED,
+    peer_id,
+    record_step,
+    seen,
+    write_ledger,
+)
+
+DEADLINE = 20_000
+"""Milliseconds: machines that test are busy."""
+VIEWS = {
+    "overview": ("/", 1),
+    "people": ("/people", 0),
+    "person": (f"/people/{peer_id(0)}", 1),
+    "swarm": ("/swarm", 2),
+    "organizer": ("/organizer", 0),
+}
+"""Paths, and how many charts are there by plotly."""
+MORE_OF_THE_SAME = [":is(tbody tr, .timeline li):nth-child(n + 5)"]
+WIDTHS = (360, 800, 1280, 1920)
+PICTURED: dict[Literal["light", "dark"], tuple[int, ...]] = {"light": (360, 1280), "dark": (800, 1920)}
+FIRST_PAINT_BYTES = 300_000
+CHARTS_FIT = """() => new Promise((resolve) => {
+  const width = (element) => Math.round(element.getBoundingClientRect().width);
+  const fits = (svg) => width(svg) === width(svg.closest(".chart"));
+  const all = () => [...document.querySelectorAll(".chart .main-svg")];
+  const look = () => (all().every(fits) ? resolve() : requestAnimationFrame(look));
+  look();
+})"""
+"""Plotly draws anew a little after the window has another size."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    need_chromium()
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ledger of a run that is well under way. What a test adds, the next ones see."""
+    made = tmp_path_factory.mktemp("run") / "ledger.sqlite"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        write_ledger(made, monkeypatch)
+    return made
+
+
+@pytest.fixture(scope="module")
+def dashboard(path: Path) -> Iterator[Dashboard]:
+    served = Dashboard(RUN, path, organizer=organizer.routes(path.parent, RUN.fingerprint))
+    served.start()
+    served.publish(EVERYONE)
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A reader with a browser of their own, in which nothing may go wrong."""
+    opened = browser.new_context(viewport={"width": 1280, "height": 900})
+    opened.set_default_timeout(DEADLINE)
+    errors: list[str] = []
+    hosts: set[str] = set()
+    opened.on("console", lambda message: errors.append(message.text) if is_trouble(message) else None)
+    opened.on("weberror", lambda error: errors.append(str(error.error)))
+    opened.on("request", lambda request: hosts.add(request.url.split("/")[2].split(":")[0]))
+    opened.on("dialog", lambda dialog: errors.append(f"dialog: {dialog.message}"))
+    yield opened
+    opened.close()
+    assert errors == []
+    assert hosts <= {"127.0.0.1"}
+
+
+def is_trouble(message: ConsoleMessage) -> bool:
+    """Whoever is not the organizer is told so by an answer of 401, which the browser notes."""
+    return message.type in ("error", "warning") and not message.location["url"].endswith("/api/organizer")
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Page:
+    return context.new_page()
+
+
+def opened(page: Page, dashboard: Dashboard, path: str = "/") -> Page:
+    """The page at a view that has all its parts."""
+    page.goto(dashboard.url + path)
+    expect(page.locator("#status")).not_to_have_attribute("data-status", "offline")
+    expect(page.locator("#view h1").first).to_be_visible()
+    return page
+
+
+def step_of(page: Page) -> int:
+    return int(page.locator("#step").inner_text().replace(",", ""))
+
+
+def photograph(page: Page, name: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png", full_page=True)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_fits_every_screen_in_light_and_dark_and_has_no_barriers(
+    context: BrowserContext, dashboard: Dashboard, view: str
+) -> None:
+    page = context.new_page()
+    page.emulate_media(color_scheme="light", reduced_motion="reduce")
+    path, charts = VIEWS[view]
+    opened(page, dashboard, path)
+    expect(page.locator(".chart .main-svg:first-child")).to_have_count(charts)
+    if view != "organizer":
+        expect(page.locator(f"main >> text={NAMES[0]}").first).to_be_visible()
+    for theme in PICTURED:
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(too_wide) == 0, f"{view} scrolls sideways at {width} px"
+            if width in PICTURED[theme]:
+                page.evaluate(CHARTS_FIT)
+                photograph(page, f"{view}-{width}-{theme}")
+        assert barriers(page) == []
+
+
+def barriers(page: Page) -> list[str]:
+    """What axe-core finds serious or critical."""
+    found = Axe().run(page, {"exclude": [MORE_OF_THE_SAME]}, {"resultTypes": ["violations"]}).response["violations"]
+    return [
+        f"{violation['id']}: {[node['html'] for node in violation['nodes']]}"
+        for violation in found
+        if violation["impact"] in ("serious", "critical")
+    ]
+
+
+def test_what_happens_is_shown_without_a_reload(page: Page, dashboard: Dashboard, path: Path) -> None:
+    opened(page, dashboard)
+    page.evaluate("() => { window.mark = 'the same page' }")
+    before = step_of(page)
+    ledger = Ledger(path)
+    done = record_step(ledger, before + 1, time.time(), [0, 1, 2], [10**6] * PEOPLE)
+    dashboard.publish(StepDone(step=done, contributions={}))
+    dashboard.publish(Peers(peers=(COORDINATOR, seen(0, before + 1, 1024), seen(1, before + 1, 512))))
+    expect(page.locator("#step")).to_have_text(f"{before + 1}")
+    expect(page.get_by_role("heading", name=f"Global step {before + 2} is filling")).to_be_visible()
+    expect(page.get_by_role("img", name="1,536 of 4,096 samples, 38 % of the batch")).to_be_visible()
+    expect(page.locator(".share")).to_have_count(2)
+    expect(page).to_have_title(f"Overview · {RUN.name}")
+    page.get_by_role("link", name="Swarm").click()
+    expect(page.get_by_role("row").filter(has_text=NAMES[1])).to_be_visible()
+    dashboard.publish(EVERYONE)
+    expect(page.get_by_role("row").filter(has_text=NAMES[9])).to_be_visible()
+    assert page.evaluate("() => window.mark") == "the same page"
+
+
+def test_a_lost_server_is_told_and_found_again(page: Page, tmp_path: Path) -> None:
+    first = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    first.start()
+    opened(page, first)
+    first.stop()
+    alert = page.get_by_text("This page has lost its server")
+    expect(alert).to_be_visible()
+    expect(page.locator("#status")).to_have_text("Connecting")
+    second = Dashboard(RUN, tmp_path / "ledger.sqlite", port=int(first.url.rsplit(":", 1)[1]))
+    second.publish(EVERYONE)
+    second.start()
+    expect(page.locator("#status")).to_have_text("Training")
+    expect(alert).to_be_hidden()
+    second.stop()
+
+
+@pytest.mark.parametrize(
+    ("events", "title"),
+    [
+        ([State(text="loading the model")], "This run has not begun yet"),
+        (
+            [Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)],
+            "Nobody",
+        ),
+        ([Peers(peers=(COORDINATOR, seen(0)), paused=True)], "The organizer has paused the run"),
+        ([EVERYONE, Failed(text="out of memory")], "The coordinator cannot be heard"),
+        ([EVERYONE], None),
+    ],
+)
+def test_how_the_run_stands_is_told_in_words(
+    page: Page, tmp_path: Path, events: list[AnyEvent], title: str | None
+) -> None:
+    with_events = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    with_events.start()
+    for event in events:
+        with_events.publish(event)
+    opened(page, with_events)
+    if title:
+        expect(page.locator(".notice h2")).to_contain_text(title)
+        photograph(page, f"state-{title.split()[-1].lower()}")
+    else:
+        expect(page.locator(".notice")).to_be_hidden()
+    with_events.stop()
+
+
+def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_path: Path) -> None:
+    record_step(Ledger(tmp_path / "ledger.sqlite"), RUN.optimizer.total_steps, time.time(), [0, 1], [0] * PEOPLE)
+    finished = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    finished.start()
+    finished.publish(Pushed(step=20_000, url="https://huggingface.co/asha/bangla-albert/commit/1a2b"))
+    opened(page, finished)
+    expect(page.locator(".notice")).to_contain_text("The model is finished")
+    link = page.get_by_role("link", name="The model on the Hub")
+    expect(link).to_have_attribute("href", "https://huggingface.co/asha/bangla-albert/commit/1a2b")
+    expect(page.locator(".join")).to_be_hidden()
+    photograph(page, "state-finished")
+    finished.stop()
+
+
+def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    focused = page.locator(":focus")
+    reached = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        reached.append(focused.inner_text() or focused.get_attribute("aria-label"))
+        assert focused.evaluate("element => getComputedStyle(element).outlineStyle") == "solid"
+    assert reached[:7] == [
+        "Skip to the content", "dedloc", "Overview", "People", "Swarm", "Organizer", "Dark colours"
+    ]  # fmt: skip
+    assert {"Notebook", "Terminal", "Copy"} <= set(reached)
+    page.get_by_role("button", name="Terminal").focus()
+    page.keyboard.press("Space")
+    expect(page.locator("#join-command")).to_contain_text(f"dedloc join {dashboard.url}")
+    page.get_by_role("button", name="Dark colours").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.get_by_role("link", name="People", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{dashboard.url}/people")
+    expect(page.locator("main")).to_be_focused()
+    page.get_by_role("link", name=NAMES[0], exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_title(f"{NAMES[0]} · {RUN.name}")
+    page.go_back()
+    expect(page).to_have_title(f"People · {RUN.name}")
+    page.go_back()
+    expect(page).to_have_title(f"Overview · {RUN.name}")
+
+
+def test_the_first_paint_needs_little_and_the_charts_come_later(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    expect(page.locator(".chart .main-svg:first-child")).to_have_count(1)
+    painted, resources = page.evaluate(
+        """() => [
+          performance.getEntriesByName("first-contentful-paint")[0].startTime,
+          [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")].map(
+            ({ name, startTime, transferSize }) => ({ name, startTime, transferSize }),
+          ),
+        ]"""
+    )
+    charts = [one for one in resources if "plotly" in one["name"]]
+    others = [one for one in resources if "plotly" not in one["name"]]
+    assert [one["startTime"] > painted for one in charts] == [True]
+    assert sum(one["transferSize"] for one in others) < FIRST_PAINT_BYTES
+
+
+def test_the_curve_follows_its_controls(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    expect(page.locator(".chart .main-svg:first-child")).to_have_count(1)
+    layout = "chart => ({x: chart.layout.xaxis.type, y: chart.layout.yaxis.type, range: chart.layout.xaxis.range})"
+    chart = page.locator(".chart")
+    assert chart.evaluate(layout)["y"] == "linear"
+    page.get_by_role("button", name="Log", exact=True).click()
+    page.get_by_role("button", name="Time", exact=True).click()
+    expect(page.get_by_role("button", name="Time", exact=True)).to_have_attribute("aria-pressed", "true")
+    drawn = chart.evaluate(layout)
+    assert (drawn["x"], drawn["y"]) == ("date", "log")
+    page.get_by_role("button", name="Steps", exact=True).click()
+    page.get_by_role("button", name="Last quarter").click()
+    assert chart.evaluate(layout)["range"][0] >= 0.7 * STEPS
+    rough = chart.evaluate("chart => chart.data.length")
+    page.get_by_label("Smoothing").fill("0")
+    assert chart.evaluate("chart => chart.data.length") == rough - 1  # nothing faint behind the line
+    page.get_by_text("The curve as a table").click()
+    expect(page.get_by_role("region", name="The curve as a table").get_by_role("row")).not_to_have_count(0)
+
+
+def test_the_model_is_heard_now_and_before(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    boat = page.get_by_role("listitem").filter(has_text="The boat crossed the")
+    expect(boat.locator(".guess")).to_have_text("river")
+    expect(boat.locator(".was")).to_have_text(["the", "road"])
+    expect(page.get_by_text("Of 100 hidden words it guesses 50, at first 0.")).to_be_visible()
+
+
+def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard, "/people")
+    names = page.locator(".board .who .name")
+    expect(names).to_have_count(25)
+    expect(names.first).to_have_text(NAMES[0])
+    page.get_by_role("button", name="Next").click()
+    expect(names).to_have_count(PEOPLE - 25)
+    page.get_by_role("button", name="Name", exact=True).click()
+    expect(names.nth(1)).not_to_have_text(NAMES[1])
+    page.get_by_label("Search names").fill("tanvir")
+    expect(names).to_have_text(["tanvir_ahmed"])
+    expect(page.locator(".bubble")).to_have_count(PEOPLE)
+    page.locator(".bubble", has_text="Rabi").first.click()
+    expect(page).to_have_title(f"Rabi · {RUN.name}")
+
+
+def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard, f"/people/{peer_id(1)}#me")
+    expect(page.get_by_text("This is you")).to_be_visible()
+    certificate = page.get_by_role("link", name="PDF")
+    expect(certificate).to_have_attribute("href", f"{dashboard.url}/people/{peer_id(1)}/certificate.pdf")
+    page.get_by_role("link", name="People", exact=True).click()
+    expect(page.locator("tr", has=page.locator(".badge.you:visible"))).to_contain_text("Rabi")
+    page.get_by_role("link", name="This is you").click()
+    expect(page).to_have_title(f"Rabi · {RUN.name}")
+
+
+def test_hostile_names_are_only_text_and_keep_to_their_place(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard, "/people")
+    row = page.get_by_role("row").filter(has_text=MARKUP)
+    expect(row.get_by_role("link")).to_have_text(MARKUP)
+    assert page.locator("img").count() == 0
+    turned = page.get_by_role("link", name=TURNED)
+    assert turned.evaluate("element => getComputedStyle(element).unicodeBidi") == "isolate"
+    long = page.get_by_role("link", name=LONG)
+    assert long.evaluate("element => element.scrollWidth > element.clientWidth")
+    expect(long).to_have_attribute("title", LONG)
+    expect(page.get_by_role("link", name="anonymous", exact=True)).to_have_count(1)
+    long.click()
+    expect(page.locator("h1")).to_contain_text(LONG)
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("link", name="Swarm").click()
+    expect(page.get_by_text(f"which calls itself {MARKUP}")).to_be_visible()
+    assert page.locator("img").count() == 0
+
+
+def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = opened(context.new_page(), dashboard)
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert f'join("{dashboard.url}")' in page.evaluate("() => navigator.clipboard.readText()")
+
+
+def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard, "/organizer")
+    expect(page.get_by_role("heading", name="You are not logged in")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("dedloc login FOLDER")
+    assert page.get_by_role("button", name="Pause").count() == 0
+
+
+def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path) -> None:
+    (path.parent / INVITATION_FILE).touch()  # the mark of a run that was launched here
+    page.goto(Keys(path.parent).link(dashboard.url))
+    expect(page).to_have_url(f"{dashboard.url}/organizer")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_text("It is paused. Volunteers wait.")).to_be_visible()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("It goes on.")).to_be_visible()
+    page.get_by_label("Shown at the top of the page").fill(f"Tomorrow {MARKUP}")
+    page.get_by_role("button", name="Announce").click()
+    expect(page.locator(".standing").filter(has_text=f"Tomorrow {MARKUP}")).to_be_visible()
+    page.get_by_role("button", name="Put out: Rabi").click()
+    page.get_by_role("button", name="Let in again: Rabi").click()
+    expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
+    expect(page.get_by_text("readmit: ")).to_be_visible()
+    page.get_by_role("button", name="Finish the run").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Finish the run").click()
+    dialog.get_by_role("button", name="Finish it").click()
+    expect(page.get_by_text("It is over")).to_be_visible()
+    assert barriers(page) == []
+    photograph(page, "organizer-desk")

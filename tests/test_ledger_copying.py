@@ -1,0 +1,181 @@
+"""A ledger that travels: exactly what it was, or a sentence that says why not."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Ledger, copying
+from dedloc_kit.ledger.copying import restore, write_copy
+from dedloc_kit.records import Evaluation
+from tests.test_ledger import GAP, NOON, a_step, given
+
+Change = Callable[[pa.Table], pa.Table]
+
+
+def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of all tables."""
+    with sqlite3.connect(path) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        found = {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in names}
+    connection.close()
+    return found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A ledger with a history: two people, a rewind, and evaluations."""
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (1, 2, 3):
+        ledger.record_step(a_step(step), {"12D3KooAsha": given(step, 10, 10 * step)})
+    ledger.record_step(a_step(3, way="b"), {"12D3KooAsha": given(3, 10, 50), "12D3KooBina": given(3, 7, 7)})
+    ledger.record_step(a_step(4, loss=None), {"12D3KooBina": given(4, 3, 10, name="বীণা")})
+    ledger.record_evaluation(0, Evaluation(loss=-9.5, metrics={"accuracy": 0.25}, samples=(GAP,)), 1000.0)
+    ledger.close()
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def copy(path: Path, tmp_path: Path) -> Path:
+    write_copy(path, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    (tmp_path / "new").mkdir()
+    Ledger(tmp_path / "new" / "ledger.sqlite").close()
+    return tmp_path / "new" / "ledger.sqlite"
+
+
+def changed(file: Path, change: Change) -> None:
+    table = parquet.read_table(file)
+    parquet.write_table(change(table).replace_schema_metadata(table.schema.metadata), file)
+
+
+def with_value(column: str, value: object) -> Change:
+    """The first row says this."""
+
+    def change(table: pa.Table) -> pa.Table:
+        values = [value, *table[column].to_pylist()[1:]]
+        return table.set_column(table.schema.get_field_index(column), column, pa.array(values))
+
+    return change
+
+
+def test_a_restored_ledger_is_the_one_that_was_copied_and_goes_on_like_it(path: Path, copy: Path, empty: Path) -> None:
+    restore(empty, copy)
+    assert everything(empty) == everything(path)
+    for each in (path, empty):
+        ledger = Ledger(each, clock=lambda: NOON)
+        ledger.record_step(a_step(5), {"12D3KooAsha": given(5, 5, 55), "12D3KooBina": given(5, 2, 2, session="b2")})
+        ledger.close()
+    assert everything(empty) == everything(path)
+
+
+def test_a_restored_ledger_forgets_what_it_held_before(copy: Path, path: Path, empty: Path) -> None:
+    ledger = Ledger(empty)
+    ledger.record_step(a_step(9), {"12D3KooEmil": given(9, 10, 10)})
+    ledger.close()
+    restore(empty, copy)
+    assert everything(empty) == everything(path)
+
+
+def test_a_large_ledger_travels_in_batches(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dedloc_kit.ledger.tables.BATCH_ROWS", 2)
+    write_copy(path, tmp_path / "copy")
+    assert parquet.ParquetFile(tmp_path / "copy" / "contributions.parquet").num_row_groups == 3
+
+
+def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Path, empty: Path) -> None:
+    for name in ("steps", "parts", "contributions", "evaluations"):
+        table = parquet.read_table(copy / f"{name}.parquet")
+        if name == "evaluations":
+            table = table.drop_columns(["metrics", "samples"])
+        if name == "steps":
+            table = table.drop_columns(["compute", "gather", "average", "apply"])
+        parquet.write_table(table.replace_schema_metadata({b"dedloc_ledger": b"1"}), copy / f"{name}.parquet")
+    for name in ("people", "devices", "days", "visits", "troubles", "counts"):
+        (copy / f"{name}.parquet").unlink()
+    restore(empty, copy)
+    before, after = Ledger(path), Ledger(empty)
+    people = [{c.peer: (c.name, c.samples, c.steps) for c in ledger.contributors()} for ledger in (before, after)]
+    assert people[0] == people[1]
+    assert after.steps() == before.steps()
+    assert [(point.step, point.loss, point.metrics) for point in after.evaluations()] == [(0, -9.5, {})]
+    before.close()
+    after.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "fault"),
+    [
+        ("steps", with_value("samples", -1), "steps.parquet holds what cannot be a 'samples'"),
+        ("steps", with_value("samples", 2**60), "holds what cannot be a 'samples'"),
+        ("steps", with_value("time", float("nan")), "holds what cannot be a 'time'"),
+        ("steps", with_value("loss", float("inf")), "holds what cannot be a 'loss'"),
+        ("steps", with_value("round", "x'; DROP TABLE steps"), "holds what cannot be a 'round'"),
+        ("steps", with_value("step", None), "lacks values in 'step'"),
+        ("steps", with_value("step", 2), "steps.parquet cannot be read"),  # twice
+        ("steps", lambda table: table.set_column(2, "time", table["round"]), "has the column 'time' of another type"),
+        ("parts", with_value("name", "Asha\x1b[2J"), "holds what cannot be a 'name'"),
+        ("parts", with_value("peer", "no peer"), "holds what cannot be a 'peer'"),
+        ("parts", with_value("name", "x" * 100_001), "holds what cannot be a 'name'"),
+        ("contributions", with_value("part", 99), "does not fit together"),
+        ("evaluations", with_value("samples", "["), "evaluations.parquet cannot be read"),
+        ("evaluations", with_value("samples", '[{"before": 1}]'), "evaluations.parquet cannot be read"),
+        ("evaluations", with_value("metrics", '{"accuracy": 7}'), "evaluations.parquet cannot be read"),
+        ("steps", lambda table: table.append_column("x", table["step"]), "has columns that no ledger has"),
+        ("steps", lambda table: table.drop_columns(["loss"]), "lacks the column 'loss'"),
+        ("steps", lambda table: table.append_column("step", table["step"]), "has columns that no ledger has"),
+    ],
+)
+def test_a_copy_that_no_ledger_wrote_is_refused_and_changes_nothing(
+    copy: Path, empty: Path, file: str, change: Change, fault: str
+) -> None:
+    before = everything(empty)
+    changed(copy / f"{file}.parquet", change)
+    with pytest.raises(UserError, match=fault):
+        restore(empty, copy)
+    assert everything(empty) == before
+
+
+def test_what_is_no_copy_at_all_is_refused(copy: Path, empty: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no copy"):
+        restore(empty, tmp_path / "nowhere")
+    (copy / "steps.parquet").write_bytes((copy / "steps.parquet").read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"steps\.parquet cannot be read"):
+        restore(empty, copy)
+    parquet.write_table(pa.table({"step": [1]}), copy / "steps.parquet")
+    with pytest.raises(UserError, match="is no table of a ledger"):
+        restore(empty, copy)
+    (copy / "steps.parquet").unlink()
+    with pytest.raises(UserError, match=r"the copy of the ledger lacks steps\.parquet"):
+        restore(empty, copy)
+
+
+def test_a_strange_table_and_a_newer_version_are_refused(copy: Path, path: Path, empty: Path, tmp_path: Path) -> None:
+    (copy / "evil.parquet").write_bytes((copy / "steps.parquet").read_bytes())
+    with pytest.raises(UserError, match=r"evil\.parquet is no table of a ledger"):
+        restore(empty, copy)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    write_copy(path, tmp_path / "newer")
+    with pytest.raises(UserError, match="made by a newer version of dedloc_kit"):
+        restore(empty, tmp_path / "newer")
+
+
+def test_a_file_that_would_unpack_to_too_much_is_refused(
+    copy: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MOST_LEDGER_BYTES", "_MOST_ROWS", "_MOST_GROUP_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(copying, name, 1)
+            with pytest.raises(UserError, match="is too large"):
+                restore(empty, copy)

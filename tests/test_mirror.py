@@ -1,0 +1,81 @@
+"""The live page of somebody else's run, served by a command of its own."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from dedloc_kit.client import fetch_invitation
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.records import Evaluation, Invitation
+from tests.swarm.harness import wait_until
+from tests.test_client import NOBODY
+from tests.test_ledger import GAP, a_step, given
+from tests.tiny import tiny_run
+
+DEADLINE = 90.0
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Dashboard]:
+    """A run of three steps whose peers cannot be reached from here."""
+    (tmp_path / "run").mkdir()
+    ledger = Ledger(tmp_path / "run" / "ledger.sqlite")
+    for step in (1, 2, 3):
+        ledger.record_step(a_step(step), {"12D3KooAsha": given(step, 64, 64 * step)})
+    ledger.record_evaluation(3, Evaluation(loss=1.5, samples=(GAP,)), 1000.0)
+    ledger.close()
+    served = Dashboard(tiny_run(), tmp_path / "run" / "ledger.sqlite")
+    served.start()
+    served.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), served.url)
+    yield served
+    served.stop()
+
+
+def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
+    coordinator: Dashboard, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "dedloc_kit.cli", "dashboard", coordinator.url, "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--folder", str(tmp_path / "mirror")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        match = re.fullmatch(rf"mirror of {tiny_run().run_id}: (http://127\.0\.0\.1:\d+)\n", told)
+        assert match is not None, told
+        url = match[1]
+
+        def state() -> dict[str, object]:
+            values: dict[str, object] = requests.get(f"{url}/api/state", timeout=DEADLINE).json()
+            return values
+
+        wait_until(lambda: state()["step"] == 3, "the history did not come", DEADLINE)
+        wait_until(lambda: state()["status"] == "coordinator lost", "that nobody answers is not shown", DEADLINE)
+        coordinator.stop()
+        assert state()["samples_total"] == 192
+        assert "is a copy of the coordinator's" in str(state()["notices"])
+        assert str(tmp_path) not in str(state())
+        assert requests.get(url, timeout=DEADLINE).text.startswith("<!doctype html>")
+        assert fetch_invitation(url).peers == (NOBODY,), "whoever finds the mirror can join the run"
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_mirror_of_nothing_is_refused_with_the_fix(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dedloc_kit.cli", "dashboard", str(tmp_path / "none"), "--folder", str(tmp_path / "m")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "there is no invitation at" in done.stderr
