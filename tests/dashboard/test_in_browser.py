@@ -378,6 +378,49 @@ def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard
     assert f'join("{dashboard.url}")' in page.evaluate("() => navigator.clipboard.readText()")
 
 
+def test_bubbles_touch_but_never_overlap(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    overlap, spread = page.evaluate(
+        """async () => {
+          const { pack } = await import("/static/bubbles.js");
+          const radii = Array.from({ length: 120 }, (_, index) => 1 / (index + 1) ** 0.5);
+          const placed = pack(radii, 1.6);
+          const gaps = placed.flatMap((a, i) =>
+            placed.slice(0, i).map((b) => Math.hypot(a.x - b.x, a.y - b.y) - a.r - b.r));
+          const edges = (axis, sign) => placed.map((p) => p[axis] + sign * p.r);
+          const size = (axis) => Math.max(...edges(axis, 1)) - Math.min(...edges(axis, -1));
+          const area = radii.reduce((sum, r) => sum + Math.PI * r * r, 0);
+          return [Math.min(...gaps), size("x") * size("y") / area];
+        }"""
+    )
+    assert overlap > -1e-6
+    assert spread < 2.5  # times the circles' own area
+
+
+@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
+def test_numbers_run_up_where_motion_is_welcome(
+    page: Page, dashboard: Dashboard, motion: Literal["no-preference", "reduce"], moves: bool
+) -> None:
+    page.emulate_media(reduced_motion=motion)
+    opened(page, dashboard)
+    seen_on_the_way = page.evaluate(
+        """async () => {
+          const { counter } = await import("/static/numbers.js");
+          const element = document.createElement("p");
+          const show = counter(element, (value) => String(Math.round(value)));
+          show(0);
+          show(1000);
+          const seen = new Set();
+          while (element.textContent !== "1000") {
+            seen.add(element.textContent);
+            await new Promise(requestAnimationFrame);
+          }
+          return seen.size;
+        }"""
+    )
+    assert (seen_on_the_way > 1) == moves
+
+
 def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/organizer")
     expect(page.get_by_role("heading", name="You are not logged in")).to_be_visible()
