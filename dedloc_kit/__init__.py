@@ -46,12 +46,5 @@ def join(
     from dedloc_kit.notebook.join import join
 
     return join(
-        invitation,
-        name=name,
-        team=team,
-        device=device,
-        folder=folder,
-        task_module=task_module,
-        code=code,
-        block=block,
+        invitation, name=name, team=team, device=device, folder=folder, task_module=task_module, code=code, block=block
     )

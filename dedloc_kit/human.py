@@ -1,4 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and names that they chose themselves."""
+
+import unicodedata
+
+_JOINERS = "\u200c\u200d"  # Bengali, Persian and family emoji are not written right without them
 
 
 def count(number: int, one: str) -> str:
@@ -39,3 +43,13 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min"
     days, hours = divmod(hours, 24)
     return f"{count(days, 'day')} {hours} h"
+
+
+def visible(text: str, most: int = 64) -> str:
+    """A name or a message as it may stand beside other text, `anonymous` if nothing of it can be seen.
+
+    Without controls, which XML forbids, and without what is invisible or would turn around the text beside it.
+    """
+    shown = "".join(c for c in text if c in _JOINERS or unicodedata.category(c)[0] != "C" or c.isspace())
+    shown = " ".join(shown[:most].split())
+    return shown if any(unicodedata.category(c)[0] not in "CMZ" for c in shown) else "anonymous"

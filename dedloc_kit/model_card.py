@@ -4,13 +4,13 @@ Contributors choose their names themselves: whatever they are, they only ever ap
 """
 
 import json
-import unicodedata
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from dedloc_kit.curve import CURVE_FILE
 from dedloc_kit.hub import described, public_name
+from dedloc_kit.human import visible
 from dedloc_kit.ledger import Contributor, EvaluationPoint
 from dedloc_kit.records import STATE_FILE, GlobalStep
 from dedloc_kit.run import RunConfig, Source
@@ -19,8 +19,6 @@ from dedloc_kit.tasks import Usage
 LISTED = 200
 """Contributors beyond these are counted, not listed."""
 _TAGS = ["dedloc_kit", "collaborative-training"]
-_BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-"""Controls that would turn around the text beside a name."""
 
 
 def model_card(
@@ -96,17 +94,12 @@ def _table(contributors: Sequence[Contributor]) -> str:
     if not contributors:
         return "None so far."
     rows = "\n".join(
-        f"<tr><td>{_name(contributor)}</td><td>{contributor.samples:,}</td><td>{contributor.steps:,}</td></tr>"
+        f"<tr><td>{escape(visible(contributor.name))}</td><td>{contributor.samples:,}</td><td>{contributor.steps:,}</td></tr>"
         for contributor in contributors[:LISTED]
     )
     table = f"<table>\n<tr><th>name</th><th>samples</th><th>global steps</th></tr>\n{rows}\n</table>"
     others = len(contributors) - LISTED
     return f"{table}\n\nAnd {_count(others, 'other')}." if others > 0 else table
-
-
-def _name(contributor: Contributor) -> str:
-    shown = "".join(c for c in contributor.name if unicodedata.bidirectional(c) not in _BIDIRECTIONAL).strip()
-    return escape(shown) or "anonymous"
 
 
 def _data(run: RunConfig) -> str:

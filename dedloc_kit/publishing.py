@@ -166,10 +166,12 @@ class Publisher:
             contributors=contributors,
             metadata=self._repository.metadata(),
         )
+        training = [(step.step, step.loss) for step in steps if step.loss is not None]
+        held_out = [(evaluation.step, evaluation.loss) for evaluation in evaluations]
         for name, text in (
             ("README.md", card),
             (CONTRIBUTORS_FILE, json.dumps([asdict(c) for c in contributors], ensure_ascii=False, indent=1)),
-            (CURVE_FILE, curve(steps, evaluations)),
+            (CURVE_FILE, curve(training, held_out)),
             (RUN_FILE, described(self._run)),
         ):
             (folder / name).write_text(text, encoding="utf-8")

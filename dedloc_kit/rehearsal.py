@@ -47,7 +47,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     cost = None
     if readable:
         emit(State(text="trying how many samples this machine takes at once"))
-        cost = _cost(task_of(run, readable, peer), model, device, run, peer.microbatch, warn)
+        cost = _cost(task_of(run, readable, peer), model, device, run, peer.microbatch or run.microbatch or 0, warn)
     layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
     small = codec.small.byte_count(layout.size - layout.large)
@@ -107,10 +107,10 @@ def _cost(
     model.to(device)
     compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
     suits = microbatch or find_microbatch(compute, some[0])
-    if suits > run.global_batch:
+    if suits > run.peer_batch:
+        key = "global_batch" if run.averaging.mode == "global-batch" else "averaging.local_batch"
         raise UserError(
-            f"global_batch is {run.global_batch}, smaller than one microbatch ({suits} samples); "
-            f"set global_batch to {8 * suits} or more"
+            f"{key} is {run.peer_batch}, smaller than one microbatch ({suits} samples); set it to {8 * suits} or more"
         )
     size = microbatch or min(suits, largest_microbatch(run))
     single = [next(pieces(batch, 1)) for batch in some]

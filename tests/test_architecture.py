@@ -18,7 +18,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 ORDER = (
     {"errors", "hosted", "dialling"},
     {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account", "ports"},
-    {"run", "distribution"},
+    {"run", "distribution", "curve"},
     {"records"},
     {"events", "memory", "hub", "journal", "webhook"},
     {"orders", "alerts"},
@@ -31,7 +31,6 @@ ORDER = (
     {"swarm"},
     {"ledger"},
     {"resuming", "organizing", "copies"},
-    {"curve"},
     {"model_card"},
     {"publishing"},
     {"volunteer", "coordinator", "collector", "rehearsal"},
@@ -48,10 +47,10 @@ LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
     *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "journal", "webhook"),
-    *("orders", "alerts", "access", "client", "personal_code", "ports"),
+    *("curve", "orders", "alerts", "access", "client", "personal_code", "ports"),
 }
 ROLES = {
-    *("swarm", "ledger", "resuming", "copies", "curve", "model_card", "publishing"),
+    *("swarm", "ledger", "resuming", "copies", "model_card", "publishing"),
     *("volunteer", "coordinator", "collector", "rehearsal"),
 }
 SURFACES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.human import count, duration, rate, share, size
+from dedloc_kit.human import count, duration, rate, share, size, visible
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,21 @@ def test_one_is_not_many() -> None:
 
 def test_large_rates_have_no_decimals() -> None:
     assert [rate(value) for value in (0.25, 31.4, 99.96, 2912.4)] == ["0.2", "31.4", "100", "2,912"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Asha", "Asha"),
+        ("  two\n words ", "two words"),
+        ("\u202etxet\u2066 dekcab\u200f", "txet dekcab"),
+        ("ক্\u200dষ", "ক্\u200dষ"),
+        ("a\u200bb\ufeff\uffff\x00\ue000", "ab"),
+        ("\u200d \u0301\u2060", "anonymous"),
+        ("", "anonymous"),
+        ("<b>", "<b>"),
+        ("W" * 10_000, "W" * 64),
+    ],
+)
+def test_of_a_name_what_can_be_seen_is_shown(name: str, shown: str) -> None:
+    assert visible(name) == shown

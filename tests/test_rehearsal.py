@@ -87,7 +87,9 @@ def test_a_run_that_cannot_work_is_refused_with_the_fix(folder: Path) -> None:
             tried(folder, task, **changes)
         return str(refused.value)
 
-    assert "smaller than one microbatch (8 samples); set global_batch to 64" in refusal(microbatch=8, global_batch=4)
+    assert "global_batch is 4, smaller than one microbatch (8 samples); set it to 64" in refusal(
+        microbatch=8, global_batch=4
+    )
     said = refusal({"vocabulary": 70})
     assert "task.vocabulary is 70" in said
     assert "has 39 tokens; set vocabulary = 39" in said

@@ -298,3 +298,8 @@ Text = Annotated[str, Field(max_length=64)]
 def json_answer(values: Any, status: int = 200) -> Response:
     """Plain values as JSON; nothing that JSON has no word for, such as infinity."""
     return Response(json.dumps(values, allow_nan=False), status, media_type="application/json")
+
+
+def message(text: str, status: int) -> Response:
+    """Why there is no other answer, in one sentence."""
+    return json_answer({"message": text}, status)

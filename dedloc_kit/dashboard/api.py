@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard import answers
 from dedloc_kit.dashboard.caching import Answers
+from dedloc_kit.dashboard.description import UNCHANGED
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.records import PeerId, Standing
 from dedloc_kit.run import RunConfig
@@ -26,7 +27,7 @@ def routes(
     :param current: says how the run stands now, as it is pushed to the page too
     :param version: something else than before as soon as an answer may differ
     """
-    router = APIRouter(prefix="/api")
+    router = APIRouter(prefix="/api", tags=["run"], responses=UNCHANGED)
     kept = Answers(version)
 
     @router.get("/run", response_model=answers.Run)

@@ -3,9 +3,11 @@
 import gzip
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -15,6 +17,8 @@ MOST_ANSWERS = 64
 """Whoever asks for ever new parts of a list must not fill the memory."""
 SMALL_BYTES = 1_000
 """Compressing less gains nothing."""
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -62,3 +66,27 @@ class Answers:
             if len(self._answers) > MOST_ANSWERS:
                 self._answers.popitem(last=False)
             return kept
+
+
+class Recent(Generic[Value]):
+    """What is made anew at most every `seconds`, whatever has happened since; any thread may call it."""
+
+    def __init__(self, make: Callable[[], Value], seconds: float) -> None:
+        self._make, self._seconds = make, seconds
+        self._made: tuple[float, Value] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Value:
+        with self._lock:
+            if self._made is None or time.monotonic() - self._made[0] > self._seconds:
+                self._made = (time.monotonic(), self._make())
+            return self._made[1]
+
+
+def cached_answer(request: Request, content: bytes, media_type: str, seconds: int) -> Response:
+    """What others, such as the cache before a page that embeds it, may keep for so long; who has it gets no body."""
+    tag = f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": f"public, max-age={seconds}"}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=media_type)

@@ -1,11 +1,12 @@
 """What a volunteer fetches: the invitation, and the very kit that the coordinator runs."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from dedloc_kit.dashboard.answers import State, json_answer
+from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.records import Invitation, PeerId, Refusal
@@ -30,9 +31,10 @@ class Entrance:
         return Refusal(reason="full") if full else None
 
     def routes(self) -> APIRouter:
-        router = APIRouter()
+        router = APIRouter(tags=["entrance"])
+        refused: dict[int | str, dict[str, Any]] = {code: {"model": Refusal} for code in (410, 503)}
 
-        @router.get("/api/invitation")
+        @router.get("/api/invitation", summary="What it takes to join", response_model=Invitation, responses=refused)
         def invitation(peer: Annotated[PeerId, Query()] = "", watch: bool = False) -> Response:
             refusal = self.refusal(self._view.state(), peer)
             if refusal is not None and not (watch and self.invitation):
@@ -40,12 +42,14 @@ class Entrance:
             assert self.invitation is not None
             return Response(self.invitation.model_dump_json(), media_type="application/json")
 
-        @router.get("/requirements.txt")
+        @router.get(
+            "/requirements.txt", summary="For pip: the dedloc_kit of this run", response_class=PlainTextResponse
+        )
         def requirements(request: Request) -> Response:
             # As the one who asks reached us: behind a tunnel that is not the address that we know of ourselves.
             return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{running_wheel().name}\n")
 
-        @router.get("/wheel/{name}")
+        @router.get("/wheel/{name}", summary="That dedloc_kit", responses=answering("application/octet-stream"))
         def wheel(name: str) -> Response:
             if name != running_wheel().name:
                 raise HTTPException(404)

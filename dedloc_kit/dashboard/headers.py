@@ -3,7 +3,7 @@
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_SECURITY = {
+_HEADERS = {
     # Only our own files run, load or are connected to. No inline script and no inline style: plotly would insert
     # style rules of its own and refrains because parts.css has them (see index.html).
     # Hugging Face shows a Space inside a frame of its own page.
@@ -14,6 +14,7 @@ _SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-cache",  # ask each time, files answer "unchanged"
 }
 
 
@@ -27,8 +28,8 @@ class SecureHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(_SECURITY)
-                headers.setdefault("Cache-Control", "no-cache")  # ask each time, files answer "unchanged"
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)  # a picture may say what style it has inside
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

@@ -95,7 +95,9 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
 
     router = APIRouter()
     denials: dict[int | str, dict[str, Any]] = {status: {"model": Message} for status in (401, 403, 409, 429)}
-    protected = APIRouter(prefix="/api/organizer", dependencies=[Depends(organizer_only)], responses=denials)
+    protected = APIRouter(
+        prefix="/api/organizer", tags=["organizer"], dependencies=[Depends(organizer_only)], responses=denials
+    )
 
     @router.get("/organizer/login", include_in_schema=False)
     def login(request: Request, key: Annotated[str, Query(max_length=200)] = "") -> Response:

@@ -16,13 +16,17 @@ from typing import Any
 
 import uvicorn
 from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dedloc_kit.dashboard import answers, api, pages
-from dedloc_kit.dashboard.answers import json_answer
+from dedloc_kit.dashboard import answers, api, certificates, feed, metrics, pages, pictures
+from dedloc_kit.dashboard.answers import message
+from dedloc_kit.dashboard.caching import Recent
+from dedloc_kit.dashboard.description import DESCRIPTION, answering
 from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.exports import Exports
 from dedloc_kit.dashboard.headers import SecureHeaders
+from dedloc_kit.dashboard.limits import RateLimits
 from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
 from dedloc_kit.dashboard.organizer import Denied, denial
 from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
@@ -35,6 +39,8 @@ _TICK_SECONDS = 1.0
 """How often the ledger is looked at when no event says that something is new."""
 _PUSH_SECONDS = 0.2
 """Pushes are at least so far apart: faster than this nobody can read."""
+_FACTS_SECONDS = 1.0
+"""How old the state may be that programs are told."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,21 +125,33 @@ class Dashboard:
 
     def _application(self) -> FastAPI:
         # The generated documentation pages would load scripts from elsewhere.
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
+        app = FastAPI(**DESCRIPTION, docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app.add_middleware(RateLimits)
         app.add_middleware(SecureHeaders)
-        app.add_exception_handler(UserError, lambda _request, error: json_answer({"message": str(error)}, 404))
+        app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
+        app.add_exception_handler(HTTPException, lambda _request, error: message(error.detail, error.status_code))
         app.add_exception_handler(Denied, denial)
-        app.include_router(pages.routes())
+        state = Recent(self._state, _FACTS_SECONDS)
+        app.include_router(pages.routes(state))
         if self._organizer is not None:
             app.include_router(self._organizer)
         app.include_router(self.entrance.routes())
         app.include_router(api.routes(self._run, self._view, self._state, self._version))
         app.include_router(self._exports.routes())
+        app.include_router(metrics.routes(self._view, state, lambda: self._viewers.count))
+        app.include_router(pictures.routes(self._view, state))
+        app.include_router(feed.routes(self._run, self._view.milestones))
+        app.include_router(certificates.routes(self._run, self._view))
 
-        @app.get("/api/events")
+        @app.get(
+            "/api/events",
+            tags=["run"],
+            summary="What happens, as server-sent events",
+            responses={**answering("text/event-stream"), 503: {"model": answers.Message}},
+        )
         async def events() -> Response:
             if self._viewers.full:
-                return json_answer({"message": "too many viewers at the moment; try again later"}, 503)
+                return message("too many viewers at the moment; try again later", 503)
             return EventStream(self._viewers)
 
         return app

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.dashboard import answers
+from dedloc_kit.dashboard.milestones import Milestone, milestones
 from dedloc_kit.dashboard.recorded import Recorded
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
@@ -240,6 +241,11 @@ class RunView:
         """Who came and went, newest first."""
         visits = self._recorded.read(lambda ledger: ledger.visits(limit)) or []
         return answers.Timeline(visits=[answers.TimelineVisit(**self._visit(visit)) for visit in visits])
+
+    def milestones(self) -> list[Milestone]:
+        """What has been reached so far, oldest first."""
+        total = self._run.optimizer.total_steps
+        return self._recorded.read(lambda ledger: milestones(ledger, total)) or []
 
     def close(self) -> None:
         """Close the ledger."""

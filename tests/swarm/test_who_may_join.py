@@ -93,7 +93,7 @@ def test_a_kicked_peer_is_out_of_an_open_run_within_a_minute_and_stays_out(tmp_p
         goes_on(bob)
         again = swarm.volunteer("mallory", SLOWLY, client_mode=True)
         assert "the organizer has sent this machine away" in again.wait_for(Failed).text
-        OrderBook(folder).readmit(mallory.joined.peer)
+        OrderBook(folder).readmit(mallory.joined.peer, "mallory")
         deadline = time.monotonic() + MINUTE
         while time.monotonic() < deadline:
             forgiven = swarm.volunteer("mallory", SLOWLY, client_mode=True)
