@@ -17,10 +17,11 @@ from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import Notice
 from dedloc_kit.swarm.access import NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
+from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.tracker import Tracker
 
 FOLLOW_SECONDS = 5.0
 """Between two looks at the notices, and at the organizer's folder."""
@@ -36,7 +37,9 @@ DHT_SECONDS = 10.0
 class Membership(threading.Thread):
     """Runs beside a peer's training from its first moment in the swarm to its last.
 
+    :param averager: its process follows too; none for a peer that only looks on
     :param office: the coordinator's; none for everybody else
+    :param give_up: called when the organizer does not want this peer here any more
     """
 
     def __init__(
@@ -44,14 +47,18 @@ class Membership(threading.Thread):
         node: Node,
         identity: Identity,
         signer: Signer,
-        optimizer: CollaborativeOptimizer,
-        office: Office | None,
+        tracker: Tracker,
+        *,
+        averager: GradientAverager | None = None,
+        office: Office | None = None,
+        give_up: Callable[[Exception], None],
         warn: Callable[[str], None],
     ) -> None:
         super().__init__(name="membership", daemon=True)
         assert node.gate is not None
         self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
-        self._optimizer, self._office, self._warn = optimizer, office, warn
+        self._tracker, self._averager, self._office = tracker, averager, office
+        self._give_up, self._warn = give_up, warn
         self._key = f"{self._gate.run_id}_notice"
         self._heard = self._asked = time.monotonic()
         self._warned = ""
@@ -134,7 +141,7 @@ class Membership(threading.Thread):
         if answer.denial is not None:
             refusal = explained(answer.denial)
             if isinstance(refusal, NotWelcome):
-                self._optimizer.give_up(refusal)
+                self._give_up(refusal)
             return
         if answer.token:
             try:
@@ -149,11 +156,12 @@ class Membership(threading.Thread):
         gate = self._gate
         gate.follow(gate.token, notice)
         self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
-        self._optimizer.averager.follow(gate)
-        self._optimizer.tracker.refuse(notice.refused)
+        if self._averager is not None:
+            self._averager.follow(gate)
+        self._tracker.refuse(notice.refused)
         if self._signer.peer in notice.refused:
             self._ask()  # why
-            self._optimizer.give_up(explained("kicked"))
+            self._give_up(explained("kicked"))
 
     def _tell(self, problem: str) -> None:
         if problem != self._warned:
