@@ -16,10 +16,12 @@ from dedloc_kit.dashboard import pictures
 from dedloc_kit.dashboard.badge import badge
 from dedloc_kit.dashboard.caching import Recent
 from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.sharing import sharing_tags
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 
 SVG = "{http://www.w3.org/2000/svg}"
 DEADLINE = 20.0
+HOSTILE_ADDRESS = "http://x'\"<script>alert(1)</script>&amp;/"
 PATHS = ("/badge.svg", "/loss.svg", "/card.png", "/feed.atom", "/people/p0/certificate.svg")
 
 
@@ -83,8 +85,15 @@ def test_the_shared_picture_has_the_size_that_its_tags_promise(
 def test_shared_links_lead_to_the_address_at_which_the_page_was_reached(dashboard: Dashboard) -> None:
     page = get(dashboard, "/", Host="tunnel.example.org", X_Forwarded_Proto="https").text
     assert '<meta property="og:image" content="https://tunnel.example.org/card.png">' in page
-    page = get(dashboard, "/", Host='x"><script>alert(1)</script>').text
-    assert "<script>alert" not in page
+
+
+def test_no_address_is_more_than_a_text(dashboard: Dashboard) -> None:
+    assert "<script>alert" not in get(dashboard, "/", Host='x"><script>alert(1)</script>').text
+    tags = ElementTree.fromstring(
+        f"<head>{sharing_tags(dashboard._state(), HOSTILE_ADDRESS)}</head>".replace('">', '"/>')
+    )
+    assert {tag.tag for tag in tags} == {"meta", "link"}
+    assert f"{HOSTILE_ADDRESS}card.png" in [tag.get("content") for tag in tags]
 
 
 @pytest.mark.parametrize("path", PATHS)
