@@ -22,7 +22,14 @@ from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 SVG = "{http://www.w3.org/2000/svg}"
 DEADLINE = 20.0
 HOSTILE_ADDRESS = "http://x'\"<script>alert(1)</script>&amp;/"
-PATHS = ("/badge.svg", "/loss.svg", "/card.png", "/feed.atom", "/people/p0/certificate.svg")
+PATHS = (
+    "/badge.svg",
+    "/loss.svg",
+    "/card.png",
+    "/feed.atom",
+    "/people/p0/certificate.svg",
+    "/people/p0/certificate.pdf",
+)
 
 
 @pytest.fixture
@@ -113,6 +120,15 @@ def test_a_picture_is_drawn_once_however_many_ask(dashboard: Dashboard, monkeypa
     drawn = (f"picture {number}".encode() for number in range(10))
     monkeypatch.setattr(pictures, "card", lambda *_: next(drawn))
     assert [get(dashboard, "/card.png").content for _ in range(3)] == [b"picture 0"] * 3
+
+
+def test_a_fault_of_ours_is_answered_with_the_security_headers_too(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "card", None)
+    answer = get(dashboard, "/card.png")
+    assert answer.status_code == 500
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 def test_what_is_too_old_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
