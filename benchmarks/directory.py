@@ -5,7 +5,7 @@ import dataclasses
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -74,9 +74,8 @@ class Publisher:
 publishers: list[Publisher] = []
 
 
-def measure(peers: int, steps: int, say: Callable[[str], None]) -> list[Stand]:
+def measure(peers: int, steps: int) -> list[Stand]:
     """Publish and collect for some global steps, with all records under one key and spread."""
-    say(f"making the keys of {peers} peers")
     publishers.clear()  # before the nodes are forked: what they are told goes through a narrow pipe
     for _ in range(peers):
         key = RSAPrivateKey()

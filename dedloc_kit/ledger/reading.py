@@ -108,9 +108,16 @@ class Reader:
         )
         return [GlobalStep(**dict(zip(_STEP_FIELDS, row, strict=True))) for row in rows]
 
-    def evaluations(self, after: int = -1) -> list[EvaluationPoint]:
-        """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model."""
-        return self._evaluations("step > ?", (after,))
+    def evaluations(self, after: int = -1, most: int | None = None) -> list[EvaluationPoint]:
+        """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model.
+
+        :param most: thins more of them to about so many, evenly spread, and the newest
+        """
+        ((count, last),) = self._rows("SELECT count(*), max(step) FROM evaluations WHERE step > ?", (after,))
+        width = 1 if most is None or count <= most else 1 + (last - after) // most
+        return self._evaluations(
+            "step IN (SELECT max(step) FROM evaluations WHERE step > ? GROUP BY step / ?)", (after, width)
+        )
 
     def first_and_last_evaluation(self) -> tuple[EvaluationPoint, EvaluationPoint] | None:
         """The two ends of the evaluation curve; None while there is no evaluation."""
