@@ -101,10 +101,16 @@ class Reader:
 
     def steps(self, after: int = 0, limit: int | None = None, every: int = 1) -> list[GlobalStep]:
         """Global steps after a step, oldest first; `every` thins them to its multiples and the newest."""
+        thinned = (
+            # Looks only these up: a long run has many more steps than anyone wants to see.
+            " AND step IN (WITH RECURSIVE multiples (step) AS (SELECT (?1 / ?3 + 1) * ?3 UNION ALL"
+            " SELECT step + ?3 FROM multiples WHERE step < (SELECT max(step) FROM steps))"
+            " SELECT step FROM multiples UNION SELECT max(step) FROM steps)"
+        )
         rows = self._rows(
-            f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE step > ?1"
-            " AND (step % ?2 = 0 OR step = (SELECT max(step) FROM steps)) ORDER BY step LIMIT ?3",
-            (after, every, -1 if limit is None else limit),
+            f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE step > ?1{thinned if every > 1 else ''}"
+            " ORDER BY step LIMIT ?2",
+            (after, -1 if limit is None else limit, *((every,) if every > 1 else ())),
         )
         return [GlobalStep(**dict(zip(_STEP_FIELDS, row, strict=True))) for row in rows]
 
