@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,17 @@ def test_steps_are_read_from_where_the_reader_was(path: Path) -> None:
     assert [step.step for step in ledger.steps(after=20)] == [21, 22, 23]
     assert [step.step for step in ledger.steps(after=3, limit=2)] == [4, 5]
     assert [step.step for step in ledger.steps(every=10)] == [10, 20, 23]
+
+
+def test_many_evaluations_are_thinned_and_the_newest_is_always_there(path: Path) -> None:
+    ledger = Ledger(path)
+    for step in range(0, 101):
+        ledger.record_evaluation(step, Evaluation(loss=3.0), 0.0)
+    assert len(ledger.evaluations(most=101)) == 101
+    thinned = [point.step for point in ledger.evaluations(after=20, most=10)]
+    assert 8 <= len(thinned) <= 11
+    assert (thinned[0] > 20, thinned[-1]) == (True, 100)
+    assert max(later - earlier for earlier, later in pairwise(thinned)) <= 10
 
 
 def test_an_evaluation_that_is_not_finite_is_left_out(path: Path) -> None:
