@@ -18,6 +18,7 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils import MSGPackSerializer
 
+from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.contributions import collect
@@ -195,8 +196,10 @@ def watching(
 ) -> Iterator[Onlooker]:
     """Look at a swarm and leave it at the end. Call it in a process's main thread.
 
-    Raises UserError if nobody of the run answers.
+    Raises UserError if nobody of the run answers, or only members get an answer.
     """
+    if run.access.who != "open":
+        raise UserError("the swarm of this run answers members only: all that can be shown are copies of its ledger")
     identity = Identity(peer.folder / "identity.key")
     node = open_node(peer, identity, initial_peers)
     try:
