@@ -86,7 +86,11 @@ class _Mirror:
         if isinstance(event, Peers):
             self._invite()
         # What is wrong on this machine is for the eyes of whoever runs it.
-        shown = Failed(text="nobody of the run answers this mirror") if isinstance(event, Failed) else event
+        shown = (
+            Failed(text="this mirror does not reach the swarm; it shows what it knows")
+            if isinstance(event, Failed)
+            else event
+        )
         self._dashboard.publish(shown)
         self._display.show(event)
 
