@@ -137,7 +137,7 @@ def _flops(task: Task, model: nn.Module, batch: Batch) -> float:
     # Fused attention is not counted everywhere; its plain form is.
     with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         task.loss(model, _moved(batch, model), 0)
-    return 3.0 * counter.get_total_flops()
+    return 3.0 * float(counter.get_total_flops())
 
 
 def _kept_bytes(task: Task, model: nn.Module, batch: Batch) -> int:
