@@ -1,15 +1,17 @@
-"""A Hub on loopback for tests: what huggingface_hub asks of it when it makes, fills and reads a model repository."""
+"""A Hub on loopback for tests: what huggingface_hub asks of it when it makes, fills and reads a model repository, and
+what `datasets` asks when it reads a dataset."""
 
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -123,6 +125,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._create(json.loads(body))
             case ["api", "models", owner, name, *rest] if f"{owner}/{name}" in self.hub.commits:
                 self._api(f"{owner}/{name}", rest, body)
+            case ["api", "datasets", owner, name, *rest] if f"datasets/{owner}/{name}" in self.hub.commits:
+                self._api(f"datasets/{owner}/{name}", rest, body)
+            case ["datasets", owner, name, "resolve", revision, *file] if (
+                f"datasets/{owner}/{name}" in self.hub.commits
+            ):
+                self._resolve(f"datasets/{owner}/{name}", revision, "/".join(file))
             case [owner, name, "resolve", revision, *file] if f"{owner}/{name}" in self.hub.commits:
                 self._resolve(f"{owner}/{name}", revision, "/".join(file))
             case _:
@@ -158,6 +166,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(
                 200, {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.url}/{repository}/commit/{sha}"}
             )
+        elif rest and rest[0] == "tree":
+            self._answer(200, _listed(files, "/".join(rest[2:]), "recursive=true" in self.path.lower()))
+        elif rest and rest[0] == "paths-info":
+            asked = parse_qs(body.decode())["paths"]
+            found = [
+                {"type": "file", "path": p, "size": len(files[p]), "oid": _oid(files[p])} for p in asked if p in files
+            ]
+            self._answer(200, found)
         else:
             sha = self.hub.revision(repository)
             if rest and rest[0] == "revision":
@@ -176,7 +192,14 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in files:
             self._answer(404, {"error": "none"}, {"X-Error-Code": "EntryNotFound", **commit})
             return
-        self._answer(200, files[name], {"ETag": f'"{_oid(files[name])}"', **commit})
+        content, headers = files[name], {"ETag": f'"{_oid(files[name])}"', "Accept-Ranges": "bytes", **commit}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
+        if asked is None:
+            self._answer(200, content, headers)
+        else:
+            part = content[int(asked[1]) : int(asked[2]) + 1 if asked[2] else None]
+            headers["Content-Range"] = f"bytes {asked[1]}-{int(asked[1]) + len(part) - 1}/{len(content)}"
+            self._answer(206, part, headers)
 
     def _answer(self, code: int, body: Any, headers: dict[str, str] | None = None) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -186,6 +209,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+
+def _listed(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """What lies in a folder; with `recursive` also below its folders."""
+    prefix = f"{folder}/" if folder else ""
+    entries: dict[str, dict[str, Any]] = {}
+    for path, content in files.items():
+        inside = path.removeprefix(prefix)
+        if not path.startswith(prefix):
+            continue
+        if recursive or "/" not in inside:
+            entries[path] = {"type": "file", "path": path, "size": len(content), "oid": _oid(content)}
+        else:
+            below = prefix + inside.split("/")[0]
+            entries[below] = {"type": "directory", "path": below, "oid": _oid(below.encode())}
+    return list(entries.values())
 
 
 def _oid(content: bytes | None) -> str | None:

@@ -1,0 +1,144 @@
+"""An organizer's afternoon, from the idea to the published model: the real commands, with a Hub on loopback."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedloc_kit.access import invite
+from dedloc_kit.session import Session
+from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.swarm.harness import wait_until
+from tests.test_session import wait_for
+
+COMMAND = [sys.executable, "-m", "dedloc_kit.cli"]
+
+
+def dedloc(*arguments: str | Path) -> str:
+    """Run one command to its end; returns what it says."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def launched(run: Path, folder: Path) -> Iterator[None]:
+    """`dedloc launch` until the invitation is on the Hub; an interrupt ends it at last."""
+    options = [
+        "--hub",
+        "us/model",
+        "--push-every",
+        "1",
+        "--folder",
+        str(folder),
+        "--host",
+        "127.0.0.1",
+        "--threads",
+        "1",
+    ]
+    options += ["--dashboard-host", "127.0.0.1", "--port", "0", "--evaluate-every", "1"]
+    with (folder.parent / "output").open("w") as output:
+        process = subprocess.Popen([*COMMAND, "launch", str(run), *options], stdout=output, stderr=output)
+        try:
+            wait_until(
+                lambda: (folder / "invitation.json").exists() or process.poll() is not None, "it is not up", 120.0
+            )
+            yield
+            process.send_signal(signal.SIGINT)
+            assert process.wait(180.0) == 0
+        finally:
+            process.kill()
+            process.wait()
+            sys.stderr.write(Path(output.name).read_text())
+
+
+@contextmanager
+def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
+    """As `join("us/model")` makes it."""
+    settings: dict[str, Any] = {"name": name, "host": "127.0.0.1", "device": "cpu", "threads": 1, "microbatch": 8}
+    session = Session("us/model", folder=folder / name, settings=settings, code=code)
+    try:
+        yield session
+    finally:
+        session.leave()
+        assert session.ended.wait(90.0)
+
+
+def prepared(hub: LoopbackHub) -> Path:
+    """The run's configuration, made from a recipe, data and a tokenizer that are on the Hub."""
+    dedloc("corpus", "corpus")
+    files = [path for path in Path("corpus").rglob("*") if path.is_file()]
+    hub.commits["datasets/us/corpus"] = [{str(path.relative_to("corpus")): path.read_bytes() for path in files}]
+    data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]
+    dedloc("new", "our-model", "--recipe", "albert-demo", *data, "--language", "en", "--about", "Ours, for us.")
+    run = Path("our-model") / "run.toml"
+    said = dedloc("tokenizer", run, "--push", "us/tokenizer")
+    pinned = re.search(r'tokenizer = "us/tokenizer@\w+"', said)
+    assert pinned is not None, said
+    text = run.read_text(encoding="utf-8")
+    text = text.replace("global_batch = 192", "global_batch = 64").replace('access = "open"', 'access = "invite"')
+    lines = [pinned[0] if line.startswith("tokenizer = ") else line for line in text.splitlines()]
+    run.write_text("\n".join(lines), encoding="utf-8")
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DEDLOC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("COLUMNS", "500")
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
+        run, folder = prepared(hub), tmp_path / "run"
+        assert "to finish" in dedloc("check", run, "--volunteers", "2xCPU,20xT4@50mbit", "--threads", "1")
+        with launched(run, folder):
+            wait_until(lambda: "invitation.json" in hub.files("us/model"), "the invitation is not on the Hub", 60.0)
+            here = {
+                name: volunteers.enter_context(volunteer(tmp_path, name, invite(folder, name, days=1)))
+                for name in ("alice", "bob")
+            }
+            stranger = volunteers.enter_context(volunteer(tmp_path, "mallory"))
+            refused = wait_for(stranger, lambda now: now.over)
+            assert refused.problem is not None
+            assert "ask the organizer for your personal code" in refused.problem
+            for session in here.values():
+                wait_for(session, lambda now: now.session_samples > 0)
+            dedloc("pause", folder)
+            for session in here.values():
+                wait_for(session, lambda now: "the organizer has paused the run" in now.text)
+            dedloc("resume", folder)
+            dedloc("announce", "Well done so far!", folder)
+            wait_for(here["alice"], lambda now: now.phase == "training" and now.announcement == "Well done so far!")
+            dedloc("kick", "bob", folder)
+            gone = wait_for(here["bob"], lambda now: now.over)
+            assert gone.problem is not None
+            assert "the organizer has sent this machine away" in gone.problem
+            given = here["alice"].snapshot().session_samples
+            wait_for(here["alice"], lambda now: now.session_samples > given)
+            dedloc("finish", folder)
+            thanked = wait_for(here["alice"], lambda now: now.over)
+            assert thanked.phase == "finished"
+        published = hub.files("us/model")
+        assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "training_state.safetensors"} <= set(
+            published
+        )
+        assert any(name.startswith("ledger/") for name in published)
+        assert "alice" in published["README.md"].decode()
+        given_to_the_hub = {each["name"]: each["samples"] for each in json.loads(published["contributors.json"])}
+        assert given_to_the_hub["alice"] == thanked.session_samples
+        load = "from transformers import AutoModel; print(AutoModel.from_pretrained('us/model').config.hidden_size)"
+        loaded = subprocess.run(
+            [sys.executable, "-c", load], capture_output=True, text=True, check=False, env=os.environ
+        )
+        assert loaded.stdout.strip() == "256", loaded.stderr
