@@ -36,8 +36,6 @@ from tests.dashboard.community import (
     seen,
     write_ledger,
 )
-from tests.swarm.harness import Peer
-from tests.tiny import tiny_run
 
 DEADLINE, LONG_DEADLINE = 20_000, 120_000
 """Milliseconds: machines that test are busy. The long one is for what a real swarm does."""
@@ -459,6 +457,10 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Page, tmp_path: Path) -> None:
+    # Imported here: they import torch, which the other tests do without.
+    from tests.swarm.harness import Peer
+    from tests.tiny import tiny_run
+
     run = tiny_run(about="A network that learns to shift numbers, for all who test it")
     peer = PeerConfig(folder=tmp_path / "coordinator", host="127.0.0.1", device="cpu", task_module="tests.tiny")
     status = page.locator("#status")
