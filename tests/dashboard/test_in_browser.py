@@ -36,8 +36,6 @@ from tests.dashboard.community import (
     seen,
     write_ledger,
 )
-from tests.swarm.harness import Peer
-from tests.tiny import tiny_run
 
 DEADLINE, LONG_DEADLINE = 20_000, 120_000
 """Milliseconds: machines that test are busy. The long one is for what a real swarm does."""
@@ -202,33 +200,25 @@ def test_a_lost_server_is_told_and_found_again(page: Page, tmp_path: Path) -> No
     second.stop()
 
 
-@pytest.mark.parametrize(
-    ("events", "title"),
-    [
-        ([State(text="loading the model")], "This run has not begun yet"),
-        (
-            [Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)],
-            "Nobody",
-        ),
-        ([Peers(peers=(COORDINATOR, seen(0)), paused=True)], "The organizer has paused the run"),
-        ([EVERYONE, Failed(text="out of memory")], "The coordinator cannot be heard"),
-        ([EVERYONE], None),
-    ],
-)
-def test_how_the_run_stands_is_told_in_words(
-    page: Page, tmp_path: Path, events: list[AnyEvent], title: str | None
-) -> None:
-    with_events = Dashboard(RUN, tmp_path / "ledger.sqlite")
-    with_events.start()
-    for event in events:
-        with_events.publish(event)
-    opened(page, with_events)
-    if title:
-        expect(page.locator(".notice h2")).to_contain_text(title)
-        photograph(page, f"state-{title.split()[-1].lower()}")
-    else:
-        expect(page.locator(".notice")).to_be_hidden()
-    with_events.stop()
+def test_how_the_run_stands_is_told_in_words(page: Page, tmp_path: Path) -> None:
+    changing = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    changing.start()
+    changing.publish(State(text="loading the model"))
+    opened(page, changing)
+    joined = Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)
+    events: dict[str, AnyEvent] = {
+        "This run has not begun yet": State(text="loading the tokenizer"),
+        "Nobody is training right now": joined,
+        "The organizer has paused the run": Peers(peers=(COORDINATOR, seen(0)), paused=True),
+        "The coordinator cannot be heard": Failed(text="out of memory"),
+    }
+    for title, event in events.items():
+        changing.publish(event)
+        expect(page.locator(".notice h2")).to_have_text(title)
+        photograph(page, f"state-{title.split()[-1]}")
+    changing.publish(EVERYONE)
+    expect(page.locator(".notice")).to_be_hidden()
+    changing.stop()
 
 
 def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_path: Path) -> None:
@@ -467,6 +457,10 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Page, tmp_path: Path) -> None:
+    # Imported here: they import torch, which the other tests do without.
+    from tests.swarm.harness import Peer
+    from tests.tiny import tiny_run
+
     run = tiny_run(about="A network that learns to shift numbers, for all who test it")
     peer = PeerConfig(folder=tmp_path / "coordinator", host="127.0.0.1", device="cpu", task_module="tests.tiny")
     status = page.locator("#status")
