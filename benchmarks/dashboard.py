@@ -17,11 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import requests
@@ -31,7 +31,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers, PeerSeen, StepDone, parse_event
 from dedloc_kit.ledger import Ledger, schema
 from dedloc_kit.records import Contribution, GlobalStep
-from dedloc_kit.run import parse_run
+from dedloc_kit.run import RunConfig, parse_run
 
 CALLS = (
     *(
@@ -44,6 +44,7 @@ CALLS = (
     ),
     *("people/{peer}", "teams", "peers", "rounds", "timeline", "standing?peer={peer}&after=0"),
 )
+T = TypeVar("T")
 STEP_SECONDS = 60.0
 SESSIONS = 10
 STEPS_PER_EVENT = 10
@@ -309,28 +310,37 @@ def resident_bytes() -> int:
     return int(fields[1]) * resource.getpagesize()
 
 
-def report(results: dict[str, Any]) -> None:
-    print("load when it began: " + ", ".join(f"{load:.1f}" for load in results["load"]))
-    made = results["ledger"]
-    print(f"ledger: {made['bytes'] / 1e6:.0f} MB, brought up to date in {made['update_seconds']:.1f} s")
-    print(f"\n{'call':34}{'after news':>12}{'slowest':>12}{'kept':>12}{'bytes':>12}{'gzip':>12}")
-    for call, row in results["calls"].items():
+def show_ledger(row: dict[str, float]) -> None:
+    print(f"ledger: {row['bytes'] / 1e6:.0f} MB, brought up to date in {row['update_seconds']:.1f} s")
+
+
+def show_calls(calls: dict[str, dict[str, float]]) -> None:
+    print(f"{'call':34}{'after news':>12}{'slowest':>12}{'kept':>12}{'bytes':>12}{'gzip':>12}")
+    for call, row in calls.items():
         times = "".join(f"{1e3 * row[key]:>9.1f} ms" for key in ("fresh", "slowest", "kept"))
         print(f"{call:34}{times}{row['bytes']:>12.0f}{row['gzip_bytes']:>12.0f}")
-    paint, watched, memory = results["first_paint"], results["viewers"], results["memory"]
+
+
+def show_first_paint(row: dict[str, float]) -> None:
+    page, data = row["page"] / 1e3, row["data"] / 1e3
+    print(f"first paint: {row['seconds']:.2f} s, page {page:.0f} kB, data {data:.0f} kB, compressed")
+
+
+def show_viewers(row: dict[str, float]) -> None:
     print(
-        f"\nfirst paint: {paint['seconds']:.2f} s, page {paint['page'] / 1e3:.0f} kB, data {paint['data'] / 1e3:.0f} kB"
+        f"{row['viewers']} viewers: {row['core_share']:.0%} of a core ({row['core_share_without_viewers']:.0%} without "
+        f"them); an event reaches the page after {row['event_seconds']:.2f} s, the slowest after "
+        f"{row['slowest_event_seconds']:.2f} s"
     )
-    print(
-        f"{watched['viewers']} viewers: {watched['core_share']:.0%} of a core "
-        f"({watched['core_share_without_viewers']:.0%} without them); an event reaches the page after "
-        f"{watched['event_seconds']:.2f} s, the slowest after {watched['slowest_event_seconds']:.2f} s"
-    )
-    print(
-        f"{memory['events']} events: {memory['early_bytes'] / 1e6:.0f} MB after a tenth of them, "
-        f"{memory['late_bytes'] / 1e6:.0f} MB after all"
-    )
-    for row in results.get("directory", ()):
+
+
+def show_memory(row: dict[str, float]) -> None:
+    early, late = row["early_bytes"] / 1e6, row["late_bytes"] / 1e6
+    print(f"memory over {row['events']} events: {early:.0f} MB after a tenth of them, {late:.0f} MB after all")
+
+
+def show_directory(stands: Sequence[dict[str, Any]]) -> None:
+    for row in stands:
         print(
             f"directory, {row['kind']} of {row['peers']} peers on {row['keys']} keys: stored in "
             f"{row['store_seconds']:.1f} s, collected in {row['collect_seconds']:.2f} s, {row['lost']} lost in "
@@ -338,46 +348,57 @@ def report(results: dict[str, Any]) -> None:
         )
 
 
+class Results:
+    """Tells each result as soon as it is there, and keeps it in a file if there is to be one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._found: dict[str, Any] = {"load": os.getloadavg()}
+        print("load before: " + ", ".join(f"{load:.1f}" for load in os.getloadavg()), flush=True)
+
+    def add(self, name: str, found: T, show: Callable[[T], None]) -> None:
+        self._found[name] = found
+        show(found)
+        sys.stdout.flush()
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._found, indent=2) + "\n")
+
+
 def main() -> int:
     options = _parse()
-    results: dict[str, Any] = {"load": os.getloadavg(), "options": {k: str(v) for k, v in vars(options).items()}}
-
-    def say(text: str) -> None:
-        print(f"... {text}", file=sys.stderr, flush=True)
-
-    # First, and alone: hivemind forks its processes.
-    if options.peers:
-        results["directory"] = directory.rows(directory.measure(options.peers, options.directory_steps, say))
+    results = Results(options.json)
+    if options.peers:  # first, and alone: hivemind forks its processes
+        stands = directory.measure(options.peers, options.directory_steps)
+        results.add("directory", directory.rows(stands), show_directory)
     with tempfile.TemporaryDirectory(prefix="dedloc-dashboard-") as folder:
         path = Path(folder) / "ledger.sqlite"
-        say("making the ledger")
-        results["ledger"] = make_ledger(path, options.people, options.steps, options.contributions)
-        task = {"name": "albert"}
-        run_config = parse_run(
-            {
-                "name": "scale",
-                "global_batch": 1280,
-                "task": task,
-                "data": {"train": [{"dataset": "owner/name"}]},
-                "optimizer": {"total_steps": 2 * options.steps, "warmup_steps": 10},
-            }
-        )
-        dashboard = Dashboard(run_config, path)
+        made = make_ledger(path, options.people, options.steps, options.contributions)
+        results.add("ledger", made, show_ledger)
+        dashboard = Dashboard(_config(options.steps), path)
         dashboard.start()
         run = Run(path, dashboard, options.people)
         run.tell_peers()
-        say("asking")
-        results["calls"] = measure_calls(run, dashboard.url, options.repeats)
-        results["first_paint"] = measure_first_paint(dashboard.url)
-        say("watching")
-        results["viewers"] = measure_viewers(run, dashboard.url, options.viewers, options.seconds)
-        results["memory"] = measure_memory(run, dashboard.url, min(20, options.viewers), options.events)
+        results.add("calls", measure_calls(run, dashboard.url, options.repeats), show_calls)
+        results.add("first_paint", measure_first_paint(dashboard.url), show_first_paint)
+        watched = measure_viewers(run, dashboard.url, options.viewers, options.seconds)
+        results.add("viewers", watched, show_viewers)
+        memory = measure_memory(run, dashboard.url, min(20, options.viewers), options.events)
+        results.add("memory", memory, show_memory)
         dashboard.stop()
         run.ledger.close()
-    report(results)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0
+
+
+def _config(steps: int) -> RunConfig:
+    return parse_run(
+        {
+            "name": "scale",
+            "global_batch": 1280,
+            "task": {"name": "albert"},
+            "data": {"train": [{"dataset": "owner/name"}]},
+            "optimizer": {"total_steps": 2 * steps, "warmup_steps": 10},
+        }
+    )
 
 
 def _parse() -> argparse.Namespace:

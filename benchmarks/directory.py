@@ -5,8 +5,8 @@ import dataclasses
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from dedloc_kit.swarm.node import addresses_of, open_node
 from dedloc_kit.swarm.signing import author
 
 NODES = 4
-AT_ONCE = 8
+AT_ONCE = 2
 """Stores that one node has under way."""
 RUN = "scale-0123456789abcdef"
 
@@ -74,28 +74,41 @@ class Publisher:
 publishers: list[Publisher] = []
 
 
-def measure(peers: int, steps: int, say: Callable[[str], None]) -> list[Stand]:
+def measure(peers: int, steps: int) -> list[Stand]:
     """Publish and collect for some global steps, with all records under one key and spread."""
-    say(f"making the keys of {peers} peers")
     publishers.clear()  # before the nodes are forked: what they are told goes through a narrow pipe
     for _ in range(peers):
         key = RSAPrivateKey()
         publishers.append(Publisher(_subkey(key), author(_subkey(key)), key))
+    return [
+        _stand(kind, known, steps)
+        for kind in ("progress", "contributions")
+        for known in (0, peers)  # who knows of no others puts everything under one key
+    ]
+
+
+@contextmanager
+def _open_nodes() -> Iterator[list[Node]]:
+    """New ones for each stand: nodes that were too busy to answer do not ask each other again for a while."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dedloc-directory-")))
         nodes: list[Node] = []
         for number in range(NODES):
             config = PeerConfig(folder=folder / str(number), host="127.0.0.1", client_mode=False)
-            nodes.append(
-                open_node(config, Identity(config.folder / "identity.key"), [a for n in nodes for a in addresses_of(n)])
-            )
+            known = [address for node in nodes for address in addresses_of(node)]
+            nodes.append(open_node(config, Identity(config.folder / "identity.key"), known))
             stack.callback(nodes[-1].shutdown)
         for number, node in enumerate(nodes):
             node.run_coroutine(partial(_become, number))
-        return [_stand(nodes, kind, known, steps) for kind in ("progress", "contributions") for known in (0, peers)]
+        yield nodes
 
 
-def _stand(nodes: Sequence[Node], kind: str, known: int, steps: int) -> Stand:
+def _stand(kind: str, known: int, steps: int) -> Stand:
+    with _open_nodes() as nodes:
+        return _measured(nodes, kind, known, steps)
+
+
+def _measured(nodes: Sequence[Node], kind: str, known: int, steps: int) -> Stand:
     name = f"{RUN}_{kind}_{known}"
     collector = Directory(nodes[-1], name)
     check = (Progress if kind == "progress" else Contribution).parse

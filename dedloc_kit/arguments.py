@@ -103,13 +103,7 @@ def parser() -> argparse.ArgumentParser:
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
     )
-    join.add_argument(
-        "--code-file",
-        type=Path,
-        metavar="FILE",
-        help="holds your personal code, for a run that is not open to all; default: the variable DEDLOC_CODE, else you "
-        "are asked for it",
-    )
+    _code_option(join)
     reach = join.add_mutually_exclusive_group()
     reach.add_argument(
         "--client-mode",
@@ -141,6 +135,7 @@ def parser() -> argparse.ArgumentParser:
     dashboard.add_argument(
         "--folder", type=Path, metavar="DIR", help="keeps its ledger; default: one in your home folder"
     )
+    _code_option(dashboard)
     dashboard.set_defaults(command="dashboard")
 
     status = commands.add_parser("status", help="how a run is doing")
@@ -267,6 +262,16 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
 def _device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=_positive, default=0, metavar="N", help="CPU threads; default: all cores")
+
+
+def _code_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--code-file",
+        type=Path,
+        metavar="FILE",
+        help="holds your personal code, for a run that is not open to all; default: the variable DEDLOC_CODE, else you "
+        "are asked for it",
+    )
 
 
 def _machine_options(parser: argparse.ArgumentParser, folder_help: str) -> None:

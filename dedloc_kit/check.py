@@ -1,6 +1,7 @@
 """`dedloc check`: whether a run can work, what it takes, and how long it will take with a mix of volunteers."""
 
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files
 from dedloc_kit.human import count, duration, rate, size
-from dedloc_kit.machine import BYTES_PER_PARAMETER, FIXED_BYTES
+from dedloc_kit.machine import BYTES_PER_PARAMETER, FIXED_BYTES, cores
 from dedloc_kit.prediction import HERE, Prediction, Volunteers, fits, predict, samples_per_second
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
@@ -38,6 +39,7 @@ def check(
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
     check_mixture(run.data.train)
+    load = os.getloadavg()[0]
     rehearsed = rehearse(run, console, offline=offline, **settings)
     console.print(f"\n{run.run_id}", style="bold")
     for line in describe(run, rehearsed):
@@ -45,6 +47,10 @@ def check(
     if rehearsed.cost is None:
         console.print("no data could be read, so nothing can be said about its speed; leave --offline out")
         return
+    if load > cores():
+        console.print(
+            f"this machine is busy with other things (load {load:.0f}), so it is slower here than it could be"
+        )
     console.print(_devices(rehearsed, volunteers))
     for line in describe_prediction(run, predict(run, rehearsed, volunteers, coordinator_line)):
         console.print(line)

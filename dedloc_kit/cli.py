@@ -189,8 +189,10 @@ def _notebook(options: argparse.Namespace) -> None:
 
 def _dashboard(options: argparse.Namespace) -> None:
     from dedloc_kit.mirror import mirror
+    from dedloc_kit.personal_code import personal_code
 
-    mirror(options.invitation, host=options.host, port=options.port, folder=options.folder)
+    code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
+    mirror(options.invitation, host=options.host, port=options.port, folder=options.folder, code=code)
 
 
 def _status(options: argparse.Namespace) -> None:

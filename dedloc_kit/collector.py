@@ -4,11 +4,13 @@ It trains nothing, and the others do not notice it. What peers gave it knows fro
 does. What only the coordinator knows, it is told: the evaluations, and the history before it came.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from dedloc_kit.account import CODE
 from dedloc_kit.client import Measured, fetch_measured
 from dedloc_kit.copies import Copies
 from dedloc_kit.errors import UserError
@@ -81,8 +83,8 @@ class _Collector:
     def follow(self, stop: threading.Event) -> None:
         """Record what the swarm does; raises UserError if nobody of it answers."""
         addresses = initial_peers(self._invitation, self._peer.folder)
-        organizer = self._invitation.peers[0].rpartition("/p2p/")[2]
-        with watching(self._run, self._peer, addresses, organizer, self._warn) as swarm:
+        secret = os.environ.pop(CODE, "")  # before any process is started that would inherit it
+        with watching(self._run, self._peer, addresses, self._invitation.organizer, secret, self._warn) as swarm:
             memory = Memory(self._peer.folder, self._run.run_id, swarm.peer, 0)
             self._emit(
                 Joined(
@@ -97,6 +99,7 @@ class _Collector:
             )
             collect_due = 0.0
             while not stop.wait(POLL_SECONDS):
+                swarm.check()
                 peers = swarm.peers()
                 with suppress(OSError):  # a full disk
                     memory.update({peer: progress.addresses for peer, progress in peers.items() if progress.addresses})

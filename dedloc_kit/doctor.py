@@ -1,6 +1,5 @@
 """`dedloc doctor`: what on this machine, or on the way to a run, would keep it from taking part; each with its fix."""
 
-import ipaddress
 import platform
 import socket
 import sys
@@ -9,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from dedloc_kit.account import who_am_i
 from dedloc_kit.client import fetch_invitation, fetch_state
@@ -18,7 +16,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Reached
 from dedloc_kit.human import size
 from dedloc_kit.machine import check, check_clock, check_connections, clock_skew, look
-from dedloc_kit.memory import recall
+from dedloc_kit.memory import of_first_peers, recall
+from dedloc_kit.ports import advice
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.worker import Worker, reach_job
 
@@ -162,12 +161,11 @@ def _network() -> Iterator[Finding]:
 
 def _organizer(folder: Path, invitation: Invitation | None, port: int, swarm_port: int) -> Iterator[Finding]:
     url = invitation.url if invitation else None
-    if url is not None and _is_private(urlsplit(url).hostname or ""):
-        yield Finding(
-            f"the invitation names an address of a private network ({url})",
-            "if volunteers are elsewhere, launch with --announce-host PUBLIC-ADDRESS and --swarm-port PORT, and let "
-            f"your router forward the ports {port} and PORT to this machine",
-        )
+    if invitation is not None:
+        own = of_first_peers(invitation.peers, 1)
+        said = advice(own, port)
+        what, _, fix = said.partition("; ") if said.startswith("only") else (said, "", "")
+        yield Finding(what, fix)
     try:
         state = fetch_state(url) if url else None
     except UserError:
@@ -223,13 +221,6 @@ def _reach(peers: tuple[str, ...], port: int) -> Iterator[Finding]:
         yield Finding(heard[0].text, "to carry a larger share, forward a port and name it with --swarm-port")
     else:
         yield Finding(heard[0].text)
-
-
-def _is_private(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_free(port: int) -> bool:

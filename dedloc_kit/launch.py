@@ -143,6 +143,8 @@ def launch(
         RunDisplay(run.global_batch) as display,
         _alerting(run, peer, 60.0 * stall_minutes, webhook, display) as alerts,
     ):
+        if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
+            display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
         if resume is not None:
             display.line(f"getting the training state from {resume}", "dim")
             state = training_state(resume)
@@ -204,8 +206,6 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: A
         display.line(f"to steer it: {_how_to_steer(url, peer.folder, display)}")
         if hint := advice(coordinator.addresses, int(url.rpartition(":")[2])):
             display.line(hint, "yellow")
-        if OrderBook(peer.folder).read().finish:
-            display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
             alerts.look()
             if coordinator.invitation() != invitation:

@@ -22,11 +22,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
 """Seconds between two looks for a swarm of which nobody answers: twice as long each time."""
 
 
-def mirror(where: str, *, host: str, port: int, folder: Path | None) -> None:
+def mirror(where: str, *, host: str, port: int, folder: Path | None, code: str = "") -> None:
     """Serve a run's page from a ledger of one's own until interrupted.
 
     :param where: the run's invitation, see `fetch_invitation`
     :param folder: keeps what is collected
+    :param code: what lets a volunteer into a run that is not open; this machine needs it once
     Raises UserError if there is no such invitation, or the folder or the port cannot be used.
     """
     with peer_folder(folder or home() / "mirrors" / re.sub(r"\W+", "-", where)) as base:
@@ -40,7 +41,7 @@ def mirror(where: str, *, host: str, port: int, folder: Path | None) -> None:
             with RunDisplay(run.global_batch) as display:
                 display.line(f"mirror of {run.run_id}: {dashboard.url}", "bold")
                 display.line(f"what it collects is in {place}")
-                _Mirror(where, base, dashboard, display).collect(invitation)
+                _Mirror(where, base, dashboard, display, code).collect(invitation)
         except KeyboardInterrupt:
             pass
         finally:
@@ -48,7 +49,8 @@ def mirror(where: str, *, host: str, port: int, folder: Path | None) -> None:
 
 
 class _Mirror:
-    def __init__(self, where: str, base: Path, dashboard: Dashboard, display: RunDisplay) -> None:
+    def __init__(self, where: str, base: Path, dashboard: Dashboard, display: RunDisplay, code: str) -> None:
+        self._code = code
         self._where, self._base, self._dashboard, self._display = where, base, dashboard, display
         self._found = threading.Event()
 
@@ -69,7 +71,7 @@ class _Mirror:
         self._invitation = invitation
         self._invite()
         peer = PeerConfig(folder=self._base / invitation.run_id, name="mirror", device="cpu", client_mode=True)
-        job = collector_job(invitation, peer, repository_of(self._where))
+        job = collector_job(invitation, peer, repository_of(self._where), self._code)
         worker = Worker("collector", job, folder=peer.folder, on_event=self._heard)
         try:
             worker.wait()

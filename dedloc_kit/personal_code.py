@@ -30,7 +30,7 @@ def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
     if found or not ask:
         return found
     try:
-        question = _QUESTIONS.get(fetch_invitation(where).run_config().access.who)
+        question = _QUESTIONS.get(fetch_invitation(where, watch=True).run_config().access.who)
     except UserError:  # the session says so, or knows the run from the last time
         return ""
     if question is None:

@@ -20,8 +20,9 @@ def advice(addresses: Sequence[str], page_port: int) -> str:
         )
     if all(_is_loopback(host) for host in hosts):
         return f"only this machine can join: the swarm is announced at {', '.join(sorted(hosts))}"
+    private = ", ".join(sorted(host for host in hosts if not _is_loopback(host)))
     return (
-        f"only machines in this network can join: the swarm is announced at {', '.join(sorted(hosts))}; to let in the "
+        f"only machines in this network can join: the swarm is announced at {private}; to let in the "
         f"world, forward TCP ports {swarm_port} and {page_port} of the router to this machine and start again with "
         f"--swarm-port {swarm_port} --announce-host and the router's public address"
     )

@@ -17,10 +17,10 @@ SHARE_OF_LINE = 1 / 1.4
 """What an all-reduce makes of a line: with four hosts on 25 Mbit/s it took 1.4 times as long as its bytes alone would
 (benchmarks/README.md)."""
 ROUND_SECONDS = 2.0
-"""What a round takes beside its bytes: to find the group, begin and take the optimizer step
-(`benchmarks/prediction.py`)."""
+"""What a round takes beside its bytes, to find the group, begin and take the optimizer step: an estimate
+(`benchmarks/prediction.py` tells how good it is)."""
 COLLABORATING = 0.9
-"""Samples of a peer on a busy processor in company over those alone (`benchmarks/collaboration.py`, real ALBERT)."""
+"""Of what a peer computes alone, what is left beside the swarm's own work: an estimate."""
 
 _UNITS = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _LINE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"

@@ -139,7 +139,7 @@ class Session:
             self._check_machine(invitation)
         peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
         self._set(text="loading the libraries")
-        secrets = {**self._account.environment(), CODE: self._code}
+        secrets = {**self._account.environment(), **({CODE: self._code} if self._code else {})}
         return {**volunteer_job(invitation, peer), "environment": secrets}
 
     def _check_machine(self, invitation: Invitation) -> None:
@@ -167,7 +167,9 @@ class Session:
             case Joined():
                 self._earlier_samples += self._worker_samples
                 self._worker_samples, self._heard, self._peer = 0, time.monotonic(), notice.peer
-                self._set(phase="training", text="training", step=notice.step, device=notice.device)
+                # `#me`: the page says so, and remembers it in this browser.
+                own_page = f"{self._now.url}/people/{self._peer}#me" if self._now.url else None
+                self._set(phase="training", text="training", step=notice.step, device=notice.device, own_page=own_page)
             case LocalProgress():
                 self._progress(notice)
             case StepDone(step=step, contributions=contributions):

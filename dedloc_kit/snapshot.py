@@ -31,6 +31,8 @@ class Snapshot:
     """What this run is and for whom, as the organizer wrote it; may be empty."""
     url: str | None = None
     """The live dashboard."""
+    own_page: str | None = None
+    """Its page about this volunteer, once the peer id is known."""
     name: str = ""
     """Of the volunteer."""
     anonymous: bool = True

@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+from dedloc_kit.account import CODE
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.records import Invitation
@@ -151,9 +152,9 @@ def volunteer_job(invitation: Invitation, peer: PeerConfig) -> dict[str, Any]:
     return {"invitation": invitation.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
 
 
-def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | None) -> dict[str, Any]:
+def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | None, code: str) -> dict[str, Any]:
     """What a collector needs to know, as plain values; `repository` is the run's on the Hub, if it is known."""
-    return {**volunteer_job(invitation, peer), "repository": repository}
+    return {**volunteer_job(invitation, peer), "repository": repository, "environment": {CODE: code} if code else {}}
 
 
 def reach_job(peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:

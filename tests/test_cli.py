@@ -133,6 +133,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert_refused(result, str(tmp_path / "file" / "run"), "--folder")
 
 
+def test_damaged_orders_are_put_right_before_a_run_starts_without_them(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "orders.json").write_text("{")
+    result = launch(run_file(tmp_path), "--folder", str(tmp_path / "run"))
+    assert_refused(result, str(tmp_path / "run" / "orders.json"), "remove it to lift all orders")
+
+
 def test_a_coordinator_that_does_not_answer_is_said(tmp_path: Path) -> None:
     result = dedloc("join", "http://127.0.0.1:9", folder=tmp_path)
     assert_refused(result, "no coordinator answers at http://127.0.0.1:9")

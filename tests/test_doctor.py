@@ -90,8 +90,8 @@ def test_an_invitation_that_leads_nowhere_must_be_fixed(tmp_path: Path) -> None:
     assert "ask the organizer" in nobody.fix
 
 
-def test_a_run_s_folder_tells_which_ports_are_taken_and_that_its_address_is_a_private_one(tmp_path: Path) -> None:
-    invitation_in(tmp_path, url="http://127.0.0.1:9")
+def test_a_run_s_folder_tells_which_ports_are_taken_and_that_only_its_own_network_reaches_it(tmp_path: Path) -> None:
+    invitation_in(tmp_path, NOBODY.replace("127.0.0.1", "10.0.0.5"), url="http://127.0.0.1:9")
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
@@ -99,7 +99,7 @@ def test_a_run_s_folder_tells_which_ports_are_taken_and_that_its_address_is_a_pr
         findings = found(tmp_path, port=port, swarm_port=port)
     assert told(findings, f"port {port} of the dashboard is in use").must
     assert "--swarm-port" in told(findings, f"port {port} of the swarm is in use").fix
-    assert "--announce-host" in told(findings, "private network").fix
+    assert "--announce-host" in told(findings, "only machines in this network can join").fix
 
 
 def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,17 @@ def test_steps_are_read_from_where_the_reader_was(path: Path) -> None:
     assert [step.step for step in ledger.steps(after=20)] == [21, 22, 23]
     assert [step.step for step in ledger.steps(after=3, limit=2)] == [4, 5]
     assert [step.step for step in ledger.steps(every=10)] == [10, 20, 23]
+
+
+def test_many_evaluations_are_thinned_and_the_newest_is_always_there(path: Path) -> None:
+    ledger = Ledger(path)
+    for step in range(0, 101):
+        ledger.record_evaluation(step, Evaluation(loss=3.0), 0.0)
+    assert len(ledger.evaluations(most=101)) == 101
+    thinned = [point.step for point in ledger.evaluations(after=20, most=10)]
+    assert 8 <= len(thinned) <= 11
+    assert (thinned[0] > 20, thinned[-1]) == (True, 100)
+    assert max(later - earlier for earlier, later in pairwise(thinned)) <= 10
 
 
 def test_an_evaluation_that_is_not_finite_is_left_out(path: Path) -> None:
@@ -451,6 +463,7 @@ def test_a_visit_lasts_until_its_peer_was_seen_last(watching: Watching) -> None:
     assert watching.visits() == [(0.0, 90.0, True)]
     watching.see(100)
     assert watching.visits() == [(0.0, 99.0, False)]
+    assert watching.ledger.here() == {}
     assert watching.visits("c") == []
     assert watching.ledger.people()[0].seconds == 99.0
     assert watching.ledger.people()[0].devices == ("T4",)
@@ -532,9 +545,10 @@ def test_what_a_rewind_forgets_is_taken_back_from_the_running_sums(watching: Wat
     ledger = watching.ledger
     watching.see(1, a_peer())
     for step in range(2, 11):
-        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step)})
+        ledger.record_step(a_step(step), {"p": given(step, 64, 64 * step), "q": given(step, 8, 8 * (step - 1))})
     ledger.record_step(a_step(6, way="b"), {"p": given(6, 64, 64 * 11)})
-    (asha,) = ledger.people()
+    asha, other = ledger.people()
+    assert (other.samples, ledger.days_of("q")) == (4 * 8, [(20_000, 4 * 8)])
     assert (asha.samples, asha.steps, asha.sessions) == (6 * 64, 6, 1)
     assert ledger.days_of("p") == [(20_000, 6 * 64)]
     assert ledger.visits(1)[0].samples == 5 * 64

@@ -12,7 +12,7 @@ def test_behind_an_address_translation_the_ports_to_forward_are_named(host: str)
     said = advice(announced("127.0.0.1", host), 8000)
     assert "forward TCP ports 31337 and 8000" in said
     assert "--swarm-port 31337 --announce-host" in said
-    assert host in said
+    assert f"announced at {host};" in said
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "train.example.org"])

@@ -140,5 +140,10 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _day(time: float) -> str:
-    moment = datetime.fromtimestamp(min(time, 2**35), UTC)  # 2**35: in the year 3058
-    return f"{moment.day} {moment:%B %Y}"
+    day = moment(time)
+    return f"{day.day} {day:%B %Y}"
+
+
+def moment(time: float) -> datetime:
+    """A time as a date; one that no calendar has becomes the year 3058."""
+    return datetime.fromtimestamp(min(time, 2**35), UTC)

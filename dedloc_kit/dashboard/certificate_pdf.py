@@ -21,6 +21,7 @@ from dedloc_kit.dashboard.certificate import (
     Certificate,
     Line,
     lines,
+    moment,
     name_points,
     rosettes,
 )
@@ -35,6 +36,7 @@ def certificate_pdf(certificate: Certificate) -> bytes:
     pdf.set_auto_page_break(False)
     pdf.set_title(f"Certificate for {certificate.name}")
     pdf.set_creator("dedloc_kit")
+    pdf.set_creation_date(moment(certificate.until))  # the same certificate is the same file
     pdf.add_page()
     pdf.set_fill_color(PAPER)
     pdf.rect(0, 0, WIDTH, HEIGHT, "F")
@@ -101,12 +103,10 @@ def _fonts_with(letters: str) -> tuple[tuple[Path, int], ...]:
     if command is None:
         return ()
     pattern = f":slant=0:weight=80:width=100:scalable=true:color=false:variable=false:charset={letters}"
-    listed = subprocess.run(
-        [command, "--format", "%{file}\t%{index}\n", pattern],
-        capture_output=True,
-        text=True,
-        timeout=_FIND_SECONDS,
-        check=False,
-    )
+    asked = [command, "--format", "%{file}\t%{index}\n", pattern]
+    try:
+        listed = subprocess.run(asked, capture_output=True, text=True, timeout=_FIND_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError("the organizer's machine is too busy to look for a font now; try again in a minute") from None
     rows = (line.rsplit("\t", 1) for line in listed.stdout.splitlines())
     return tuple((Path(file), int(number)) for file, number in rows if file.endswith((".ttf", ".otf", ".ttc")))

@@ -22,6 +22,6 @@ DESCRIPTION: dict[str, Any] = {
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "You have it already (If-None-Match)."}}
 
 
-def answering(media_type: str, *, cached: bool = False) -> dict[int | str, dict[str, Any]]:
+def answering(*media_types: str, cached: bool = False) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that does not answer in JSON; `cached` ones have an ETag."""
-    return {200: {"content": {media_type: {}}}} | (UNCHANGED if cached else {})
+    return {200: {"content": {media_type: {} for media_type in media_types}}} | (UNCHANGED if cached else {})

@@ -11,13 +11,15 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import FileResponse
 
+from dedloc_kit.dashboard.description import answering
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.ledger.tables import TableFormat, TableName, write_table
 
 FRESH_SECONDS = 30.0
 """Whoever asks so soon after another gets the same file."""
-_MEDIA = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet", "zip": "application/zip"}
+_PARQUET = "application/vnd.apache.parquet"
+_MEDIA = {"csv": "text/csv; charset=utf-8", "parquet": _PARQUET, "zip": "application/zip"}
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +39,12 @@ class Exports:
     def routes(self) -> APIRouter:
         router = APIRouter(prefix="/api/export", tags=["export"])
 
-        @router.get("/ledger.zip", response_class=FileResponse)
+        @router.get("/ledger.zip", response_class=FileResponse, responses=answering("application/zip"))
         async def copy() -> FileResponse:
             """The whole ledger, one Parquet file for each of its tables, from which it can be restored exactly."""
             return await self._answer("ledger.zip", self._write_copy)
 
-        @router.get("/{table}.{kind}", response_class=FileResponse)
+        @router.get("/{table}.{kind}", response_class=FileResponse, responses=answering("text/csv", _PARQUET))
         async def table(table: TableName, kind: TableFormat) -> FileResponse:
             """One table of the ledger, of all global steps."""
             return await self._answer(f"{table}.{kind}", lambda path: write_table(self._ledger, table, kind, path))

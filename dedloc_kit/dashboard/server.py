@@ -88,7 +88,11 @@ class Dashboard:
         listener = listen(self._host, self._port)
         self.url = url_of(self._public_host, listener.getsockname()[1])
         config = uvicorn.Config(
-            self._application(), log_config=None, access_log=False, limit_concurrency=2 * MAX_VIEWERS, loop="asyncio"
+            SecureHeaders(self._application()),
+            log_config=None,
+            access_log=False,
+            limit_concurrency=2 * MAX_VIEWERS,
+            loop="asyncio",
         )
         config.timeout_graceful_shutdown = 2  # for a viewer that does not even take the end of its stream
         self._server = uvicorn.Server(config)
@@ -127,7 +131,6 @@ class Dashboard:
         # The generated documentation pages would load scripts from elsewhere.
         app = FastAPI(**DESCRIPTION, docs_url=None, redoc_url=None, lifespan=self._lifespan)
         app.add_middleware(RateLimits)
-        app.add_middleware(SecureHeaders)
         app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
         app.add_exception_handler(HTTPException, lambda _request, error: message(error.detail, error.status_code))
         app.add_exception_handler(Denied, denial)

@@ -111,13 +111,14 @@ class RunView:
         def curves(ledger: Ledger) -> answers.History:
             last = ledger.last_step()
             steps = ledger.steps(after, every=max(1, math.ceil((last - after) / (STEP_POINTS - 1))))
-            evaluations = ledger.evaluations((after or -1) if evaluations_after is None else evaluations_after)
-            every = max(1, math.ceil(len(evaluations) / EVALUATION_POINTS))
+            since = (after or -1) if evaluations_after is None else evaluations_after
             return answers.History(
                 after=after,
                 last_step=last,
                 steps=[answers.StepPoint(**dict(step)) for step in steps],
-                evaluations=[answers.Evaluation(**asdict(point)) for point in evaluations[::-1][::every][::-1]],
+                evaluations=[
+                    answers.Evaluation(**vars(point)) for point in ledger.evaluations(since, most=EVALUATION_POINTS)
+                ],
             )
 
         nothing = answers.History(after=after, last_step=0, steps=[], evaluations=[])

@@ -25,7 +25,7 @@ from dedloc_kit.ledger.schema import DAY_SECONDS, MOST_SAMPLES, check, decay, pr
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
 
 ABSENCE_SECONDS = 60.0
-"""Whoever comes back within this time has not left."""
+"""Whoever comes back within this time goes on with the same visit."""
 MARK_SECONDS = 30.0
 """How often it is written down who is still here."""
 MOST_DEVICES = 16
@@ -59,8 +59,7 @@ class Ledger(Reader):
         super().__init__(clock)
         self._path = path
         self._guests: dict[str, _Guest] = {}
-        self._seen: dict[str, float] = {}  # when each of them was seen last
-        self._marked = -math.inf
+        self._looked = self._marked = -math.inf  # when they were seen last, and when that was written down
         try:
             self._connection = self._open(read_only)
         except sqlite3.OperationalError as error:
@@ -113,21 +112,20 @@ class Ledger(Reader):
         """
         now = self._clock()
         volunteers = {peer.peer: peer for peer in peers if not peer.follower}
-        left = {peer for peer, seen in self._seen.items() if not -ABSENCE_SECONDS < now - seen < ABSENCE_SECONDS}
-        staying = {peer: guest for peer, guest in self._guests.items() if peer not in left}
+        slept = not 0 <= now - self._looked < ABSENCE_SECONDS  # or the clock was put right
+        staying = {peer: guest for peer, guest in self._guests.items() if peer in volunteers and not slept}
+        left = self._guests.keys() - staying.keys()
         new = [v for peer, v in volunteers.items() if peer not in staying or not staying[peer].is_like(v)]
-        if not new and not left and 0 <= now - self._marked < MARK_SECONDS:
-            self._seen |= dict.fromkeys(volunteers, now)
-            return
-        seen = {peer: now if peer in volunteers else self._seen[peer] for peer in {**staying, **volunteers}}
-        with self._transaction():
-            for peer, guest in staying.items():
-                self._mark(peer, guest.visit, seen[peer])
-            for peer in left:
-                self._mark(peer, self._guests[peer].visit, self._seen[peer])
-                self._see_off(peer, self._guests[peer].visit)
-            staying |= {volunteer.peer: self._welcome(volunteer, now) for volunteer in new}
-        self._guests, self._seen, self._marked = staying, seen, now
+        if new or left or not 0 <= now - self._marked < MARK_SECONDS:
+            with self._transaction():
+                for peer in left:
+                    self._mark(peer, self._guests[peer].visit, self._looked)
+                    self._see_off(peer, self._guests[peer].visit)
+                for peer, guest in staying.items():
+                    self._mark(peer, guest.visit, now)
+                staying |= {volunteer.peer: self._welcome(volunteer, now) for volunteer in new}
+            self._guests, self._marked = staying, now
+        self._looked = now
 
     def record_trouble(self, kind: TroubleKind, text: str, *, step: int | None = None, count: int = 1) -> None:
         """Count something that went wrong; the last ones are kept. `text` stands for `count` of them."""
@@ -162,7 +160,7 @@ class Ledger(Reader):
         if guests:
             with suppress(UserError), self._transaction():
                 for peer, guest in guests.items():
-                    self._mark(peer, guest.visit, self._seen[peer])
+                    self._mark(peer, guest.visit, self._looked)
         super().close()
 
     def _open(self, read_only: bool) -> sqlite3.Connection:

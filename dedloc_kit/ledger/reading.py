@@ -101,16 +101,29 @@ class Reader:
 
     def steps(self, after: int = 0, limit: int | None = None, every: int = 1) -> list[GlobalStep]:
         """Global steps after a step, oldest first; `every` thins them to its multiples and the newest."""
+        thinned = (
+            # Looks only these up: a long run has many more steps than anyone wants to see.
+            " AND step IN (WITH RECURSIVE multiples (step) AS (SELECT (?1 / ?3 + 1) * ?3 UNION ALL"
+            " SELECT step + ?3 FROM multiples WHERE step < (SELECT max(step) FROM steps))"
+            " SELECT step FROM multiples UNION SELECT max(step) FROM steps)"
+        )
         rows = self._rows(
-            f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE step > ?1"
-            " AND (step % ?2 = 0 OR step = (SELECT max(step) FROM steps)) ORDER BY step LIMIT ?3",
-            (after, every, -1 if limit is None else limit),
+            f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE step > ?1{thinned if every > 1 else ''}"
+            " ORDER BY step LIMIT ?2",
+            (after, -1 if limit is None else limit, *((every,) if every > 1 else ())),
         )
         return [GlobalStep(**dict(zip(_STEP_FIELDS, row, strict=True))) for row in rows]
 
-    def evaluations(self, after: int = -1) -> list[EvaluationPoint]:
-        """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model."""
-        return self._evaluations("step > ?", (after,))
+    def evaluations(self, after: int = -1, most: int | None = None) -> list[EvaluationPoint]:
+        """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model.
+
+        :param most: thins more of them to about so many, evenly spread, and the newest
+        """
+        ((count, last),) = self._rows("SELECT count(*), max(step) FROM evaluations WHERE step > ?", (after,))
+        width = 1 if most is None or count <= most else 1 + (last - after) // most
+        return self._evaluations(
+            "step IN (SELECT max(step) FROM evaluations WHERE step > ? GROUP BY step / ?)", (after, width)
+        )
 
     def first_and_last_evaluation(self) -> tuple[EvaluationPoint, EvaluationPoint] | None:
         """The two ends of the evaluation curve; None while there is no evaluation."""

@@ -89,7 +89,7 @@ def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
     :param invitation: a URL, `OWNER/NAME` on the Hub, or a file; a file's URL is what then stands in the notebooks
     Raises UserError if there is no such run, volunteers could not use the notebooks, or the folder cannot be written.
     """
-    found = fetch_invitation(invitation)
+    found = fetch_invitation(invitation, watch=True)  # its organizer may write them though it is full
     on_the_hub = re.fullmatch(HUB_REPOSITORY, invitation) and not Path(invitation).exists()
     url = invitation if invitation.startswith(("http://", "https://")) else found.url
     if url is None:

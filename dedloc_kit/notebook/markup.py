@@ -13,7 +13,8 @@ def head(snapshot: Snapshot) -> str:
     """What the run is and for whom, and where to see more."""
     about = f'<div class="about">{escape(snapshot.about)}</div>' if snapshot.about else ""
     title = f'<span class="title">{escape(_run_name(snapshot))}</span>'
-    return f'<div class="head">{title}{_link(snapshot.url, "see the run live")}</div>{about}'
+    links = f"{_link(snapshot.url, 'see the run live')} {_link(snapshot.own_page, 'your page')}".strip()
+    return f'<div class="head">{title}<span>{links}</span></div>{about}'
 
 
 def state(snapshot: Snapshot) -> str:
@@ -134,7 +135,8 @@ def _thanks(snapshot: Snapshot) -> str:
     if snapshot.share:
         so_far += f" That is {escape(share(snapshot.share))} of all that everyone has given."
     back = " To come back, run the cell again." if snapshot.phase == "left" else ""
-    where = _link(snapshot.url, "see how the model is doing")
+    links = (_link(snapshot.url, "see how the model is doing"), _link(snapshot.own_page, "your page and certificate"))
+    where = " ".join(filter(None, links))
     kept = f'<div class="quiet small">{escape(snapshot.next_session)}</div>' if snapshot.next_session else ""
     return f'<div class="note"><b>Thank you, {_name(snapshot)}!</b> You gave {gave}.{so_far}{back} {where}</div>{kept}'
 

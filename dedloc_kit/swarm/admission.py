@@ -13,7 +13,7 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.access import Admitted, Denied, Office, explained, whose_token
+from dedloc_kit.access import Admitted, Denied, Office, check_secret, explained, whose_token
 from dedloc_kit.dialling import answering, in_own_loop
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import AccessAnswer, AccessRequest, Denial, Token
@@ -29,6 +29,8 @@ AT_ONCE = 4
 """Newcomers whose accounts are looked up at the same time."""
 STARTUP_TIMEOUT = 60.0
 _MOST_BYTES = 4096
+_CURABLE: tuple[Denial, ...] = ("no code", "no token", "expired", "revoked")
+"""By showing a secret."""
 _TOKEN_FILE = "access-token"
 
 _log = logging.getLogger(__name__)
@@ -122,13 +124,15 @@ async def ask_again(organizer: str, run_id: str, _dht: DHT, node: DHTNode) -> Ac
     return await ask(node.p2p, organizer, run_id, "")
 
 
-def come_in(gate: Gate, identity: Identity, peers: Sequence[str], secret: str) -> None:
+def come_in(run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str = "") -> None:
     """Get a token before this peer's node starts: from the coordinator, or that of the last session while the
     coordinator does not answer.
 
     In an open run it only asks whether this peer was sent away. Raises UserError if it is not let in.
+
+    :param secret: a personal code or a token of the Hub; it stays here if the coordinator knows this peer already
     """
-    answer = in_own_loop(_knock(gate, identity, peers, secret))
+    answer = in_own_loop(_knock(run, gate, identity, peers, secret))
     if answer is not None:
         if answer.denial is not None:
             raise explained(answer.denial)
@@ -148,7 +152,9 @@ def keep_token(identity: Identity, token: bytes) -> None:
         (identity.path.parent / _TOKEN_FILE).write_bytes(token)
 
 
-async def _knock(gate: Gate, identity: Identity, peers: Sequence[str], secret: str) -> AccessAnswer | None:
+async def _knock(
+    run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str
+) -> AccessAnswer | None:
     """What the coordinator answers, if it does."""
     there = await answering([address for address in peers if address.endswith(f"/p2p/{gate.organizer}")])
     if not there:
@@ -169,6 +175,10 @@ async def _knock(gate: Gate, identity: Identity, peers: Sequence[str], secret: s
             ) from None
         return None
     try:
+        answer = await ask(p2p, gate.organizer, gate.run_id, "")
+        if answer is None or not secret or answer.denial not in _CURABLE:
+            return answer
+        await asyncio.to_thread(check_secret, secret, run, gate.organizer)
         return await ask(p2p, gate.organizer, gate.run_id, secret)
     finally:
         await p2p.shutdown()

@@ -52,6 +52,7 @@ class Node(DHT):
         self.gate = gate
         """Each process of this peer has its own copy: see `Membership`."""
         self._network = network
+        self._averagers: P2P | None = None
         super().__init__(**options)
 
     def run(self) -> None:
@@ -91,6 +92,12 @@ class Node(DHT):
         """For an averager in its own process, which asks for it once."""
         daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
         return await self._p2p("averager").replicate(daemon)
+
+    async def averagers(self) -> P2P:
+        """For asking others' averagers in the node's process, where there is none of its own."""
+        if self._averagers is None:
+            self._averagers = await self._p2p("averager").replicate(self._node.p2p.daemon_listen_maddr)
+        return self._averagers
 
     def _p2p(self, service: str) -> type[P2P]:
         return P2P if self.gate is None else GatedP2P.behind(self.gate, service)

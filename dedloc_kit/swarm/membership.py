@@ -6,6 +6,7 @@ The coordinator's membership writes the notices.
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from hivemind.dht import DHTNode
@@ -14,12 +15,13 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.access import Office, explained
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import Notice
-from dedloc_kit.swarm.access import TOKEN_SECONDS, NotAdmitted
+from dedloc_kit.swarm.access import NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
+from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.optimizer import CollaborativeOptimizer
 from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.tracker import Tracker
 
 FOLLOW_SECONDS = 5.0
 """Between two looks at the notices, and at the organizer's folder."""
@@ -35,7 +37,9 @@ DHT_SECONDS = 10.0
 class Membership(threading.Thread):
     """Runs beside a peer's training from its first moment in the swarm to its last.
 
+    :param averager: its process follows too; none for a peer that only looks on
     :param office: the coordinator's; none for everybody else
+    :param give_up: called when the organizer does not want this peer here any more
     """
 
     def __init__(
@@ -43,31 +47,38 @@ class Membership(threading.Thread):
         node: Node,
         identity: Identity,
         signer: Signer,
-        optimizer: CollaborativeOptimizer,
-        office: Office | None,
+        tracker: Tracker,
+        *,
+        averager: GradientAverager | None = None,
+        office: Office | None = None,
+        give_up: Callable[[Exception], None],
         warn: Callable[[str], None],
     ) -> None:
         super().__init__(name="membership", daemon=True)
         assert node.gate is not None
         self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
-        self._optimizer, self._office, self._warn = optimizer, office, warn
+        self._tracker, self._averager, self._office = tracker, averager, office
+        self._give_up, self._warn = give_up, warn
         self._key = f"{self._gate.run_id}_notice"
         self._heard = self._asked = time.monotonic()
         self._warned = ""
         self._stopped = threading.Event()
 
     def stop(self) -> None:
+        """Returns soon: a question to an organizer that is gone may still wait for its answer."""
         self._stopped.set()
         if self.is_alive():
-            self.join(ANSWER_SECONDS)
+            self.join(1.0)
 
     def run(self) -> None:
         turn = self._write if self._office is not None else self._read
         while not self._stopped.is_set():
             try:
                 turn()
-            except (UserError, TimeoutError) as error:  # the organizer's folder is damaged, or the directory is slow
-                self._tell(str(error) or "the swarm's directory does not answer; trying again")
+            except UserError as error:  # the organizer's folder is damaged
+                self._tell(str(error))
+            except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
+                self._tell(f"the organizer's notices cannot be had now ({error!r:.100}); trying again")
             self._stopped.wait(FOLLOW_SECONDS)
 
     # As the organizer
@@ -91,7 +102,9 @@ class Membership(threading.Thread):
     # As everybody else
 
     def _read(self) -> None:
-        notice = self._newest()
+        notice = None
+        with suppress(TimeoutError):  # maybe because nobody answers this peer any more
+            notice = self._newest()
         if notice is not None and notice.time > self._gate.notice.time:
             self._heard = time.monotonic()
             self._take(notice)
@@ -117,7 +130,7 @@ class Membership(threading.Thread):
 
     def _half_used(self) -> bool:
         token = self._gate.read(self._gate.token)
-        return float(get_dht_time()) > min(token.time + TOKEN_SECONDS / 2, (token.time + token.expires) / 2)
+        return float(get_dht_time()) > (token.time + token.expires) / 2
 
     def _ask(self) -> None:
         """Ask the organizer for the next token, or, in an open run, whether this peer may stay."""
@@ -128,7 +141,7 @@ class Membership(threading.Thread):
         if answer.denial is not None:
             refusal = explained(answer.denial)
             if isinstance(refusal, NotWelcome):
-                self._optimizer.give_up(refusal)
+                self._give_up(refusal)
             return
         if answer.token:
             try:
@@ -143,11 +156,12 @@ class Membership(threading.Thread):
         gate = self._gate
         gate.follow(gate.token, notice)
         self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
-        self._optimizer.averager.follow(gate)
-        self._optimizer.tracker.refuse(notice.refused)
+        if self._averager is not None:
+            self._averager.follow(gate)
+        self._tracker.refuse(notice.refused)
         if self._signer.peer in notice.refused:
             self._ask()  # why
-            self._optimizer.give_up(explained("kicked"))
+            self._give_up(explained("kicked"))
 
     def _tell(self, problem: str) -> None:
         if problem != self._warned:

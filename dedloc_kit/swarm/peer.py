@@ -10,18 +10,16 @@ from functools import partial
 
 import torch
 
-from dedloc_kit.access import IDENTITY_FILE, Office, check_secret
-from dedloc_kit.errors import UserError
+from dedloc_kit.access import Office
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.access import Gate
-from dedloc_kit.swarm.admission import Admission, come_in, serve
+from dedloc_kit.swarm.admission import Admission, serve
 from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.entering import Entry
 from dedloc_kit.swarm.gradients import Gradients
-from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.local_steps import LocalSteps
 from dedloc_kit.swarm.membership import Membership
-from dedloc_kit.swarm.node import Surroundings, addresses_of, look_around, start_node
+from dedloc_kit.swarm.node import addresses_of
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
@@ -96,32 +94,19 @@ def connected(
     """
     device = pick_device(peer.device)
     set_threads(peer.threads)
-    identity = Identity(peer.folder / IDENTITY_FILE)
-    signer = Signer(identity)
-    gate = Gate(run.run_id, organizer or signer.peer, signer, restricted=run.access.who != "open")
-
-    def look() -> Surroundings:
-        if gate.restricted and organizer is not None:
-            check_secret(secret, run, organizer)
-            come_in(gate, identity, initial_peers, secret)
-        return look_around(
-            peer,
-            identity,
-            initial_peers,
-            gate=gate,
-            may_start_alone=may_start_alone,
-            preferred_port=preferred_port,
-        )
-
+    entry = Entry(
+        run,
+        peer,
+        initial_peers,
+        organizer,
+        secret,
+        may_start_alone=may_start_alone,
+        preferred_port=preferred_port,
+    )
     with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
-        looking = line.submit(look)
+        looking = line.submit(entry.look)
         task = create_task(run, peer.task_module)
-    try:
-        dht = start_node(peer, identity, looking.result(), gate=gate, may_start_alone=may_start_alone)
-    except UserError:
-        if organizer is not None and not gate.restricted:
-            come_in(gate, identity, initial_peers, "")  # it may be that nobody answers because the organizer wants so
-        raise
+    dht, signer = entry.start(looking.result()), entry.signer
     office = None
     if organizer is None:
         office = Office(run, peer.folder, signer.peer)
@@ -149,7 +134,16 @@ def connected(
             on_loading=on_loading,
             warn=warn,
         )
-        membership = Membership(dht, identity, signer, optimizer, office, warn)
+        membership = Membership(
+            dht,
+            entry.identity,
+            signer,
+            optimizer.tracker,
+            averager=optimizer.averager,
+            office=office,
+            give_up=optimizer.give_up,
+            warn=warn,
+        )
         membership.start()
         try:
             yield SwarmPeer(task, replica, device, describe_device(device), addresses, session, signer, dht, optimizer)

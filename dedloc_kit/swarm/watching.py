@@ -12,21 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 
-from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.entering import Entry
 from dedloc_kit.swarm.fetching import CONNECT_SECONDS
 from dedloc_kit.swarm.giving import KEPT_AVERAGES
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import open_node
+from dedloc_kit.swarm.membership import Membership
 from dedloc_kit.swarm.offers import AverageInfo
 from dedloc_kit.swarm.receipts import global_step, opened
 from dedloc_kit.swarm.sharing import stream_name
@@ -57,6 +55,16 @@ class Onlooker:
         self._run, self._node, self._signer, self._tracker, self._warn = run, node, signer, tracker, warn
         self._organizer = organizer
         self._kept_due = 0.0
+        self._sent_away: Exception | None = None
+
+    def give_up(self, reason: Exception) -> None:
+        """Look on no more."""
+        self._sent_away = reason
+
+    def check(self) -> None:
+        """Raises UserError if the organizer does not want this peer to look on."""
+        if self._sent_away is not None:
+            raise self._sent_away
 
     @property
     def peer(self) -> str:
@@ -178,11 +186,11 @@ class Onlooker:
         return found
 
 
-async def _header(donor: str, name: str, request: Request, _dht: DHT, node: DHTNode) -> Header | None:
+async def _header(donor: str, name: str, request: Request, node: Node, _: DHTNode) -> Header | None:
     """Runs in the node's process."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            opening = node.p2p.call_binary_stream_handler(PeerID.from_base58(donor), name)
+            opening = (await node.averagers()).call_binary_stream_handler(PeerID.from_base58(donor), name)
             _, reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
             with closing(writer):
                 return await ask(request, reader, writer)
@@ -192,24 +200,33 @@ async def _header(donor: str, name: str, request: Request, _dht: DHT, node: DHTN
 
 @contextmanager
 def watching(
-    run: RunConfig, peer: PeerConfig, initial_peers: Sequence[str], organizer: str, warn: Callable[[str], None]
+    run: RunConfig,
+    peer: PeerConfig,
+    initial_peers: Sequence[str],
+    organizer: str,
+    secret: str,
+    warn: Callable[[str], None],
 ) -> Iterator[Onlooker]:
     """Look at a swarm and leave it at the end. Call it in a process's main thread.
 
-    Raises UserError if nobody of the run answers, or only members get an answer.
+    Raises UserError if nobody of the run answers, or it is not open and the organizer does not let this peer in.
+
+    :param organizer: peer id of the coordinator
+    :param secret: what lets a volunteer in as well, see `Entry`
     """
-    if run.access.who != "open":
-        raise UserError("the swarm of this run answers members only: all that can be shown are copies of its ledger")
-    identity = Identity(peer.folder / "identity.key")
-    node = open_node(peer, identity, initial_peers)
+    entry = Entry(run, peer, initial_peers, organizer, secret)
+    node, signer = entry.start(entry.look()), entry.signer
     try:
-        signer = Signer(identity)
         tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn))
+        swarm = Onlooker(run, node, signer, tracker, organizer, warn)
+        membership = Membership(node, entry.identity, signer, tracker, give_up=swarm.give_up, warn=warn)
         tracker.look_every(LOOK_SECONDS)
         tracker.start()
+        membership.start()
         try:
-            yield Onlooker(run, node, signer, tracker, organizer, warn)
+            yield swarm
         finally:
+            membership.stop()
             tracker.leave()
     finally:
         node.shutdown()

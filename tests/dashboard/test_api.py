@@ -1,6 +1,7 @@
 """What the API answers, without a server in between where that will do."""
 
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -308,6 +309,7 @@ def test_many_who_ask_at_once_cost_one_computation() -> None:
 
     def make() -> Value:
         made.append(version[0])
+        time.sleep(0.05)  # the others have come in the meantime
         return Value(number=version[0])
 
     kept = Answers(lambda: version[0])

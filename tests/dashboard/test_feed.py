@@ -75,6 +75,12 @@ def test_the_feed_is_valid_and_its_entries_keep_their_names(path: Path) -> None:
     assert all(identifier and identifier.startswith("urn:uuid:") for identifier in entries[1])
 
 
+def test_an_entry_that_is_told_in_other_words_is_the_same_entry() -> None:
+    told = [feed(RUN, [Milestone("first-step", words, time)], "http://x/") for words, time in (("a", 1.0), ("b", 2.0))]
+    first, second = (ElementTree.fromstring(text).findtext(f"{ATOM}entry/{ATOM}id") for text in told)
+    assert first == second
+
+
 @pytest.mark.parametrize("address", ['http://x"/><script>', "http://[::1]:8000/", "http://host/\u202e&"])
 def test_no_address_breaks_the_feed(address: str) -> None:
     far = [Milestone("first-step", "<b>&", 1e300)]

@@ -24,7 +24,7 @@ from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 
 DEADLINE = 20.0
 ENDLESS = ("/api/events",)
-EXAMPLES = 25
+EXAMPLES = 12
 """Requests to each operation."""
 HOSTILE_TEXTS = (
     *HOSTILE_NAMES,

@@ -1,7 +1,9 @@
 """The page in a real browser: every view of a run that looks like one, live, on small and large screens."""
 
+import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +15,11 @@ from dedloc_kit.dashboard import organizer
 from dedloc_kit.dashboard.login import Keys
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
+from dedloc_kit.launch import Coordinator
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import INVITATION_FILE
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.worker import volunteer_job
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
     COORDINATOR,
@@ -31,9 +36,11 @@ from tests.dashboard.community import (
     seen,
     write_ledger,
 )
+from tests.swarm.harness import Peer
+from tests.tiny import tiny_run
 
-DEADLINE = 20_000
-"""Milliseconds: machines that test are busy."""
+DEADLINE, LONG_DEADLINE = 20_000, 120_000
+"""Milliseconds: machines that test are busy. The long one is for what a real swarm does."""
 VIEWS = {
     "overview": ("/", 1),
     "people": ("/people", 0),
@@ -371,6 +378,49 @@ def test_the_way_to_join_is_copied(context: BrowserContext, dashboard: Dashboard
     assert f'join("{dashboard.url}")' in page.evaluate("() => navigator.clipboard.readText()")
 
 
+def test_bubbles_touch_but_never_overlap(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    overlap, spread = page.evaluate(
+        """async () => {
+          const { pack } = await import("/static/bubbles.js");
+          const radii = Array.from({ length: 120 }, (_, index) => 1 / (index + 1) ** 0.5);
+          const placed = pack(radii, 1.6);
+          const gaps = placed.flatMap((a, i) =>
+            placed.slice(0, i).map((b) => Math.hypot(a.x - b.x, a.y - b.y) - a.r - b.r));
+          const edges = (axis, sign) => placed.map((p) => p[axis] + sign * p.r);
+          const size = (axis) => Math.max(...edges(axis, 1)) - Math.min(...edges(axis, -1));
+          const area = radii.reduce((sum, r) => sum + Math.PI * r * r, 0);
+          return [Math.min(...gaps), size("x") * size("y") / area];
+        }"""
+    )
+    assert overlap > -1e-6
+    assert spread < 2.5  # times the circles' own area
+
+
+@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
+def test_numbers_run_up_where_motion_is_welcome(
+    page: Page, dashboard: Dashboard, motion: Literal["no-preference", "reduce"], moves: bool
+) -> None:
+    page.emulate_media(reduced_motion=motion)
+    opened(page, dashboard)
+    seen_on_the_way = page.evaluate(
+        """async () => {
+          const { counter } = await import("/static/numbers.js");
+          const element = document.createElement("p");
+          const show = counter(element, (value) => String(Math.round(value)));
+          show(0);
+          show(1000);
+          const seen = new Set();
+          while (element.textContent !== "1000") {
+            seen.add(element.textContent);
+            await new Promise(requestAnimationFrame);
+          }
+          return seen.size;
+        }"""
+    )
+    assert (seen_on_the_way > 1) == moves
+
+
 def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/organizer")
     expect(page.get_by_role("heading", name="You are not logged in")).to_be_visible()
@@ -403,3 +453,44 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     expect(page.get_by_text("It is over")).to_be_visible()
     assert barriers(page) == []
     photograph(page, "organizer-desk")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Page, tmp_path: Path) -> None:
+    run = tiny_run(about="A network that learns to shift numbers, for all who test it")
+    peer = PeerConfig(folder=tmp_path / "coordinator", host="127.0.0.1", device="cpu", task_module="tests.tiny")
+    status = page.locator("#status")
+    with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator, ExitStack() as stack:
+        invitation = coordinator.invitation()
+        (peer.folder / INVITATION_FILE).write_text(invitation.model_dump_json())
+        opened(page, coordinator.dashboard)
+        expect(status).to_have_text("Nobody is training", timeout=LONG_DEADLINE)
+        volunteer = Peer(
+            *("volunteer", "Asha", tmp_path, lambda config: volunteer_job(invitation, config), {"TINY_PAUSE": "0.1"}),
+            microbatch=8,
+            team="Testers",
+        )
+        stack.callback(volunteer.worker.kill)
+        expect(status).to_have_text("Training", timeout=LONG_DEADLINE)
+        expect(page.locator("#step")).to_have_text(re.compile(r"^([4-9]|[1-9][0-9]+)$"), timeout=LONG_DEADLINE)
+        expect(page.locator(".chart .main-svg:first-child")).to_have_count(1)
+        photograph(page, "real-overview")
+        page.get_by_role("link", name="Swarm").click()
+        row = page.get_by_role("region", name="The peers in a table").get_by_role("row").filter(has_text="Asha")
+        expect(row).to_contain_text("Testers")
+        expect(page.locator(".chart .main-svg:first-child")).to_have_count(2)
+        photograph(page, "real-swarm")
+        page.get_by_role("link", name="People", exact=True).click()
+        page.get_by_role("region", name="Everyone in a table").get_by_role("link", name="Asha").click()
+        expect(page.get_by_text("Training now")).to_be_visible()
+        photograph(page, "real-person")
+        page.goto(Keys(peer.folder).link(coordinator.dashboard.url))
+        page.get_by_role("button", name="Pause").click()
+        expect(status).to_have_text("Paused", timeout=LONG_DEADLINE)
+        page.get_by_role("button", name="Resume").click()
+        expect(status).to_have_text("Training", timeout=LONG_DEADLINE)
+        photograph(page, "real-organizer")
+        volunteer.worker.kill()
+        expect(status).to_have_text("Nobody is training", timeout=LONG_DEADLINE)
+        page.goto("about:blank")  # it would miss the server

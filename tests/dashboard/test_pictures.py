@@ -16,11 +16,20 @@ from dedloc_kit.dashboard import pictures
 from dedloc_kit.dashboard.badge import badge
 from dedloc_kit.dashboard.caching import Recent
 from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.dashboard.sharing import sharing_tags
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 
 SVG = "{http://www.w3.org/2000/svg}"
 DEADLINE = 20.0
-PATHS = ("/badge.svg", "/loss.svg", "/card.png", "/feed.atom", "/people/p0/certificate.svg")
+HOSTILE_ADDRESS = "http://x'\"<script>alert(1)</script>&amp;/"
+PATHS = (
+    "/badge.svg",
+    "/loss.svg",
+    "/card.png",
+    "/feed.atom",
+    "/people/p0/certificate.svg",
+    "/people/p0/certificate.pdf",
+)
 
 
 @pytest.fixture
@@ -83,8 +92,15 @@ def test_the_shared_picture_has_the_size_that_its_tags_promise(
 def test_shared_links_lead_to_the_address_at_which_the_page_was_reached(dashboard: Dashboard) -> None:
     page = get(dashboard, "/", Host="tunnel.example.org", X_Forwarded_Proto="https").text
     assert '<meta property="og:image" content="https://tunnel.example.org/card.png">' in page
-    page = get(dashboard, "/", Host='x"><script>alert(1)</script>').text
-    assert "<script>alert" not in page
+
+
+def test_no_address_is_more_than_a_text(dashboard: Dashboard) -> None:
+    assert "<script>alert" not in get(dashboard, "/", Host='x"><script>alert(1)</script>').text
+    tags = ElementTree.fromstring(
+        f"<head>{sharing_tags(dashboard._state(), HOSTILE_ADDRESS)}</head>".replace('">', '"/>')
+    )
+    assert {tag.tag for tag in tags} == {"meta", "link"}
+    assert f"{HOSTILE_ADDRESS}card.png" in [tag.get("content") for tag in tags]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -104,6 +120,15 @@ def test_a_picture_is_drawn_once_however_many_ask(dashboard: Dashboard, monkeypa
     drawn = (f"picture {number}".encode() for number in range(10))
     monkeypatch.setattr(pictures, "card", lambda *_: next(drawn))
     assert [get(dashboard, "/card.png").content for _ in range(3)] == [b"picture 0"] * 3
+
+
+def test_a_fault_of_ours_is_answered_with_the_security_headers_too(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "card", None)
+    answer = get(dashboard, "/card.png")
+    assert answer.status_code == 500
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 def test_what_is_too_old_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,9 @@ def test_who_leaves_is_thanked_with_what_they_gave() -> None:
         "see how the model is doing ↗"
     ) in words_of(panel)
     assert "Together" not in words_of(panel)
+    with_page = shown(snapshot(phase="left", own_page="http://127.0.0.1:8000/people/QmRabi#me"))
+    assert "see how the model is doing ↗ your page and certificate ↗" in words_of(with_page)
+    assert "see the run live ↗ your page ↗" in words_of(with_page)
     first_time = shown(snapshot(phase="finished", total_samples=48_312))
     assert "earlier visits" not in words_of(first_time)
     assert "run the cell again" not in words_of(first_time)

@@ -51,7 +51,7 @@ def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> N
             with suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
     assert "limited by" in said["organize"]
-    assert "step 3" in said["organize"]
+    assert "training loss" in said["organize"]
     assert "the coordinator ended with 0" in said["organize"]
     assert "model.safetensors" in said["organize"]
     assert "question" in said["use_model"]

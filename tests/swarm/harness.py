@@ -117,9 +117,9 @@ class Swarm:
         self.peers.append(peer)
         return peer
 
-    def collector(self, name: str, **settings: Any) -> Peer:
+    def collector(self, name: str, code: str = "", **settings: Any) -> Peer:
         def job(config: PeerConfig) -> Mapping[str, Any]:
-            return collector_job(self.invitation, config, None)
+            return collector_job(self.invitation, config, None, code)
 
         peer = Peer("collector", name, self.folder, job, client_mode=True, **settings)
         self.peers.append(peer)

@@ -1,14 +1,11 @@
 """What somebody who only looks on believes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
-from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import watching
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.offers import AverageInfo
@@ -163,15 +160,6 @@ def test_only_the_organizer_is_believed_that_the_training_went_another_way(swarm
     swarm.remembers(ORGANIZER, 1, 6, way="b")
     common = {1: "b1", 2: "b2"}
     assert steps(swarm.finished(8, known | common)) == [(step, f"b{step:x}") for step in range(3, 7)]
-
-
-def test_of_a_run_that_is_not_open_only_copies_can_be_shown(tmp_path: Path) -> None:
-    closed = tiny_run(access={"who": "invite"})
-    with (
-        pytest.raises(UserError, match="answers members only"),
-        watching.watching(closed, PeerConfig(folder=tmp_path), (), ORGANIZER, pytest.fail),
-    ):
-        pass
 
 
 def test_receipts_of_another_run_are_ignored(swarm: Swarm) -> None:

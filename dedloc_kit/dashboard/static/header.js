@@ -1,12 +1,13 @@
 // What stands around every view: status, alert, the announcement, the theme's button, and the spoken summary.
 
-import { setText } from "./dom.js";
+import { build, setText } from "./dom.js";
 import { count, loss, plural } from "./format.js";
 import { retitle } from "./router.js";
 import { run, subscribe } from "./run.js";
 import { addressOf } from "./server.js";
 import { LABELS } from "./status.js";
 
+const EXPORTS = ["people", "contributions", "steps", "evaluations"];
 const SUMMARY_PAUSE = 30_000; // a screen reader should not be talked over
 
 const byId = (id) => document.getElementById(id);
@@ -16,6 +17,10 @@ export function begin() {
   icon.href = icon.href; // as it is from here: the address of the page changes
   byId("home").href = addressOf("");
   byId("configuration").href = addressOf("api/run");
+  for (const table of EXPORTS) {
+    const link = build("a", { href: addressOf(`api/export/${table}.csv`), text: table, download: true });
+    byId("exports").append(table === EXPORTS[0] ? " " : ", ", link);
+  }
   byId("theme").addEventListener("click", () => window.toggleTheme());
   addEventListener("themechange", nameTheme);
   nameTheme();

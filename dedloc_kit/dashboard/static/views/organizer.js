@@ -85,7 +85,7 @@ function controls(order) {
     "dialog",
     { "aria-labelledby": "finish-title" },
     build("h2", { id: "finish-title", text: "Finish the run?" }),
-    build("p", { text: "The model stays as it is after the present global step, all volunteers are sent home with thanks, and the coordinator ends." }),
+    build("p", { text: "The model stays as it is after the present global step, and all volunteers are sent home with thanks. The coordinator stays to show and hand out what was reached; you can let the run go on later." }),
     build(
       "p",
       { class: "buttons" },
@@ -106,7 +106,7 @@ function controls(order) {
 }
 
 function announceForm(order) {
-  const text = build("textarea", { id: "announcement", rows: "3", maxlength: "500", placeholder: "What everyone should know" });
+  const text = build("textarea", { id: "announcement", rows: "3", maxlength: "200", placeholder: "What everyone should know" });
   const tell = build("button", { type: "submit", class: "primary", text: "Announce" });
   const clear = build("button", { type: "button", class: "plain", text: "Take it down", on: { click: () => order("announce", { text: "" }) } });
   const present = build("p", { class: "standing", dir: "auto" });
@@ -116,7 +116,8 @@ function announceForm(order) {
       on: {
         submit: async (event) => {
           event.preventDefault();
-          if (text.value.trim() && (await order("announce", { text: text.value.trim() }))) text.value = "";
+          const words = text.value.trim().replace(/\s+/g, " "); // an announcement is one line
+          if (words && (await order("announce", { text: words }))) text.value = "";
         },
       },
     },

@@ -1,7 +1,7 @@
 // The run at a glance: what it is, how far it is, the batch that fills, what the model has learned and what it says.
 
 import { build, figure, section, setText } from "../dom.js";
-import { ago, brieflyFor, count, duration, large, loss, plural, rate } from "../format.js";
+import { ago, brieflyFor, count, large, loss, plural, rate } from "../format.js";
 import { counter } from "../numbers.js";
 import { run, subscribe } from "../run.js";
 import { load } from "../server.js";
@@ -104,10 +104,10 @@ function figures() {
     setText(step.aside, `of ${count(state.total_steps)}`);
     meter.firstChild.style.setProperty("width", `${(100 * Math.min(1, state.step / state.total_steps)).toFixed(2)}%`);
     shownSamples(state.samples_total);
-    setText(samples.aside, state.seconds_per_step ? `a step every ${duration(state.seconds_per_step)}` : `${count(state.global_batch)} to a step`);
+    setText(samples.aside, state.seconds_per_step ? `a step every ${brieflyFor(state.seconds_per_step)}` : `${count(state.global_batch)} to a step`);
     shownLoss(state.loss);
     const first = run.history.steps.find((one) => one.loss !== null);
-    setText(training.aside, first ? `from ${loss(first.loss)} at the start` : "begins with the first step");
+    setText(training.aside, first ? `from ${loss(first.loss)} at first` : "begins with the first step");
     const blind = state.status === "coordinator lost"; // then nobody tells us who is there
     shownVolunteers(blind ? null : state.volunteers);
     const together = state.volunteers && !blind ? `${rate(state.samples_per_second)} samples/s in all` : "";

@@ -43,7 +43,7 @@ export function show(root, { signal }) {
     const { state } = run;
     if (!state || what === "history") return;
     setText(volunteers.value, count(state.volunteers));
-    setText(volunteers.aside, `and ${plural(state.peer_count - state.volunteers, "peer")} that do not train`);
+    setText(volunteers.aside, state.peer_count > state.volunteers ? `and ${plural(state.peer_count - state.volunteers, "peer")} beside them` : "and nobody else");
     setText(speed.value, rate(state.samples_per_second));
     setText(speed.aside, "samples a second");
   }
