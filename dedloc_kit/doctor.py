@@ -58,7 +58,7 @@ def examine(where: str | None, *, port: int, swarm_port: int) -> Iterator[Findin
         except UserError as error:
             yield Finding.of(error)
     yield from _machine(folder, invitation)
-    yield from _clock(invitation.url if invitation else None)
+    yield from _clock(invitation.url if invitation and folder is None else None)
     yield from _account()
     if folder is not None:
         yield from _organizer(folder, invitation, port, swarm_port)
@@ -162,10 +162,9 @@ def _network() -> Iterator[Finding]:
 def _organizer(folder: Path, invitation: Invitation | None, port: int, swarm_port: int) -> Iterator[Finding]:
     url = invitation.url if invitation else None
     if invitation is not None:
-        own = of_first_peers(invitation.peers, 1)
-        said = advice(own, port)
+        said = advice(of_first_peers(invitation.peers, 1), port)
         what, _, fix = said.partition("; ") if said.startswith("only") else (said, "", "")
-        yield Finding(what, fix)
+        yield Finding(what, fix or ("launch it without --host 127.0.0.1" if what.startswith("only") else ""))
     try:
         state = fetch_state(url) if url else None
     except UserError:
@@ -182,10 +181,12 @@ def _organizer(folder: Path, invitation: Invitation | None, port: int, swarm_por
     if swarm_port and not _is_free(swarm_port):
         return
     volunteers = recall(folder, invitation.run_id).peers if invitation else ()
-    if volunteers:
-        yield from _reach(volunteers, swarm_port)
+    reached = _reached(volunteers, swarm_port) if volunteers else None
+    if isinstance(reached, Reached) and reached.reachable is not None:
+        fix = "open the port in all firewalls between, and let the router forward it to this machine"
+        yield Finding(reached.text.partition(", so it")[0], "" if reached.reachable else fix, not reached.reachable)
     else:
-        yield Finding("no volunteer is known who could try to reach this machine; ask again once somebody has joined")
+        yield Finding("no volunteer answers who could try to reach this machine; ask again once somebody has joined")
 
 
 def _volunteer(invitation: Invitation, swarm_port: int) -> Iterator[Finding]:
@@ -198,11 +199,17 @@ def _volunteer(invitation: Invitation, swarm_port: int) -> Iterator[Finding]:
     yield Finding("peers of the run answer")
     if not page:
         yield Finding("the run's page does not answer", "you can join all the same; tell the organizer")
-    yield from _reach(invitation.peers, swarm_port)
+    reached = _reached(invitation.peers, swarm_port)
+    if isinstance(reached, UserError):
+        yield Finding.of(reached)
+    elif reached.reachable is False:
+        yield Finding(reached.text, "to carry a larger share, forward a port and name it with --swarm-port")
+    else:
+        yield Finding(reached.text)
 
 
-def _reach(peers: tuple[str, ...], port: int) -> Iterator[Finding]:
-    """Let some of these peers try to connect to this machine."""
+def _reached(peers: tuple[str, ...], port: int) -> Reached | UserError:
+    """What some of these peers say who try to connect to this machine."""
     heard: list[Reached] = []
 
     def take(event: AnyEvent) -> None:
@@ -215,12 +222,7 @@ def _reach(peers: tuple[str, ...], port: int) -> Iterator[Finding]:
             worker.wait()
         finally:
             worker.stop()
-    if not heard:
-        yield Finding(worker.failure or "nobody could be asked", "try again")
-    elif heard[0].reachable is False:
-        yield Finding(heard[0].text, "to carry a larger share, forward a port and name it with --swarm-port")
-    else:
-        yield Finding(heard[0].text)
+    return heard[0] if heard else UserError(worker.failure or "nobody could be asked; try again")
 
 
 def _is_free(port: int) -> bool:

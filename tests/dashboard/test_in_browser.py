@@ -309,6 +309,15 @@ def test_the_curve_follows_its_controls(page: Page, dashboard: Dashboard) -> Non
     page.get_by_role("button", name="Steps", exact=True).click()
     page.get_by_role("button", name="Last quarter").click()
     assert chart.evaluate(layout)["range"][0] >= 0.7 * STEPS
+    page.get_by_role("button", name="Whole run").click()
+    whole = chart.evaluate(layout)["range"]
+    box = chart.bounding_box()
+    assert box is not None
+    for across, act in ((0.5, page.mouse.down), (0.75, page.mouse.up)):  # a drag over a quarter of the chart
+        page.mouse.move(box["x"] + across * box["width"], box["y"] + box["height"] / 2, steps=5)
+        act()
+    zoomed = chart.evaluate(layout)["range"]
+    assert zoomed[1] - zoomed[0] < 0.5 * (whole[1] - whole[0])
     rough = chart.evaluate("chart => chart.data.length")
     page.get_by_label("Smoothing").fill("0")
     assert chart.evaluate("chart => chart.data.length") == rough - 1  # nothing faint behind the line

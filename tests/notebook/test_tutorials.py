@@ -35,6 +35,7 @@ def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     environment = {
@@ -43,6 +44,7 @@ def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> N
         "PYTHONPATH": str(CHECKOUT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",  # the coordinator, the volunteer and the kernel share the cores
     }
     try:
         said = {name: executed(name, tmp_path, environment) for name in TUTORIALS}

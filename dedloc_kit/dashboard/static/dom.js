@@ -31,11 +31,7 @@ export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
-/** A name that a person chose: isolated from the direction of its surroundings, in full when it is pointed at. */
-export function nameElement(tag = "bdi") {
-  return build(tag, { class: "name" });
-}
-
+/** A name that a person chose, in full when it is pointed at. */
 export function setName(element, name) {
   setText(element, name);
   setAttribute(element, "title", name);

@@ -2,8 +2,18 @@
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-const precise = new Intl.NumberFormat("en", { notation: "compact", minimumFractionDigits: 2, maximumFractionDigits: 2 });
-const moment = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hour12: false });
+const precise = new Intl.NumberFormat("en", {
+  notation: "compact",
+  minimumFractionDigits: 2,
+  maximumFractionDigits: 2,
+});
+const moment = new Intl.DateTimeFormat("en", {
+  day: "numeric",
+  month: "short",
+  hour: "2-digit",
+  minute: "2-digit",
+  hour12: false,
+});
 const calendar = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", year: "numeric" });
 
 const UNITS = [
@@ -53,7 +63,10 @@ export function duration(seconds) {
 
 /** The same in short, where there is little room: 4.2 s, 13 min, 5 h, 24 days. */
 export function brieflyFor(seconds) {
-  return duration(seconds).replace(/ seconds?$/, " s").replace(/ minutes?$/, " min").replace(/ hours?$/, " h");
+  return duration(seconds)
+    .replace(/ seconds?$/, " s")
+    .replace(/ minutes?$/, " min")
+    .replace(/ hours?$/, " h");
 }
 
 /** When something was; a clock that runs ahead of ours says "just now". */
@@ -66,7 +79,8 @@ export function ago(time, now = Date.now() / 1000) {
 export const at = (time) => moment.format(new Date(1000 * time));
 
 /** A day, from seconds or from `2026-11-22`. */
-export const day = (time) => calendar.format(typeof time === "string" ? new Date(`${time}T12:00`) : new Date(1000 * time));
+export const day = (time) =>
+  calendar.format(typeof time === "string" ? new Date(`${time}T12:00`) : new Date(1000 * time));
 
 /** A name that can be seen: people may send only spaces, or nothing. */
 export function visibleName(name) {

@@ -51,7 +51,8 @@ function showStatus() {
 function showAlert() {
   const { state, connected } = run;
   let text = "";
-  if (!connected && state) text = "This page has lost its server and is trying to reach it again. Below is what it last heard.";
+  if (!connected && state)
+    text = "This page has lost its server and is trying to reach it again. Below is what it last heard.";
   else if (state?.problem) text = `For the moment ${state.problem}.`;
   setText(byId("alert"), text);
   byId("alert").hidden = !text;
@@ -63,7 +64,8 @@ let said = { text: "", status: "", at: 0 };
 function summarize() {
   const { state } = run;
   if (said.status === state.status && Date.now() - said.at < SUMMARY_PAUSE) return;
-  let text = `${LABELS[state.status]}. Global step ${count(state.step)} of ${count(state.total_steps)}, ${plural(state.volunteers, "volunteer")}.`;
+  let text = `${LABELS[state.status]}. Global step ${count(state.step)} of ${count(state.total_steps)}`;
+  text += `, ${plural(state.volunteers, "volunteer")}.`;
   if (state.loss !== null) text += ` Training loss ${loss(state.loss)}.`;
   if (state.evaluation) text += ` Evaluation loss ${loss(state.evaluation.last.loss)}.`;
   if (text === said.text) return;

@@ -17,7 +17,9 @@ export function explanation(state) {
     case "starting":
       return {
         title: state.step ? "The coordinator is coming back" : "This run has not begun yet",
-        text: state.message ? `The coordinator says: ${state.message}.` : "The coordinator is starting. This page will follow by itself.",
+        text: state.message
+          ? `The coordinator says: ${state.message}.`
+          : "The coordinator is starting. This page will follow by itself.",
       };
     case "waiting for volunteers":
       return {
@@ -33,7 +35,8 @@ export function explanation(state) {
       return {
         title: "The coordinator cannot be heard",
         text:
-          "Volunteers train on without it, and it catches up from them when it is back. The numbers here are the last it told." +
+          "Volunteers train on without it, and it catches up from them when it is back. " +
+          "The numbers here are the last it told." +
           (state.message ? ` Its last word: ${state.message}.` : ""),
       };
     case "finished":

@@ -3,7 +3,7 @@
 import { build } from "./dom.js";
 
 /** Fills a table's body with rows of texts; the first of each row names it. */
-export function fillRows(body, rows) {
+function fillRows(body, rows) {
   body.replaceChildren(
     ...rows.map((texts) =>
       build(

@@ -49,9 +49,12 @@ export function batchPanel() {
     // A batch may run over while it is averaged; then the whole bar is what there is.
     const whole = Math.max(size, batch.samples);
     const names = tally(batch.shares);
-    const shares = batch.shares.filter((share) => share.samples > 0).map((share) => ({ ...share, shown: nameOf(share, names) }));
+    const shares = batch.shares
+      .filter((share) => share.samples > 0)
+      .map((share) => ({ ...share, shown: nameOf(share, names) }));
     const { others } = batch;
-    if (others.samples > 0) shares.push({ peer: "", shown: plural(others.peers, "more peer"), samples: others.samples });
+    if (others.samples > 0)
+      shares.push({ peer: "", shown: plural(others.peers, "more peer"), samples: others.samples });
     bar.classList.toggle("emptied", bar.dataset.step !== String(batch.step));
     bar.classList.toggle("idle", state.status !== "training");
     bar.dataset.step = batch.step;
@@ -67,7 +70,11 @@ export function batchPanel() {
         setText(segment.firstChild, share.samples / whole >= NAMED ? share.shown : "");
       },
     );
-    setAttribute(bar, "aria-label", `${count(batch.samples)} of ${count(size)} samples, ${percent(batch.samples, size)} of the batch`);
+    setAttribute(
+      bar,
+      "aria-label",
+      `${count(batch.samples)} of ${count(size)} samples, ${percent(batch.samples, size)} of the batch`,
+    );
     showList(shares, size, state);
   }
 

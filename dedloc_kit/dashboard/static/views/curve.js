@@ -15,10 +15,23 @@ export function curve(signal) {
   const { element: picture, draw } = chart(() => make(chosen), signal);
   const empty = build("p", { class: "empty", text: "The curve begins with the first global step." });
   const slider = build("input", {
-    type: "range", min: "0", max: "0.98", step: "0.02", value: chosen.smoothing, id: "smoothing",
-    on: { input: (event) => { chosen.smoothing = Number(event.target.value); draw(); } },
+    type: "range",
+    min: "0",
+    max: "0.98",
+    step: "0.02",
+    value: chosen.smoothing,
+    id: "smoothing",
+    on: {
+      input: (event) => {
+        chosen.smoothing = Number(event.target.value);
+        draw();
+      },
+    },
   });
-  const choose = (name) => (value) => { chosen[name] = value; draw(); };
+  const choose = (name) => (value) => {
+    chosen[name] = value;
+    draw();
+  };
   const controls = build(
     "div",
     { class: "controls" },
@@ -27,9 +40,16 @@ export function curve(signal) {
     choices("Scale", { linear: "Linear", log: "Log" }, "linear", choose("scale")),
     build("label", { class: "slider" }, build("span", { text: "Smoothing" }), slider),
   );
-  const keys = { training: build("span", { class: "key training" }), evaluation: build("span", { class: "key evaluation" }) };
+  const keys = {
+    training: build("span", { class: "key training" }),
+    evaluation: build("span", { class: "key evaluation" }),
+  };
   const legend = build("p", { class: "note legend" }, keys.training, keys.evaluation);
-  const beside = tableBeside("The curve as a table", ["Global step", "Training loss", "Evaluation loss", "Samples", "Time"], rows);
+  const beside = tableBeside(
+    "The curve as a table",
+    ["Global step", "Training loss", "Evaluation loss", "Samples", "Time"],
+    rows,
+  );
   const part = section("What it has learned", controls, picture, empty, beside.element);
   part.head.append(legend);
 
@@ -56,7 +76,10 @@ function make(chosen) {
   const { evaluations } = run.history;
   const x = chosen.over === "steps" ? (point) => point.step : (point) => new Date(1000 * point.time);
   const few = steps.length < 3;
-  const smoothed = smooth(steps.map((step) => step.loss), few ? 0 : chosen.smoothing);
+  const smoothed = smooth(
+    steps.map((step) => step.loss),
+    few ? 0 : chosen.smoothing,
+  );
   const raw = {
     x: steps.map(x),
     y: steps.map((step) => step.loss),
@@ -105,7 +128,9 @@ function range(chosen, steps) {
   if (chosen.part === "all" || !steps.length) return { autorange: true };
   const begin = steps[Math.floor(steps.length * (1 - 1 / RECENT))];
   const end = steps.at(-1);
-  return { range: chosen.over === "steps" ? [begin.step, end.step] : [new Date(1000 * begin.time), new Date(1000 * end.time)] };
+  return {
+    range: chosen.over === "steps" ? [begin.step, end.step] : [new Date(1000 * begin.time), new Date(1000 * end.time)],
+  };
 }
 
 /** Evenly spaced points of the curves, newest first. */
@@ -123,7 +148,8 @@ function describe(steps, evaluations) {
   const part = (name, points) => {
     if (!points.length) return "";
     const [first, last] = [points[0], points.at(-1)];
-    return `${name} loss from ${loss(first.loss)} at global step ${count(first.step)} to ${loss(last.loss)} at ${count(last.step)}. `;
+    const ends = [first, last].map((point) => `${loss(point.loss)} at global step ${count(point.step)}`);
+    return `${name} loss from ${ends[0]} to ${ends[1]}. `;
   };
   return (part("Training", steps) + part("Evaluation", evaluations)).trim() || "Loss: nothing yet.";
 }

@@ -12,6 +12,10 @@ export function viewHead(text, signal) {
   const update = () => setText(link.firstChild, run.state?.name ?? "the run");
   subscribe(update, signal);
   update();
-  const element = build("div", { class: "band slim" }, build("div", { class: "view-head" }, build("p", { class: "eyebrow" }, link), title, lede));
+  const element = build(
+    "div",
+    { class: "band slim" },
+    build("div", { class: "view-head" }, build("p", { class: "eyebrow" }, link), title, lede),
+  );
   return { element, title: title.firstChild, lede };
 }

@@ -10,11 +10,24 @@ export function joinPanel() {
     notebook: `%${install}\nfrom dedloc_kit import join\njoin("${address}")`,
     terminal: `${install}\ndedloc join ${address}`,
   };
-  const code = build("pre", { class: "code", tabindex: "0", "aria-label": "How to join", id: "join-command", text: ways.notebook });
-  const copy = build("button", { type: "button", class: "primary", text: "Copy", on: { click: () => copyText(code, copy) } });
+  const code = build("pre", {
+    class: "code",
+    tabindex: "0",
+    "aria-label": "How to join",
+    id: "join-command",
+    text: ways.notebook,
+  });
+  const copy = build("button", {
+    type: "button",
+    class: "primary",
+    text: "Copy",
+    on: { click: () => copyText(code, copy) },
+  });
   const note = build("p", { class: "note" });
   const title = build("h2", { id: "join-title", text: "Train with us" });
-  const choose = choices("Where", { notebook: "Notebook", terminal: "Terminal" }, "notebook", (way) => setText(code, ways[way]));
+  const choose = choices("Where", { notebook: "Notebook", terminal: "Terminal" }, "notebook", (way) =>
+    setText(code, ways[way]),
+  );
   const element = build(
     "section",
     { class: "join", "aria-labelledby": "join-title" },
@@ -27,7 +40,8 @@ export function joinPanel() {
     let text = "One cell joins, with a free GPU too. Stop whenever you like.";
     if (state.refusal === "starting") text = "Joining opens as soon as the coordinator is ready.";
     else if (state.refusal === "full") text = "As many train already as this run has room for. Please come back later.";
-    else if (/^(localhost|127\.|\[::1\])/.test(ROOT.hostname)) text = "Stop whenever you like. This address works on this computer only.";
+    else if (/^(localhost|127\.|\[::1\])/.test(ROOT.hostname))
+      text = "Stop whenever you like. This address works on this computer only.";
     setText(note, text);
     element.hidden = state.refusal === "over";
   }

@@ -8,8 +8,16 @@ import { keepAsking } from "../run.js";
 const PAGE = 25;
 const TYPING_PAUSE = 250; // milliseconds
 const COLUMNS = [
-  ["", "rank"], ["Name", "who"], ["Samples", "number"], ["", "part"], ["Per day lately", "number recent"], ["Time given", "number given"],
-  ["Devices", "devices"], ["Sessions", "number sessions"], ["Here since", "since"], ["Last seen", "seen"],
+  ["", "rank"],
+  ["Name", "who"],
+  ["Samples", "number"],
+  ["", "part"],
+  ["Per day lately", "number recent"],
+  ["Time given", "number given"],
+  ["Devices", "devices"],
+  ["Sessions", "number sessions"],
+  ["Here since", "since"],
+  ["Last seen", "seen"],
 ];
 
 export function leaderboard(signal) {
@@ -22,7 +30,10 @@ export function leaderboard(signal) {
   pages.append(back, where, next);
   let typing = null;
   const search = build("input", {
-    type: "search", placeholder: "Search names", "aria-label": "Search names", maxlength: "64",
+    type: "search",
+    placeholder: "Search names",
+    "aria-label": "Search names",
+    maxlength: "64",
     on: {
       input: (event) => {
         clearTimeout(typing);
@@ -31,10 +42,25 @@ export function leaderboard(signal) {
     },
   });
   const sorts = { total: "All time", recent: "Lately", name: "Name" };
-  const controls = build("div", { class: "controls" }, choices("Sort by", sorts, "total", (sort) => ask({ sort, offset: 0 })), search);
-  const head = build("tr", {}, ...COLUMNS.map(([text, kind]) => build("th", { scope: "col", class: kind }, text || build("span", { class: "visually-hidden", text: kind }))));
+  const controls = build(
+    "div",
+    { class: "controls" },
+    choices("Sort by", sorts, "total", (sort) => ask({ sort, offset: 0 })),
+    search,
+  );
+  const head = build(
+    "tr",
+    {},
+    ...COLUMNS.map(([text, kind]) =>
+      build("th", { scope: "col", class: kind }, text || build("span", { class: "visually-hidden", text: kind })),
+    ),
+  );
   const table = build("table", { class: "board" }, build("thead", {}, head), body);
-  const scroll = build("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Everyone in a table" }, table);
+  const scroll = build(
+    "div",
+    { class: "wide", tabindex: "0", role: "region", "aria-label": "Everyone in a table" },
+    table,
+  );
   const part = section("Leaderboard", controls, scroll, pages);
 
   const path = () => `api/people?${new URLSearchParams({ ...asked, limit: PAGE })}`;
@@ -54,12 +80,23 @@ export function leaderboard(signal) {
     if (asked.offset && asked.offset >= total) ask({ offset: 0 }); // fewer match by now
     const names = tally(people);
     const most = Math.max(1, ...people.map((person) => person.samples));
-    keyed(body, people, (person) => person.peer, row, (element, person) => fillRow(element, person, names, most));
+    keyed(
+      body,
+      people,
+      (person) => person.peer,
+      row,
+      (element, person) => fillRow(element, person, names, most),
+    );
     pages.hidden = total <= PAGE && !asked.search;
     back.disabled = asked.offset === 0;
     next.disabled = asked.offset + PAGE >= total;
     const last = asked.offset + people.length;
-    setText(where, total ? `${count(asked.offset + 1)} to ${count(last)} of ${plural(total, "person", "people")}` : `No name has “${asked.search}” in it.`);
+    setText(
+      where,
+      total
+        ? `${count(asked.offset + 1)} to ${count(last)} of ${plural(total, "person", "people")}`
+        : `No name has “${asked.search}” in it.`,
+    );
   }
 
   return part.section;
@@ -68,7 +105,12 @@ export function leaderboard(signal) {
 function row() {
   const cells = COLUMNS.map(([, kind]) => build(kind === "who" ? "th" : "td", { class: kind }));
   cells[1].scope = "row";
-  cells[1].append(build("a", { class: "name" }), build("span", { class: "badge you", text: "you" }), build("span", { class: "badge now", text: "now" }), build("bdi", { class: "team" }));
+  cells[1].append(
+    build("a", { class: "name" }),
+    build("span", { class: "badge you", text: "you" }),
+    build("span", { class: "badge now", text: "now" }),
+    build("bdi", { class: "team" }),
+  );
   cells[3].append(build("span", { class: "bar", "aria-hidden": "true" }, build("i")));
   return build("tr", {}, ...cells);
 }

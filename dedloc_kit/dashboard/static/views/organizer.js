@@ -19,7 +19,8 @@ export function show(root, { signal }) {
 
   async function order(name, body) {
     const answer = await send(`api/organizer/${name}`, body);
-    const refused = answer.values?.message ?? answer.values?.detail?.[0]?.msg ?? "the server cannot be reached; try again";
+    const refused =
+      answer.values?.message ?? answer.values?.detail?.[0]?.msg ?? "the server cannot be reached; try again";
     setText(said, answer.status === 200 ? "" : `Not done: ${refused}.`);
     if (answer.status === 200 || answer.status === 401) take(answer);
     return answer.status === 200;
@@ -36,7 +37,12 @@ export function show(root, { signal }) {
       }
       desk.update(values);
     } else if (status && !desk) {
-      page.replaceChildren(build("p", { class: "empty", text: status === 404 ? "This dashboard takes no orders." : (values?.message ?? "Something went wrong.") }));
+      page.replaceChildren(
+        build("p", {
+          class: "empty",
+          text: status === 404 ? "This dashboard takes no orders." : (values?.message ?? "Something went wrong."),
+        }),
+      );
     }
   }
 
@@ -50,7 +56,15 @@ function locked() {
     "div",
     { class: "notice" },
     build("h2", { text: "You are not logged in" }),
-    build("p", {}, "Open the organizer's link in this browser. ", build("code", { text: "dedloc launch" }), " prints it when it starts, and ", build("code", { text: "dedloc login FOLDER" }), " prints it again, with the coordinator's folder, on the machine that runs it."),
+    build(
+      "p",
+      {},
+      "Open the organizer's link in this browser. ",
+      build("code", { text: "dedloc launch" }),
+      " prints it when it starts, and ",
+      build("code", { text: "dedloc login FOLDER" }),
+      " prints it again, with the coordinator's folder, on the machine that runs it.",
+    ),
   );
 }
 
@@ -59,9 +73,20 @@ function makeDesk(order, signal) {
   const announce = announceForm(order);
   const people = peopleControls(order, signal);
   const alerts = listOf("Alerts", "Nothing to worry about.", ({ time, kind, text }) => [text, `${kind}, ${ago(time)}`]);
-  const checkpoints = listOf("Checkpoints", "None yet.", ({ step, time, bytes: size, best }) => [`Global step ${count(step)}${best ? ", the best so far" : ""}`, `${bytes(size)}, ${ago(time)}`]);
-  const orders = listOf("Orders given", "None yet.", ({ time, order: name, text }) => [text ? `${name}: ${text}` : name, at(time)]);
-  const columns = build("div", { class: "desk" }, build("div", {}, switches.element, announce.element, people.element), build("div", {}, alerts.element, checkpoints.element, orders.element));
+  const checkpoints = listOf("Checkpoints", "None yet.", ({ step, time, bytes: size, best }) => [
+    `Global step ${count(step)}${best ? ", the best so far" : ""}`,
+    `${bytes(size)}, ${ago(time)}`,
+  ]);
+  const orders = listOf("Orders given", "None yet.", ({ time, order: name, text }) => [
+    text ? `${name}: ${text}` : name,
+    at(time),
+  ]);
+  const columns = build(
+    "div",
+    { class: "desk" },
+    build("div", {}, switches.element, announce.element, people.element),
+    build("div", {}, alerts.element, checkpoints.element, orders.element),
+  );
 
   function update(values) {
     switches.update(values);
@@ -79,24 +104,61 @@ function makeDesk(order, signal) {
 function controls(order) {
   const now = build("p", { class: "standing" });
   const pause = build("button", { type: "button", class: "primary", on: { click: () => order(pause.dataset.order) } });
-  const checkpoint = build("button", { type: "button", class: "plain", text: "Checkpoint now", on: { click: () => order("checkpoint") } });
-  const finish = build("button", { type: "button", class: "danger", text: "Finish the run", on: { click: () => dialog.showModal() } });
+  const checkpoint = build("button", {
+    type: "button",
+    class: "plain",
+    text: "Checkpoint now",
+    on: { click: () => order("checkpoint") },
+  });
+  const finish = build("button", {
+    type: "button",
+    class: "danger",
+    text: "Finish the run",
+    on: { click: () => dialog.showModal() },
+  });
   const dialog = build(
     "dialog",
     { "aria-labelledby": "finish-title" },
     build("h2", { id: "finish-title", text: "Finish the run?" }),
-    build("p", { text: "The model stays as it is after the present global step, and all volunteers are sent home with thanks. The coordinator stays to show and hand out what was reached; you can let the run go on later." }),
+    build("p", {
+      text:
+        "The model stays as it is after the present global step, and all volunteers are sent home with thanks. " +
+        "The coordinator stays to show and hand out what was reached; you can let the run go on later.",
+    }),
     build(
       "p",
       { class: "buttons" },
-      build("button", { type: "button", class: "plain", text: "Go on training", autofocus: true, on: { click: () => dialog.close() } }),
-      build("button", { type: "button", class: "danger", text: "Finish it", on: { click: () => { dialog.close(); order("finish"); } } }),
+      build("button", {
+        type: "button",
+        class: "plain",
+        text: "Go on training",
+        autofocus: true,
+        on: { click: () => dialog.close() },
+      }),
+      build("button", {
+        type: "button",
+        class: "danger",
+        text: "Finish it",
+        on: {
+          click: () => {
+            dialog.close();
+            order("finish");
+          },
+        },
+      }),
     ),
   );
   const part = section("The run", now, build("p", { class: "buttons" }, pause, checkpoint, finish), dialog);
 
   function update({ paused, finishing }) {
-    setText(now, finishing ? "It is over, or will be after the present global step." : paused ? "It is paused. Volunteers wait." : "It goes on.");
+    setText(
+      now,
+      finishing
+        ? "It is over, or will be after the present global step."
+        : paused
+          ? "It is paused. Volunteers wait."
+          : "It goes on.",
+    );
     pause.dataset.order = paused || finishing ? "resume" : "pause";
     setText(pause, finishing ? "Let it go on" : paused ? "Resume" : "Pause");
     finish.disabled = finishing;
@@ -106,9 +168,19 @@ function controls(order) {
 }
 
 function announceForm(order) {
-  const text = build("textarea", { id: "announcement", rows: "3", maxlength: "200", placeholder: "What everyone should know" });
+  const text = build("textarea", {
+    id: "announcement",
+    rows: "3",
+    maxlength: "200",
+    placeholder: "What everyone should know",
+  });
   const tell = build("button", { type: "submit", class: "primary", text: "Announce" });
-  const clear = build("button", { type: "button", class: "plain", text: "Take it down", on: { click: () => order("announce", { text: "" }) } });
+  const clear = build("button", {
+    type: "button",
+    class: "plain",
+    text: "Take it down",
+    on: { click: () => order("announce", { text: "" }) },
+  });
   const present = build("p", { class: "standing", dir: "auto" });
   const form = build(
     "form",
@@ -148,14 +220,24 @@ function peopleControls(order, signal) {
       const peers = values.peers.filter((peer) => !peer.follower);
       const names = tally(peers);
       setText(part.note, peers.length ? "" : "nobody is here");
-      rows(here, peers.map((peer) => ({ ...peer, shown: nameOf(peer, names) })), "Put out", (peer) => order("kick", { peer }));
+      rows(
+        here,
+        peers.map((peer) => ({ ...peer, shown: nameOf(peer, names) })),
+        "Put out",
+        (peer) => order("kick", { peer }),
+      );
     },
     signal,
   );
 
   function update(kicked) {
     outTitle.hidden = !kicked.length;
-    rows(out, kicked.map((one) => ({ ...one, shown: nameOf(one) })), "Let in again", (peer) => order("readmit", { peer }));
+    rows(
+      out,
+      kicked.map((one) => ({ ...one, shown: nameOf(one) })),
+      "Let in again",
+      (peer) => order("readmit", { peer }),
+    );
   }
 
   return { element: part.section, update };
@@ -166,7 +248,13 @@ function rows(list, people, action, act) {
     list,
     people,
     (person) => person.peer,
-    (person) => build("li", {}, build("bdi", { class: "name" }), build("button", { type: "button", class: "plain", text: action, on: { click: () => act(person.peer) } })),
+    (person) =>
+      build(
+        "li",
+        {},
+        build("bdi", { class: "name" }),
+        build("button", { type: "button", class: "plain", text: action, on: { click: () => act(person.peer) } }),
+      ),
     (item, person) => {
       setName(item.firstChild, person.shown);
       item.lastChild.setAttribute("aria-label", `${action}: ${person.shown}`);

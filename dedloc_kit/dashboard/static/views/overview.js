@@ -15,7 +15,11 @@ const TASKS = { albert: "ALBERT", swav: "SwAV" };
 
 export function show(root, { signal }) {
   const name = build("h1", {}, build("bdi", { id: "name", text: "A community run" }));
-  const about = build("p", { class: "lede", dir: "auto", text: "A model that volunteers train together over the Internet." });
+  const about = build("p", {
+    class: "lede",
+    dir: "auto",
+    text: "A model that volunteers train together over the Internet.",
+  });
   const how = build("p", { class: "how" });
   const join = joinPanel();
   const numbers = figures();
@@ -91,7 +95,11 @@ function figures() {
   const time = figure("Time given");
   const end = figure("Time to go");
   const all = [step, samples, training, volunteers, time, end];
-  const element = build("dl", { class: "figures", "aria-label": "The run in numbers" }, ...all.map((one) => one.element));
+  const element = build(
+    "dl",
+    { class: "figures", "aria-label": "The run in numbers" },
+    ...all.map((one) => one.element),
+  );
   const shownStep = counter(step.value, (value) => count(Math.round(value)));
   const shownSamples = counter(samples.value, (value) => large(Math.round(value)));
   const shownLoss = counter(training.value, loss);
@@ -104,7 +112,12 @@ function figures() {
     setText(step.aside, `of ${count(state.total_steps)}`);
     meter.firstChild.style.setProperty("width", `${(100 * Math.min(1, state.step / state.total_steps)).toFixed(2)}%`);
     shownSamples(state.samples_total);
-    setText(samples.aside, state.seconds_per_step ? `a step every ${brieflyFor(state.seconds_per_step)}` : `${count(state.global_batch)} to a step`);
+    setText(
+      samples.aside,
+      state.seconds_per_step
+        ? `a step every ${brieflyFor(state.seconds_per_step)}`
+        : `${count(state.global_batch)} to a step`,
+    );
     shownLoss(state.loss);
     const first = run.history.steps.find((one) => one.loss !== null);
     setText(training.aside, first ? `from ${loss(first.loss)} at first` : "begins with the first step");
@@ -113,7 +126,10 @@ function figures() {
     const together = state.volunteers && !blind ? `${rate(state.samples_per_second)} samples/s in all` : "";
     setText(volunteers.aside, together || `${plural(state.contributor_count, "person", "people")} so far`);
     setText(time.value, state.device_seconds ? brieflyFor(state.device_seconds) : "–");
-    setText(time.aside, state.device_seconds ? `by ${plural(state.contributor_count, "person", "people")}` : "by everyone");
+    setText(
+      time.aside,
+      state.device_seconds ? `by ${plural(state.contributor_count, "person", "people")}` : "by everyone",
+    );
     showEnd(state);
   }
 
@@ -155,7 +171,12 @@ function noticePanel() {
 function announcement() {
   const text = build("p", { class: "announcement-text", dir: "auto" });
   const when = build("p", { class: "note" });
-  const element = build("aside", { class: "announcement", "aria-label": "From the organizer", hidden: true }, text, when);
+  const element = build(
+    "aside",
+    { class: "announcement", "aria-label": "From the organizer", hidden: true },
+    text,
+    when,
+  );
   return {
     element,
     update(told) {
@@ -168,9 +189,13 @@ function announcement() {
 
 function showNews({ section: element }, notices) {
   element.hidden = !notices.length;
-  element.querySelector("ul").replaceChildren(
-    ...notices.toReversed().map(({ text, time }) =>
-      build("li", {}, build("bdi", { text }), build("span", { class: "note", text: ago(time) })),
-    ),
-  );
+  element
+    .querySelector("ul")
+    .replaceChildren(
+      ...notices
+        .toReversed()
+        .map(({ text, time }) =>
+          build("li", {}, build("bdi", { text }), build("span", { class: "note", text: ago(time) })),
+        ),
+    );
 }

@@ -9,6 +9,7 @@ import { keepAsking } from "../run.js";
 import { leaderboard } from "./leaderboard.js";
 import { viewHead } from "./head.js";
 
+const WHO = "Whoever gives computing is here, by the name they chose.";
 const NARROW = matchMedia("(max-width: 40rem)");
 const BUBBLES = 120;
 const NAMED = 22; // the smallest radius with room for a name
@@ -24,9 +25,17 @@ export function show(root, { signal }) {
   const teamList = build("ol", { class: "teams" });
   const teams = section("Teams", teamList);
   teams.section.hidden = true;
-  const mine = build("p", { class: "me", hidden: true }, build("a", { href: pageOf(me() ?? ""), text: "This is you: your page in this run" }));
+  const mine = build(
+    "p",
+    { class: "me" },
+    build("a", { href: pageOf(me() ?? ""), text: "This is you: your page in this run" }),
+  );
   mine.hidden = !me();
-  const empty = build("p", { class: "empty", hidden: true, text: "Nobody has given anything yet. The first global step will bring the first names." });
+  const empty = build("p", {
+    class: "empty",
+    hidden: true,
+    text: "Nobody has given anything yet. The first global step will bring the first names.",
+  });
   const board = leaderboard(signal);
   const upper = build("div", { class: "upper" }, circles.section, teams.section);
   root.append(head.element, build("div", { class: "page" }, mine, empty, upper, board));
@@ -40,7 +49,12 @@ export function show(root, { signal }) {
     () => `api/people?sort=total&limit=${BUBBLES}`,
     ({ status, values }) => {
       if (status !== 200) return;
-      setText(head.lede, values.total ? `${plural(values.total, "person has", "people have")} given ${brief(values.samples_total)} samples together. Whoever gives computing is here, by the name they chose.` : "Whoever gives computing is here, by the name they chose.");
+      setText(
+        head.lede,
+        values.total
+          ? `${plural(values.total, "person has", "people have")} given ${brief(values.samples_total)} samples together. ${WHO}`
+          : WHO,
+      );
       empty.hidden = values.total > 0;
       circles.section.hidden = board.hidden = values.total === 0;
       known = values;
@@ -48,7 +62,11 @@ export function show(root, { signal }) {
     },
     signal,
   );
-  keepAsking(() => "api/teams", ({ status, values }) => status === 200 && showTeams(teams.section, teamList, values.teams), signal);
+  keepAsking(
+    () => "api/teams",
+    ({ status, values }) => status === 200 && showTeams(teams.section, teamList, values.teams),
+    signal,
+  );
 }
 
 function drawBubbles(picture, { people, total, samples_total: all }) {
@@ -58,7 +76,10 @@ function drawBubbles(picture, { people, total, samples_total: all }) {
   const most = shown[0].samples;
   // Area by contribution; the smallest can still be seen.
   const [width, height] = NARROW.matches ? [480, 480] : [960, 520];
-  const placed = pack(shown.map((person) => Math.max(0.035, Math.sqrt(person.samples / most))), width / height);
+  const placed = pack(
+    shown.map((person) => Math.max(0.035, Math.sqrt(person.samples / most))),
+    width / height,
+  );
   setAttribute(picture, "viewBox", `0 0 ${width} ${height}`);
   const left = Math.min(...placed.map((p) => p.x - p.r));
   const right = Math.max(...placed.map((p) => p.x + p.r));
@@ -72,7 +93,14 @@ function drawBubbles(picture, { people, total, samples_total: all }) {
     (person) => person.peer,
     (person) => {
       const label = buildSvg("text", { class: "bubble-name", dy: "0.35em", lengthAdjust: "spacingAndGlyphs" });
-      return buildSvg("g", { on: { click: () => go(pageOf(person.peer)) } }, buildSvg("circle", { class: "ring" }), buildSvg("circle", { class: "disc" }), label, buildSvg("title"));
+      return buildSvg(
+        "g",
+        { on: { click: () => go(pageOf(person.peer)) } },
+        buildSvg("circle", { class: "ring" }),
+        buildSvg("circle", { class: "disc" }),
+        label,
+        buildSvg("title"),
+      );
     },
     (group, person) => {
       const [ring, disc, label, title] = group.children;
@@ -86,12 +114,21 @@ function drawBubbles(picture, { people, total, samples_total: all }) {
       label.style.setProperty("font-size", `${Math.max(SMALLEST, size)}px`);
       label.removeAttribute("textLength");
       if (label.getComputedTextLength() > ROOM * r) setAttribute(label, "textLength", ROOM * r); // wide letters
-      setText(title, `${person.shown}: ${count(person.samples)} samples, ${percent(person.samples, all)}${person.active ? ", training now" : ""}`);
+      setText(
+        title,
+        `${person.shown}: ${count(person.samples)} samples, ${percent(person.samples, all)}` +
+          (person.active ? ", training now" : ""),
+      );
     },
   );
   const active = shown.filter((person) => person.active).length;
   const rest = total > shown.length ? ` of the ${count(shown.length)} who gave most` : "";
-  setAttribute(picture, "aria-label", `A circle for each${rest || " person"}, by contribution; ${count(active)} train now. The leaderboard below has the same.`);
+  setAttribute(
+    picture,
+    "aria-label",
+    `A circle for each${rest || " person"}, by contribution; ${count(active)} train now. ` +
+      "The leaderboard below has the same.",
+  );
 }
 
 /** As much of a name as there is room for in the smallest letters. */
@@ -108,7 +145,15 @@ function showTeams(element, list, teams) {
     list,
     teams.slice(0, 12),
     (team) => team.team,
-    () => build("li", {}, build("bdi", { class: "name" }), build("span", { class: "amount" }), build("span", { class: "bar" }, build("i")), build("span", { class: "note" })),
+    () =>
+      build(
+        "li",
+        {},
+        build("bdi", { class: "name" }),
+        build("span", { class: "amount" }),
+        build("span", { class: "bar" }, build("i")),
+        build("span", { class: "note" }),
+      ),
     (item, team) => {
       const [name, amount, bar, note] = item.children;
       setText(name, team.team);

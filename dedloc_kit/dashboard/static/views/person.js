@@ -20,13 +20,26 @@ export function show(root, { parameter: peer, signal }) {
   const you = build("span", { class: "badge you", text: "This is you", hidden: !mine });
   const active = build("span", { class: "badge now", text: "Training now", hidden: true });
   head.title.parentElement.append(" ", you, active);
-  const missing = build("div", { class: "notice", hidden: true }, build("h2", { text: "Nobody by this id has given anything yet" }), build("p", { text: mine ? "Your page begins with the first global step that has samples of yours in it." : "Perhaps the link is cut off, or their first global step is not done yet." }));
+  const missing = build(
+    "div",
+    { class: "notice", hidden: true },
+    build("h2", { text: "Nobody by this id has given anything yet" }),
+    build("p", {
+      text: mine
+        ? "Your page begins with the first global step that has samples of yours in it."
+        : "Perhaps the link is cut off, or their first global step is not done yet.",
+    }),
+  );
 
   const given = figure("Samples given");
   const rank = figure("Rank");
   const time = figure("Time given");
   const recent = figure("Samples a day lately");
-  const numbers = build("dl", { class: "figures plain-figures" }, ...[given, rank, time, recent].map((one) => one.element));
+  const numbers = build(
+    "dl",
+    { class: "figures plain-figures" },
+    ...[given, rank, time, recent].map((one) => one.element),
+  );
   const daily = days();
   const losses = lossChart(signal);
   const been = visits();
@@ -47,7 +60,16 @@ export function show(root, { parameter: peer, signal }) {
       setText(head.title, name);
       retitle(name);
       active.hidden = !person.active;
-      setText(head.lede, [person.team ? `Team ${person.team}` : "", `in this run since ${day(person.first_seen)}`, person.active ? "" : `last seen ${ago(person.last_seen)}`].filter(Boolean).join(", "));
+      setText(
+        head.lede,
+        [
+          person.team ? `Team ${person.team}` : "",
+          `in this run since ${day(person.first_seen)}`,
+          person.active ? "" : `last seen ${ago(person.last_seen)}`,
+        ]
+          .filter(Boolean)
+          .join(", "),
+      );
       setText(given.value, brief(person.samples));
       setText(given.aside, `${percent(person.share, 1)} of all, in ${plural(person.steps, "global step")}`);
       setText(rank.value, person.rank ? count(person.rank) : "–");
@@ -65,9 +87,22 @@ export function show(root, { parameter: peer, signal }) {
 }
 
 function certificateLinks(peer, mine) {
-  const link = (kind) => build("a", { class: "button", href: addressOf(`people/${peer}/certificate.${kind}`), text: kind.toUpperCase(), download: true });
-  const text = mine ? "Your certificate says what you gave to this model." : "The certificate says what this volunteer gave to the model.";
-  return build("div", { class: "certificate" }, build("p", { text }), build("p", { class: "buttons" }, link("svg"), link("pdf")));
+  const link = (kind) =>
+    build("a", {
+      class: "button",
+      href: addressOf(`people/${peer}/certificate.${kind}`),
+      text: kind.toUpperCase(),
+      download: true,
+    });
+  const text = mine
+    ? "Your certificate says what you gave to this model."
+    : "The certificate says what this volunteer gave to the model.";
+  return build(
+    "div",
+    { class: "certificate" },
+    build("p", { text }),
+    build("p", { class: "buttons" }, link("svg"), link("pdf")),
+  );
 }
 
 /** Samples by day as bars, up to today. */
@@ -76,14 +111,24 @@ function days() {
   const bars = build("div", { class: "days", role: "img" });
   const first = build("span");
   const axis = build("p", { class: "axis note", "aria-hidden": "true" }, first, build("span", { text: "today" }));
-  const beside = tableBeside("The days as a table", ["Day", "Samples"], () => known.toReversed().map((one) => [day(one.day), count(one.samples)]));
+  const beside = tableBeside("The days as a table", ["Day", "Samples"], () =>
+    known.toReversed().map((one) => [day(one.day), count(one.samples)]),
+  );
   const part = section("Day by day", bars, axis, beside.element);
 
   function update(list) {
     known = list;
     const samples = new Map(list.map((one) => [one.day, one.samples]));
-    const shown = Array.from({ length: DAYS }, (_, index) => new Date(Date.now() - 86_400_000 * (DAYS - 1 - index)).toISOString().slice(0, 10));
-    const begin = Math.max(0, Math.min(DAYS - 14, shown.findIndex((one) => samples.has(one))));
+    const shown = Array.from({ length: DAYS }, (_, index) =>
+      new Date(Date.now() - 86_400_000 * (DAYS - 1 - index)).toISOString().slice(0, 10),
+    );
+    const begin = Math.max(
+      0,
+      Math.min(
+        DAYS - 14,
+        shown.findIndex((one) => samples.has(one)),
+      ),
+    );
     const visible = shown.slice(begin);
     const most = Math.max(1, ...visible.map((one) => samples.get(one) ?? 0));
     keyed(
@@ -99,7 +144,10 @@ function days() {
     );
     setText(first, day(visible[0]));
     const busiest = visible.find((one) => (samples.get(one) ?? 0) === most);
-    bars.setAttribute("aria-label", busiest ? `Samples by day; most on ${day(busiest)}: ${count(most)}` : "No samples in the last days");
+    bars.setAttribute(
+      "aria-label",
+      busiest ? `Samples by day; most on ${day(busiest)}: ${count(most)}` : "No samples in the last days",
+    );
     setText(part.note, `${plural(list.length, "day")} in all`);
     beside.refresh();
   }
@@ -112,7 +160,12 @@ function visits() {
   let known = [];
   const list = build("ul", { class: "visits" });
   const beside = tableBeside("All visits as a table", ["Came", "For", "Device", "Samples"], () =>
-    known.map((visit) => [at(visit.since), duration(lengthOf(visit)), visibleDevice(visit.device), count(visit.samples)]),
+    known.map((visit) => [
+      at(visit.since),
+      duration(lengthOf(visit)),
+      visibleDevice(visit.device),
+      count(visit.samples),
+    ]),
   );
   const part = section("Visits", list, beside.element);
 
@@ -133,11 +186,19 @@ function showVisits(list, visits) {
     list,
     visits,
     (visit) => visit.since,
-    () => build("li", {}, build("span", { class: "when" }), build("bdi", { class: "what" }), build("span", { class: "amount" })),
+    () =>
+      build(
+        "li",
+        {},
+        build("span", { class: "when" }),
+        build("bdi", { class: "what" }),
+        build("span", { class: "amount" }),
+      ),
     (item, visit) => {
       const [when, what, amount] = item.children;
       setText(when, at(visit.since));
-      setText(what, `${visit.until === null ? "here now, for" : "for"} ${duration(lengthOf(visit))} on ${visibleDevice(visit.device)}`);
+      const here = visit.until === null ? "here now, for" : "for";
+      setText(what, `${here} ${duration(lengthOf(visit))} on ${visibleDevice(visit.device)}`);
       setText(amount, plural(visit.samples, "sample"));
       item.classList.toggle("now", visit.until === null);
     },
@@ -148,8 +209,18 @@ function showVisits(list, visits) {
 function lossChart(signal) {
   let known = [];
   const { element: picture, draw } = chart(make, signal);
-  const beside = tableBeside("The losses as a table", ["Global step", "Loss"], () => known.slice(-50).reverse().map(([step, value]) => [count(step), loss(value)]));
-  const legend = build("p", { class: "note legend" }, build("span", { class: "key evaluation", text: "this volunteer's samples" }), build("span", { class: "key quiet", text: "everyone's" }));
+  const beside = tableBeside("The losses as a table", ["Global step", "Loss"], () =>
+    known
+      .slice(-50)
+      .reverse()
+      .map(([step, value]) => [count(step), loss(value)]),
+  );
+  const legend = build(
+    "p",
+    { class: "note legend" },
+    build("span", { class: "key evaluation", text: "this volunteer's samples" }),
+    build("span", { class: "key quiet", text: "everyone's" }),
+  );
   const part = section("Loss on their samples", picture, beside.element);
   part.head.append(legend);
 
@@ -157,11 +228,28 @@ function lossChart(signal) {
     const all = run.history.steps.filter((step) => step.loss !== null);
     return {
       traces: [
-        { name: "everyone", x: all.map((step) => step.step), y: all.map((step) => step.loss), mode: "lines", line: { color: token("--quiet"), width: 1 }, hovertemplate: "%{y:.3f}" },
-        { name: "this volunteer", x: known.map(([step]) => step), y: known.map(([, value]) => value), mode: known.length > 60 ? "lines" : "lines+markers", line: { color: token("--evaluation"), width: 2 }, marker: { size: 5 }, hovertemplate: "%{y:.3f}" },
+        {
+          name: "everyone",
+          x: all.map((step) => step.step),
+          y: all.map((step) => step.loss),
+          mode: "lines",
+          line: { color: token("--quiet"), width: 1 },
+          hovertemplate: "%{y:.3f}",
+        },
+        {
+          name: "this volunteer",
+          x: known.map(([step]) => step),
+          y: known.map(([, value]) => value),
+          mode: known.length > 60 ? "lines" : "lines+markers",
+          line: { color: token("--evaluation"), width: 2 },
+          marker: { size: 5 },
+          hovertemplate: "%{y:.3f}",
+        },
       ],
       layout: { xaxis: STEPS },
-      label: known.length ? `The loss on this volunteer's samples, from ${loss(known[0][1])} to ${loss(known.at(-1)[1])}.` : "No losses yet.",
+      label: known.length
+        ? `The loss on this volunteer's samples, from ${loss(known[0][1])} to ${loss(known.at(-1)[1])}.`
+        : "No losses yet.",
     };
   }
 

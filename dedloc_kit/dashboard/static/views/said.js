@@ -7,8 +7,10 @@ import { fillMask } from "./fill_mask.js";
 
 // What shares of the held-out samples mean in words: now, and at the run's first evaluation.
 const SKILLS = {
-  "masked accuracy": (now, first) => `Of 100 hidden words it guesses ${now}${first === undefined ? "" : `, at first ${first}`}.`,
-  "sentence order accuracy": (now) => `Of 100 pairs of passages it tells for ${now} which came first; chance alone would give 50.`,
+  "masked accuracy": (now, first) =>
+    `Of 100 hidden words it guesses ${now}${first === undefined ? "" : `, at first ${first}`}.`,
+  "sentence order accuracy": (now) =>
+    `Of 100 pairs of passages it tells for ${now} which came first; chance alone would give 50.`,
 };
 
 export function saidPanel(signal) {

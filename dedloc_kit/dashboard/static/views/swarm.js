@@ -18,8 +18,15 @@ const PARTS = [
 ];
 const BARS = 75;
 const COLUMNS = [
-  ["Peer", "who"], ["Device", "devices"], ["Samples/s", "number"], ["Upload", "number"], ["Mode", "mode"],
-  ["Step", "number"], ["Behind", "number"], ["Toward the batch", "number"], ["Here for", "number"],
+  ["Peer", "who"],
+  ["Device", "devices"],
+  ["Samples/s", "number"],
+  ["Upload", "number"],
+  ["Mode", "mode"],
+  ["Step", "number"],
+  ["Behind", "number"],
+  ["Toward the batch", "number"],
+  ["Here for", "number"],
 ];
 
 export function show(root, { signal }) {
@@ -29,21 +36,39 @@ export function show(root, { signal }) {
   const speed = figure("Together");
   const failed = figure("Failed rounds");
   const rejected = figure("Rejected records");
-  const numbers = build("dl", { class: "figures plain-figures" }, ...[volunteers, speed, failed, rejected].map((one) => one.element));
+  const numbers = build(
+    "dl",
+    { class: "figures plain-figures" },
+    ...[volunteers, speed, failed, rejected].map((one) => one.element),
+  );
   const peers = peerTable(signal);
   const breakdown = breakdownChart(signal);
   const groups = groupChart(signal);
   const troubles = troubleList();
   root.append(
     head.element,
-    build("div", { class: "page" }, numbers, peers, breakdown.element, groups.element, timeline(signal), troubles.element),
+    build(
+      "div",
+      { class: "page" },
+      numbers,
+      peers,
+      breakdown.element,
+      groups.element,
+      timeline(signal),
+      troubles.element,
+    ),
   );
 
   function update(what) {
     const { state } = run;
     if (!state || what === "history") return;
     setText(volunteers.value, count(state.volunteers));
-    setText(volunteers.aside, state.peer_count > state.volunteers ? `and ${plural(state.peer_count - state.volunteers, "peer")} beside them` : "and nobody else");
+    setText(
+      volunteers.aside,
+      state.peer_count > state.volunteers
+        ? `and ${plural(state.peer_count - state.volunteers, "peer")} beside them`
+        : "and nobody else",
+    );
     setText(speed.value, rate(state.samples_per_second));
     setText(speed.aside, "samples a second");
   }
@@ -68,7 +93,11 @@ export function show(root, { signal }) {
 function peerTable(signal) {
   const body = build("tbody");
   const head = build("tr", {}, ...COLUMNS.map(([text, kind]) => build("th", { scope: "col", class: kind, text })));
-  const scroll = build("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": "The peers in a table" }, build("table", { class: "board peers-table" }, build("thead", {}, head), body));
+  const scroll = build(
+    "div",
+    { class: "wide tall", tabindex: "0", role: "region", "aria-label": "The peers in a table" },
+    build("table", { class: "board peers-table" }, build("thead", {}, head), body),
+  );
   const empty = build("p", { class: "empty", text: "Nobody is connected." });
   const part = section("Peers now", scroll, empty);
   keepAsking(
@@ -76,7 +105,13 @@ function peerTable(signal) {
     ({ status, values }) => {
       if (status !== 200) return;
       const names = tally(values.peers);
-      keyed(body, values.peers, (peer) => peer.peer, peerRow, (row, peer) => fillPeer(row, peer, names));
+      keyed(
+        body,
+        values.peers,
+        (peer) => peer.peer,
+        peerRow,
+        (row, peer) => fillPeer(row, peer, names),
+      );
       scroll.hidden = !values.peers.length;
       empty.hidden = values.peers.length > 0;
       setText(part.note, values.peers.length ? `the swarm is at global step ${count(values.step)}` : "");
@@ -89,7 +124,11 @@ function peerTable(signal) {
 function peerRow() {
   const cells = COLUMNS.map(([, kind]) => build(kind === "who" ? "th" : "td", { class: kind }));
   cells[0].scope = "row";
-  cells[0].append(build("a", { class: "name" }), build("span", { class: "badge", text: "coordinator" }), build("bdi", { class: "team" }));
+  cells[0].append(
+    build("a", { class: "name" }),
+    build("span", { class: "badge", text: "coordinator" }),
+    build("bdi", { class: "team" }),
+  );
   return build("tr", {}, ...cells);
 }
 
@@ -116,18 +155,24 @@ function fillPeer(row, peer, names) {
 function breakdownChart(signal) {
   let known = [];
   const { element: picture, draw } = chart(make, signal);
-  const beside = tableBeside(
-    "The times as a table",
-    ["Global step", ...PARTS.map(([, text]) => `${text}, s`)],
-    () => known.slice(-50).reverse().map((round) => [count(round.step), ...PARTS.map(([key]) => seconds(round[key]))]),
+  const beside = tableBeside("The times as a table", ["Global step", ...PARTS.map(([, text]) => `${text}, s`)], () =>
+    known
+      .slice(-50)
+      .reverse()
+      .map((round) => [count(round.step), ...PARTS.map(([key]) => seconds(round[key]))]),
   );
-  const legend = build("p", { class: "note legend" }, ...PARTS.map(([key, text]) => build("span", { class: `key ${key}`, text })));
+  const legend = build(
+    "p",
+    { class: "note legend" },
+    ...PARTS.map(([key, text]) => build("span", { class: `key ${key}`, text })),
+  );
   const empty = build("p", { class: "empty", text: "The first global step will say where its time went." });
   const part = section("Where a step's time goes", picture, empty, beside.element);
   part.head.append(legend);
 
   function make() {
     const last = known.at(-1);
+    const parts = PARTS.map(([key, text]) => `${text} ${seconds(last[key])}`);
     return {
       traces: PARTS.map(([key, name, colour]) => ({
         name,
@@ -137,8 +182,13 @@ function breakdownChart(signal) {
         marker: { color: token(colour), line: { width: 0 } },
         hovertemplate: "%{y:.2f} s",
       })),
-      layout: { barmode: "stack", bargap: 0.2, xaxis: STEPS, yaxis: { title: { text: "seconds", font: { size: 12 } }, rangemode: "tozero" } },
-      label: `Seconds of each global step by part. Last, at ${count(last.step)}: ${PARTS.map(([key, text]) => `${text} ${seconds(last[key])}`).join(", ")}.`,
+      layout: {
+        barmode: "stack",
+        bargap: 0.2,
+        xaxis: STEPS,
+        yaxis: { title: { text: "seconds", font: { size: 12 } }, rangemode: "tozero" },
+      },
+      label: `Seconds of each global step by part. Last, at ${count(last.step)}: ${parts.join(", ")}.`,
     };
   }
 
@@ -170,12 +220,28 @@ function groupChart(signal) {
   let known = [];
   const { element: picture, draw } = chart(make, signal);
   picture.classList.add("low");
-  const beside = tableBeside("The sizes as a table", ["Global step", "Peers", "Samples"], () => known.slice(-50).reverse().map((round) => [count(round.step), count(round.peers), count(round.samples)]));
+  const beside = tableBeside("The sizes as a table", ["Global step", "Peers", "Samples"], () =>
+    known
+      .slice(-50)
+      .reverse()
+      .map((round) => [count(round.step), count(round.peers), count(round.samples)]),
+  );
   const part = section("How many made each step", picture, beside.element);
 
   function make() {
     return {
-      traces: [{ name: "peers", x: known.map((round) => round.step), y: known.map((round) => round.peers), mode: "lines", line: { color: token("--accent"), width: 1.75, shape: "hv" }, fill: "tozeroy", fillcolor: token("--training-faint"), hovertemplate: "%{y} peers" }],
+      traces: [
+        {
+          name: "peers",
+          x: known.map((round) => round.step),
+          y: known.map((round) => round.peers),
+          mode: "lines",
+          line: { color: token("--accent"), width: 1.75, shape: "hv" },
+          fill: "tozeroy",
+          fillcolor: token("--training-faint"),
+          hovertemplate: "%{y} peers",
+        },
+      ],
       layout: { xaxis: STEPS, yaxis: { rangemode: "tozero", tickformat: ",d", nticks: 4 } },
       label: `Peers in each global step; ${plural(known.at(-1).peers, "peer")} in the last.`,
     };
@@ -203,7 +269,11 @@ function troubleList() {
       ...rejected.map(({ time, text }) => ({ time, text: `Rejected: ${text}` })),
     ].sort((one, other) => other.time - one.time);
     empty.hidden = all.length > 0;
-    list.replaceChildren(...all.map(({ time, text }) => build("li", {}, build("bdi", { text }), build("span", { class: "note", text: ago(time) }))));
+    list.replaceChildren(
+      ...all.map(({ time, text }) =>
+        build("li", {}, build("bdi", { text }), build("span", { class: "note", text: ago(time) })),
+      ),
+    );
   }
 
   return { element: part.section, update };

@@ -15,7 +15,12 @@ export function timeline(signal) {
   const first = build("span");
   const axis = build("p", { class: "axis note", "aria-hidden": "true" }, first, build("span", { text: "now" }));
   const beside = tableBeside("The visits as a table", ["Name", "Came", "Left", "Device"], () =>
-    known.map((visit) => [nameOf(visit), at(visit.since), visit.until === null ? "is here" : at(visit.until), visibleDevice(visit.device)]),
+    known.map((visit) => [
+      nameOf(visit),
+      at(visit.since),
+      visit.until === null ? "is here" : at(visit.until),
+      visibleDevice(visit.device),
+    ]),
   );
   const part = section("Who came and left", rows, axis, beside.element);
 
@@ -47,7 +52,13 @@ export function timeline(signal) {
       rows,
       shown,
       (row) => row.peer,
-      (row) => build("li", {}, build("a", { class: "name", href: pageOf(row.peer) }), build("div", { class: `track ${hueOf(row.peer, shown)}` })),
+      (row) =>
+        build(
+          "li",
+          {},
+          build("a", { class: "name", href: pageOf(row.peer) }),
+          build("div", { class: `track ${hueOf(row.peer, shown)}` }),
+        ),
       (item, row) => {
         setName(item.firstChild, nameOf(row, names));
         keyed(
