@@ -18,12 +18,12 @@ install: .venv/.installed
 demo: install
 	$(BIN)/dedloc demo
 
-# Tests mostly wait for peers, so two at a time take little longer than one.
+# Tests mostly wait for peers, so more run at a time than there are cores on a small machine.
 test: install
 	$(BIN)/python -m pytest -n 2
 
 test-slow: install
-	$(BIN)/python -m pytest -m slow -n 2
+	$(BIN)/python -m pytest -m slow -n 3
 
 check: install
 	$(BIN)/ruff format --check .
