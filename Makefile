@@ -20,7 +20,7 @@ demo: install
 
 # Tests mostly wait for peers, so more run at a time than there are cores on a small machine.
 test: install
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow -n 3
