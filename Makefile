@@ -20,10 +20,10 @@ demo: install
 
 # Tests mostly wait for peers, so more run at a time than there are cores on a small machine.
 test: install
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: install
-	$(BIN)/python -m pytest -m slow -n 3
+	$(BIN)/python -m pytest -m slow -n 3 --dist worksteal
 
 check: install
 	$(BIN)/ruff format --check .

@@ -33,7 +33,7 @@ def dedloc(*arguments: str | Path) -> str:
 
 @contextmanager
 def launched(run: Path, folder: Path) -> Iterator[None]:
-    """`dedloc launch` until the invitation is on the Hub; an interrupt ends it at last."""
+    """`dedloc launch` until the invitation is on the Hub; a SIGTERM ends it at last."""
     options = [
         "--hub",
         "us/model",
@@ -54,7 +54,7 @@ def launched(run: Path, folder: Path) -> Iterator[None]:
                 lambda: (folder / "invitation.json").exists() or process.poll() is not None, "it is not up", 120.0
             )
             yield
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             assert process.wait(180.0) == 0
         finally:
             process.kill()

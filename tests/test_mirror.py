@@ -65,7 +65,7 @@ def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(
         assert requests.get(url, timeout=DEADLINE).text.startswith("<!doctype html>")
         assert fetch_invitation(url).peers == (NOBODY,), "whoever finds the mirror can join the run"
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=DEADLINE)
     assert (process.returncode, errors) == (0, "")
 

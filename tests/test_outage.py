@@ -57,7 +57,7 @@ class Command:
             raise AssertionError(f"no {pattern!r} in:\n{self.output[after:][-3000:]}") from None
 
     def stop(self) -> int:
-        self.process.send_signal(signal.SIGINT)
+        self.process.send_signal(signal.SIGTERM)
         return self.process.wait(DEADLINE)
 
 
