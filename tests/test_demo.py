@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -59,8 +57,7 @@ def test_three_volunteers_train_for_eight_global_steps(home: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_demo_that_is_stopped_leaves_no_process(home: Path, tmp_path: Path, how: signal.Signals) -> None:
+def test_a_demo_that_is_killed_leaves_no_process(home: Path, tmp_path: Path) -> None:
     demo = start_demo(home, tmp_path, "--volunteers", "1")
     assert demo.stdout is not None
     for line in demo.stdout:
@@ -68,10 +65,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(home: Path, tmp_path: Path, ho
             break
     workers = children_of(demo.pid)
     assert len(workers) == 2
-    demo.send_signal(how)
-    began = time.monotonic()
+    demo.kill()
     demo.communicate(timeout=60)
-    assert demo.returncode == (130 if how != signal.SIGKILL else -signal.SIGKILL)
     for worker in workers:
         wait_until(lambda: not processes_of(worker), "a process of the demo is left", deadline=40)  # noqa: B023
-    assert time.monotonic() - began < 60

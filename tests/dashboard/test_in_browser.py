@@ -486,7 +486,7 @@ def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Pag
         photograph(page, "real-swarm")
         page.get_by_role("link", name="People", exact=True).click()
         page.get_by_role("region", name="Everyone in a table").get_by_role("link", name="Asha").click()
-        expect(page.get_by_text("Training now")).to_be_visible()
+        expect(page.get_by_text("Training now", exact=True)).to_be_visible()
         photograph(page, "real-person")
         page.goto(Keys(peer.folder).link(coordinator.dashboard.url))
         page.get_by_role("button", name="Pause").click()
