@@ -134,7 +134,10 @@ def test_a_contribution_that_its_author_has_not_signed_is_no_contribution(swarm:
     assert "is ignored: Contribution" in swarm.warnings[0]
 
 
-def test_one_peer_cannot_tell_of_a_step_that_the_others_have_not_taken(swarm: Swarm) -> None:
+def test_one_peer_cannot_tell_of_a_step_that_the_others_have_not_taken(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "DONORS_ASKED", 4)  # all of them, the liar too
     swarm.at(2, ORGANIZER, "v", "w")
     swarm.at(900, "liar")
     swarm.remembers("liar", 3, 40)
