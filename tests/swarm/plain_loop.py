@@ -11,6 +11,15 @@ from tests.swarm.harness import Peer
 
 def plain_loop(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Peer) -> dict[str, torch.Tensor]:
     """The parameters after the coordinator's global steps; gradients are accumulated in the usual way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # beside other tests more would mostly wait for each other
+    try:
+        return _trained(run, tasks, volunteers, coordinator)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _trained(run: RunConfig, tasks: str, volunteers: list[Peer], coordinator: Peer) -> dict[str, torch.Tensor]:
     task = create_task(run, tasks)
     model = task.build_model()
     settings = run.optimizer
