@@ -62,6 +62,12 @@ def parser() -> argparse.ArgumentParser:
         help="post alerts to the webhook (of Slack, Discord ...) whose secret address is in this file, or in the "
         "environment as DEDLOC_WEBHOOK",
     )
+    launch.add_argument(
+        "--regions",
+        type=Path,
+        metavar="FILE.mmdb",
+        help="show on the live page how many volunteers are in which country, by this GeoIP database of countries",
+    )
     _machine_options(launch, folder_help="default: runs/RUN-ID; a folder of an earlier start resumes it")
     launch.set_defaults(command="launch")
 

@@ -119,6 +119,7 @@ def _launch(options: argparse.Namespace) -> int:
         "hub": options.hub,
         "private": options.private,
         "push_every": options.push_every,
+        "regions": options.regions,
     }
     return launch(
         run,

@@ -21,6 +21,7 @@ from dedloc_kit.memory import Memory, recall
 from dedloc_kit.orders import OrdersInForce
 from dedloc_kit.publishing import Publisher
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions
+from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.contributions import collect
@@ -110,6 +111,7 @@ class _Coordinator:
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
+        self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
     def resume(self) -> None:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
@@ -300,9 +302,11 @@ class _Coordinator:
 
     def _peers(self) -> Peers:
         others, orders = self._me.optimizer.tracker.others(), self._orders.look()
+        volunteers = {peer_id for peer_id, progress in others.items() if not progress.follower}
         return Peers(
             paused=orders.paused,
             last_step=self._me.optimizer.last_step if orders.finish else None,
             announcement=orders.announcement,
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
+            countries=None if self._regions is None else self._regions.count(volunteers),
         )

@@ -21,6 +21,7 @@ from dedloc_kit.memory import of_first_peers, recall, take_over
 from dedloc_kit.orders import OrderBook
 from dedloc_kit.ports import advice
 from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.regions import Countries
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.terminal import RunDisplay
 from dedloc_kit.webhook import Webhook
@@ -145,6 +146,9 @@ def launch(
     ):
         if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
             display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
+        if peer.regions is not None:
+            Countries(peer.regions)  # refused now rather than by the coordinator, once it has loaded everything
+            display.line("the live page shows how many volunteers are in which country: tell them so")
         if resume is not None:
             display.line(f"getting the training state from {resume}", "dim")
             state = training_state(resume)

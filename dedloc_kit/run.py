@@ -251,6 +251,8 @@ class PeerConfig(Section):
     """Coordinator: whether that repository is to be made private."""
     push_every: PositiveInt = 50
     """Coordinator: global steps between two pushes."""
+    regions: Path | None = None
+    """Coordinator: a database of countries; with it the live page shows how many volunteers there are in which."""
 
     @property
     def last_push_seconds(self) -> float:

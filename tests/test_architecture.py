@@ -18,7 +18,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 ORDER = (
     {"errors", "hosted", "dialling"},
     {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account", "ports"},
-    {"run", "distribution", "curve"},
+    {"run", "distribution", "curve", "regions"},
     {"records"},
     {"events", "memory", "hub", "journal", "webhook"},
     {"orders", "alerts"},
@@ -47,7 +47,7 @@ LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
     *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "journal", "webhook"),
-    *("curve", "orders", "alerts", "access", "client", "personal_code", "ports"),
+    *("curve", "regions", "orders", "alerts", "access", "client", "personal_code", "ports"),
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "copies", "model_card", "publishing"),

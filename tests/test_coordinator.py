@@ -14,6 +14,7 @@ from dedloc_kit.hub import training_state
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import recall
 from dedloc_kit.training.checkpoint import Checkpoints
+from tests.geoip import write_countries
 from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
@@ -92,8 +93,9 @@ def test_volunteers_go_on_without_their_coordinator_and_it_finds_them_again(tmp_
 def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and_where_the_time_went(
     tmp_path: Path,
 ) -> None:
+    regions = write_countries(tmp_path / "countries.mmdb", {"127.0.0.0/8": "BD"})
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
-        coordinator = swarm.coordinator(until_step=4, evaluate_every=2)
+        coordinator = swarm.coordinator(until_step=4, evaluate_every=2, regions=regions)
         swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8, team="delta")
         coordinator.wait_for_step(4)
         coordinator.wait_for(Evaluated, lambda event: event.step == 4)
@@ -104,6 +106,7 @@ def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and
     seen = [peer for event in coordinator.events if isinstance(event, Peers) for peer in event.peers]
     assert seen[0].team == "delta"
     assert any(peer.upload for peer in seen), "it never told how fast its line is"
+    assert {"BD": 1} in [event.countries for event in coordinator.events if isinstance(event, Peers)]
     ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
     (volunteer,) = ledger.people()
     assert (volunteer.team, volunteer.devices) == ("delta", (seen[0].device,))

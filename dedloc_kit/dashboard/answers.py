@@ -243,6 +243,22 @@ class Peers(Answer):
     peers: list[Peer]
 
 
+class Region(Answer):
+    country: str
+    """Its ISO 3166 code of two letters."""
+    volunteers: int
+
+
+class Regions(Answer):
+    """From which countries volunteers take part now, if the organizer wants it shown."""
+
+    on: bool
+    regions: list[Region]
+    """Most volunteers first."""
+    elsewhere: int
+    """Volunteers whose country is not known."""
+
+
 class Round(Answer):
     """A global step as the coordinator saw it; seconds, null where it was not there."""
 

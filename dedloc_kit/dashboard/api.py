@@ -73,6 +73,11 @@ def routes(
         """Who is in the swarm now."""
         return kept.answer(request, view.peers)
 
+    @router.get("/regions", response_model=answers.Regions)
+    def regions(request: Request) -> Response:
+        """How many volunteers are in which country, if the organizer has turned it on."""
+        return kept.answer(request, view.regions)
+
     @router.get("/rounds", response_model=answers.Rounds)
     def rounds(request: Request, after: Step = 0) -> Response:
         """The rounds after a global step, where their time went, and what went wrong."""

@@ -61,7 +61,7 @@ class RunView:
         with self._lock:
             self._heard = time.monotonic()
             self._events += 1
-            before = self._peers
+            before = self._peers, self._wanted.countries
             match event:
                 case State(text=text):
                     if self._gone:  # a new coordinator has been started
@@ -79,7 +79,7 @@ class RunView:
                     self._gone, self._peers, self._message = True, (), text
                 case Left(step=step):
                     self._gone, self._peers, self._message = True, (), f"the coordinator left at global step {step}"
-            self._peers_changed |= self._peers != before
+            self._peers_changed |= (self._peers, self._wanted.countries) != before
 
     def version(self) -> Hashable:
         """Something else than before as soon as an answer may differ."""
@@ -218,6 +218,20 @@ class RunView:
                 )
                 for peer in ordered[:MOST_PEERS]
             ],
+        )
+
+    def regions(self) -> answers.Regions:
+        """How many volunteers are in which country; nothing while the coordinator, which sees them, is away."""
+        with self._lock:
+            countries = None if self._lost() else self._wanted.countries
+            volunteers = sum(not peer.follower for peer in self._peers)
+        if countries is None:
+            return answers.Regions(on=False, regions=[], elsewhere=0)
+        ordered = sorted(countries.items(), key=lambda item: (-item[1], item[0]))
+        return answers.Regions(
+            on=True,
+            regions=[answers.Region(country=country, volunteers=number) for country, number in ordered],
+            elsewhere=volunteers - sum(countries.values()),
         )
 
     def rounds(self, after: int) -> answers.Rounds:

@@ -22,7 +22,7 @@ from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.reach import Reach, find_out, serve
+from dedloc_kit.swarm.reach import Reach, find_out, seen_host, serve
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
@@ -203,6 +203,19 @@ def addresses_of(node: DHT) -> tuple[str, ...]:
     addresses = [str(address) for address in node.get_visible_maddrs(latest=True)]
     # A loopback address is of use only where there is no other.
     return tuple(sorted(addresses, key=lambda address: address.startswith("/ip4/127."))[:4])
+
+
+def hosts_of(node: DHT) -> dict[str, str]:
+    """From where this node sees those who are directly connected, by peer id; nothing if it does not tell soon."""
+    try:
+        hosts: dict[str, str] = node.run_coroutine(_hosts, return_future=True).result(DIAL_TIMEOUT)
+        return hosts
+    except (OSError, P2PDaemonError):  # TimeoutError is an OSError
+        return {}
+
+
+async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
+    return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}
 
 
 def dial(node: DHT, peer: str, addresses: Sequence[str]) -> None:

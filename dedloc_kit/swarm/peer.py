@@ -19,7 +19,7 @@ from dedloc_kit.swarm.entering import Entry
 from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.local_steps import LocalSteps
 from dedloc_kit.swarm.membership import Membership
-from dedloc_kit.swarm.node import addresses_of
+from dedloc_kit.swarm.node import addresses_of, hosts_of
 from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
@@ -54,6 +54,10 @@ class SwarmPeer:
     def reachable(self) -> dict[str, tuple[str, ...]]:
         """Addresses of the others who are here and can be reached, by peer id."""
         return {p: progress.addresses for p, progress in self.optimizer.tracker.others().items() if progress.addresses}
+
+    def hosts(self) -> dict[str, str]:
+        """From where this peer sees those who are connected to it, by peer id."""
+        return hosts_of(self.dht)
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind.dht import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
@@ -84,11 +85,8 @@ class Reachability(ServicerBase):
 
     async def _host_of(self, asker: PeerID) -> str:
         for peer in await self._p2p.list_peers():
-            if peer.peer_id == asker:
-                for address in map(str, peer.addrs):
-                    _, kind, host, *_rest = address.split("/")
-                    if kind == "ip4" and "p2p-circuit" not in address:
-                        return str(ipaddress.IPv4Address(host))
+            if peer.peer_id == asker and (host := seen_host(peer)):
+                return host
         raise ValueError("only who is directly connected over IPv4 can be connected back to")
 
     def _may_connect(self, host: str) -> bool:
@@ -100,6 +98,15 @@ class Reachability(ServicerBase):
             return False
         self._connections.append((now, host))
         return True
+
+
+def seen_host(peer: PeerInfo) -> str | None:
+    """From where a connected peer is seen, if its connection is a direct one over IPv4; not what it says itself."""
+    for address in map(str, peer.addrs):
+        _, kind, host, *_rest = address.split("/")
+        if kind == "ip4" and "p2p-circuit" not in address:
+            return str(ipaddress.IPv4Address(host))
+    return None
 
 
 async def serve(_dht: object, node: DHTNode) -> None:

@@ -19,7 +19,19 @@ from dedloc_kit.records import Announcement, Contribution, GlobalStep
 from tests.dashboard.test_server import COORDINATOR, HOSTILE, RUN, joined, seen
 
 NOON = 20_000.5 * 86_400.0  # on 2024-10-04
-LISTS = ("history", "people", "people/p", "teams", "peers", "rounds", "timeline", "state", "run", "standing?peer=p")
+LISTS = (
+    "history",
+    "people",
+    "people/p",
+    "teams",
+    "peers",
+    "regions",
+    "rounds",
+    "timeline",
+    "state",
+    "run",
+    "standing?peer=p",
+)
 
 
 class Clock:
@@ -102,6 +114,7 @@ def test_before_anything_happened_every_list_is_empty(tmp_path: Path) -> None:
     assert told(client, "people") == {"total": 0, "samples_total": 0, "people": []}
     assert told(client, "teams") == {"teams": []}
     assert told(client, "peers") == {"step": 0, "peers": []}
+    assert told(client, "regions") == {"on": False, "regions": [], "elsewhere": 0}
     assert told(client, "rounds") == {
         "rounds": [],
         "failed": [],
@@ -188,6 +201,22 @@ def test_peers_tell_how_they_are_connected_and_how_far_behind_they_are(
     assert (first["team"], first["lag"], first["current"]) == ("delta", 0, True)
     assert (second["peer"], second["lag"], second["current"], second["since"]) == ("bo", 1, False, None)
     assert (third["mode"], third["follower"]) == ("full", True)
+
+
+def test_countries_are_told_as_numbers_only_and_only_where_the_organizer_wants_it(
+    client: TestClient, dashboard: Dashboard
+) -> None:
+    here = Peers(peers=(COORDINATOR, *(volunteer(name) for name in ("asha", "bo", "cy", "di"))))
+    off = {"on": False, "regions": [], "elsewhere": 0}
+    dashboard.publish(here)
+    assert told(client, "regions") == off
+    before = told(client, "peers"), told(client, "state")
+    dashboard.publish(here.model_copy(update={"countries": {"BD": 1, "IN": 2}}))
+    counted = [{"country": "IN", "volunteers": 2}, {"country": "BD", "volunteers": 1}]
+    assert told(client, "regions") == {"on": True, "regions": counted, "elsewhere": 1}
+    assert (told(client, "peers"), told(client, "state")) == before, "nowhere else"
+    dashboard.publish(Failed(text="the coordinator stopped"))
+    assert told(client, "regions") == off
 
 
 def test_rounds_tell_where_their_time_went_and_what_went_wrong(client: TestClient, recording: Recording) -> None:

@@ -179,8 +179,12 @@ def test_what_happens_is_shown_without_a_reload(page: Page, dashboard: Dashboard
     expect(page).to_have_title(f"Overview · {RUN.name}")
     page.get_by_role("link", name="Swarm").click()
     expect(page.get_by_role("row").filter(has_text=NAMES[1])).to_be_visible()
+    where = page.get_by_role("region", name="Where they are")
+    expect(where).to_have_count(0)  # off unless the organizer turns it on
     dashboard.publish(EVERYONE)
     expect(page.get_by_role("row").filter(has_text=NAMES[9])).to_be_visible()
+    expect(where.get_by_role("img", name="Bangladesh 5, India 2, Germany 1, Martinique 1")).to_be_visible()
+    expect(where.locator(".mark")).to_have_count(4)  # there is no place for a country that nobody knows
     assert page.evaluate("() => window.mark") == "the same page"
 
 

@@ -7,6 +7,7 @@ import { nameOf, pageOf, tally } from "../names.js";
 import { keepAsking, run, subscribe } from "../run.js";
 import { tableBeside } from "../table.js";
 import { viewHead } from "./head.js";
+import { regions } from "./regions.js";
 import { timeline } from "./timeline.js";
 
 const MODES = { full: "reachable", client: "client" };
@@ -51,6 +52,7 @@ export function show(root, { signal }) {
       "div",
       { class: "page" },
       numbers,
+      regions(signal),
       peers,
       breakdown.element,
       groups.element,

@@ -1,0 +1,16 @@
+"""A database of countries as an organizer gets one, but for a few addresses."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmdb_writer import MMDBWriter
+from netaddr import IPSet
+
+
+def write_countries(path: Path, countries: Mapping[str, str], kind: str = "Test-Country") -> Path:
+    """Write a database that knows these networks, such as `198.51.100.0/24`, and the country of each."""
+    writer = MMDBWriter(ip_version=6, ipv4_compatible=True, database_type=kind)
+    for network, country in countries.items():
+        writer.insert_network(IPSet([network]), {"country": {"iso_code": country}})
+    writer.to_db_file(str(path))
+    return path
