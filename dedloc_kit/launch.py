@@ -147,7 +147,7 @@ def launch(
         if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
             display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
         if peer.regions is not None:
-            Countries(peer.regions)  # refused now rather than by the coordinator, once it has loaded everything
+            Countries(peer.regions)  # better refused now than by the coordinator, which takes long to start
             display.line("the live page shows how many volunteers are in which country: tell them so")
         if resume is not None:
             display.line(f"getting the training state from {resume}", "dim")

@@ -83,6 +83,7 @@ export function regions(signal) {
       },
     );
     setText(more, known.length > LISTED ? `and ${count(known.length - LISTED)} more in the table` : "");
+    beside.element.hidden = !known.length;
     const first = known.slice(0, LISTED).map(({ name, volunteers }) => `${name} ${count(volunteers)}`);
     setAttribute(picture, "aria-label", `A map of where volunteers are: ${first.join(", ") || "nobody is here"}.`);
     beside.refresh();
