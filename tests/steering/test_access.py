@@ -15,16 +15,14 @@ from dedloc_kit.run import AccessConfig, RunConfig, parse_run
 from dedloc_kit.steering import personal_code as personal_code_module
 from dedloc_kit.steering.access import (
     HUB_SECONDS,
-    IDENTITY_FILE,
-    Code,
-    Denied,
     Office,
     check_secret,
-    explained,
     invite,
     revoke,
-    whose_token,
 )
+from dedloc_kit.steering.codes import IDENTITY_FILE, Code
+from dedloc_kit.steering.denials import Denied, explained
+from dedloc_kit.steering.hub_account import whose_token
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.steering.personal_code import personal_code
 from tests.loopback_hub import LoopbackHub, loopback_hub

@@ -20,7 +20,8 @@ from hivemind.utils.asyncio import as_aiter
 
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Notice, Token
-from dedloc_kit.steering.access import IDENTITY_FILE, Office, invite, revoke
+from dedloc_kit.steering.access import Office, invite, revoke
+from dedloc_kit.steering.codes import IDENTITY_FILE
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
 from dedloc_kit.swarm.admission import Admission, ask
