@@ -8,7 +8,7 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
 from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit import regions
-from dedloc_kit.cli import main
+from dedloc_kit.cli.main import main
 from dedloc_kit.errors import UserError
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resources import recipe
