@@ -33,7 +33,7 @@ class Countries:
             raise UserError(f"{path} cannot be read ({error.strerror}); {_FIX}") from None
         except Exception:  # whatever is in it: the reader raises what the bytes lead it to
             raise UserError(f"{path} is no database of addresses, or only a part of one; {_FIX}") from None
-        kind = self._database.metadata().database_type
+        kind = str(self._database.metadata().database_type)
         if "Country" not in kind:
             raise UserError(f"{path} is a database of another kind ({kind}); {_FIX}")
 
