@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line; `command` in its result is the name of the command."""
     parser = argparse.ArgumentParser(prog="dedloc", description="A community trains one model together.")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="a whole collaboration on this machine")
     demo.add_argument("--volunteers", type=_positive, default=3, metavar="N")
@@ -90,8 +90,8 @@ def parser() -> argparse.ArgumentParser:
         ("revoke", "withdraw the invitations of a person, or lock an account of the Hub out"),
     ):
         command = commands.add_parser(name, help=what)
-        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
         command.add_argument("person", metavar="NAME", help="a name of your choice for them, or their account")
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
         if name == "invite":
             command.add_argument("--days", type=_positive, default=30, metavar="N", help="how long it is good for")
         command.set_defaults(command=name)

@@ -145,7 +145,7 @@ def _account() -> Iterator[Finding]:
         what, _, fix = account.warning.partition("; ")
         yield Finding(what, fix)
     elif account.token is None:
-        yield Finding("no Hugging Face token here: none is needed, but for gated data and to push (hf auth login)")
+        yield Finding("no Hugging Face token here: none is needed, except for gated data and to publish (hf auth login)")
     else:
         yield Finding(
             f"there is a Hugging Face token, of {account.name if not account.anonymous else 'an unknown user'}"
