@@ -124,7 +124,9 @@ def test_a_name_that_no_run_can_have_is_refused(capsys: pytest.CaptureFixture[st
     assert "lower-case letters" in refusal(capsys, "../run", "--recipe", "sahajbert", *WIKIPEDIA)
 
 
-def test_in_a_terminal_what_is_missing_is_asked_for_and_what_makes_no_sense_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_terminal_what_is_missing_is_asked_for_and_what_makes_no_sense_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = iter(
         ["sahajbert", "For Assamese.", "Assamese", "as", "a/b:c=40%", "a/b:c=0.4", "d/e=0.6", "", "no", "a/b::test"]
     )
