@@ -7,13 +7,13 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dedloc_kit.curve import CURVE_STYLE, Points, curve
 from dedloc_kit.dashboard.answers import State
 from dedloc_kit.dashboard.badge import badge
 from dedloc_kit.dashboard.caching import Recent, cached_answer
 from dedloc_kit.dashboard.card import card
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.display.curve import CURVE_STYLE, Points, curve
 
 _BADGE_SECONDS, _LOSS_SECONDS, _CARD_SECONDS = 30, 60, 300
 """How old a picture may be, here and in caches."""
