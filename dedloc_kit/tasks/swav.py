@@ -10,7 +10,7 @@ As DeDLOC trains it with volunteers (section 4.1). What is shared and what is no
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
@@ -37,6 +37,7 @@ from dedloc_kit.validation import describe
 _EVALUATION_BATCH = 64
 _LOSS_SAMPLES = 256
 """The loss takes all crops of a sample, so it is measured on fewer."""
+_BARE_SIDE = 32
 _SHOWN_PICTURES, _SHOWN_NEIGHBOURS = 6, 5
 _logger = logging.getLogger(__name__)
 
@@ -84,6 +85,11 @@ class _HeldOut:
     classes: list[str]
     """The name of each label."""
 
+    @property
+    def names(self) -> list[str]:
+        """The class of each picture."""
+        return [self.classes[label] for label in self.labels.tolist()]
+
     def one_of_each(self, most: int) -> torch.Tensor:
         """The number of the first picture of each class, for at most so many."""
         firsts = np.unique(self.labels.numpy(), return_index=True)[1]
@@ -101,6 +107,7 @@ class Swav:
             raise UserError(f"task.{describe(error, SwavOptions)}") from None
         self._queue = FeatureQueue(self.options.queue)
         self._held_out: _HeldOut | None = None
+        self.neighbours = self.options.neighbours
 
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -167,20 +174,44 @@ class Swav:
     def evaluate(self, model: nn.Module) -> Evaluation:
         """The training loss (without queue) on held-out pictures, and the classes that their neighbours tell."""
         assert isinstance(model, SwavModel)
-        held_out = self._evaluation_pictures()
-        device = next(model.parameters()).device
-
-        def parts() -> Iterator[torch.Tensor]:
-            return (as_they_are(part.to(device)) for part in held_out.pictures.split(_EVALUATION_BATCH))
-
-        fixed = calibrated(model, parts())
-        features = torch.cat([fixed.features(part) for part in parts()])
-        accuracy = knn_accuracy(features, held_out.labels.to(device), self.options.neighbours)
-        names = [held_out.classes[label] for label in held_out.labels.tolist()]
-        asked = held_out.one_of_each(_SHOWN_PICTURES).to(device)
-        samples, small = neighbour_samples(features, held_out.pictures, names, asked, _SHOWN_NEIGHBOURS)
+        held_out, features_of = self._evaluation_pictures(), self.features(model)
+        features = torch.cat([features_of(part) for part in held_out.pictures.split(_EVALUATION_BATCH)])
+        accuracy = knn_accuracy(features, held_out.labels.to(features.device), self.neighbours)
+        asked = held_out.one_of_each(_SHOWN_PICTURES).to(features.device)
+        samples, small = neighbour_samples(features, held_out.pictures, held_out.names, asked, _SHOWN_NEIGHBOURS)
         loss = self._held_out_loss(model, held_out.pictures)
         return Evaluation(loss=loss, metrics={"k-NN accuracy": accuracy}, samples=samples, pictures=small)
+
+    def labelled(self, held_out: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
+        """Pictures at the size of a large crop."""
+        if held_out:
+            kept = self._evaluation_pictures()
+            pictures, names = iter(kept.pictures), iter(kept.names)
+            while some := list(islice(pictures, _EVALUATION_BATCH)):
+                yield torch.stack(some), list(islice(names, len(some)))
+        for source in () if held_out else self.run.data.train:
+            items = self._labelled(source)
+            while found := list(islice(items, _EVALUATION_BATCH)):
+                yield _stacked([pixels for pixels, _ in found]), [str(label) for _, label in found]
+
+    @torch.no_grad()
+    def features(self, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        """With the statistics of batch normalisation measured on the held-out pictures."""
+        assert isinstance(model, SwavModel)
+        device = next(model.parameters()).device
+        held_out = self._evaluation_pictures().pictures.split(_EVALUATION_BATCH)
+        fixed = calibrated(model, (as_they_are(part.to(device)) for part in held_out))
+
+        @torch.no_grad()
+        def features_of(pictures: torch.Tensor) -> torch.Tensor:
+            return fixed.features(as_they_are(pictures.to(device)))
+
+        return features_of
+
+    def bare_features(self, samples: torch.Tensor) -> torch.Tensor:
+        """Pixels, of large pictures those of a smaller copy."""
+        side = min(_BARE_SIDE, samples.shape[-1])
+        return nn.functional.interpolate(samples.float(), size=(side, side), mode="area").flatten(1)
 
     def _held_out_loss(self, model: SwavModel, pictures: torch.Tensor) -> float:
         device = next(model.parameters()).device
