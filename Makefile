@@ -18,7 +18,9 @@ install: .venv/.installed
 demo: install
 	$(BIN)/dedloc demo
 
-# Tests mostly wait for peers, so more run at a time than there are cores on a small machine.
+# Tests often wait for peers, so more run at a time than a small machine has cores, and no thread may wait by spinning.
+test test-slow: export OMP_WAIT_POLICY = passive
+
 test: install
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 

@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any
 
 from dedloc_kit.events import AnyEvent, Joined, LocalProgress, State, StepDone
-from dedloc_kit.home import home
-from dedloc_kit.launch import Coordinator
-from dedloc_kit.prepare import prepare_demo
+from dedloc_kit.machine.home import home
+from dedloc_kit.organizer.launch import Coordinator
+from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.session import Session
-from dedloc_kit.supervisor import Notice, Supervisor
+from dedloc_kit.session.session import Session
+from dedloc_kit.session.supervisor import Notice, Supervisor
 from dedloc_kit.worker import Worker
 
 _PHASES = (
@@ -98,7 +98,7 @@ def main() -> int:
 
 def _measure(url: str, folder: Path, *, late: bool) -> list[float]:
     """Seconds from the cell to each mark."""
-    from dedloc_kit import session as module
+    from dedloc_kit.session import session as module
 
     module.Supervisor = _Late if late else Supervisor  # type: ignore[attr-defined]
     session = _Timed(url, folder, _settings("newcomer"))

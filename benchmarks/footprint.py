@@ -1,4 +1,4 @@
-"""How much memory does a volunteer take? The rule in `dedloc_kit/machine.py` comes from here.
+"""How much memory does a volunteer take? The rule in `dedloc_kit/machine/survey.py` comes from here.
 
 A coordinator and two volunteers on this machine, for each number of parameters anew; the second volunteer comes when
 the first has taken a step, so that one gives the training state and the other receives it. Counted are all processes

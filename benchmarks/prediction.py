@@ -17,12 +17,12 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.peers import end_on_signal, start_coordinator, start_volunteer
-from dedloc_kit.check import rehearse
 from dedloc_kit.events import Rehearsed
-from dedloc_kit.home import home
-from dedloc_kit.machine import cores
-from dedloc_kit.prediction import HERE, Prediction, Volunteers, predict
-from dedloc_kit.prepare import prepare_demo
+from dedloc_kit.machine.home import home
+from dedloc_kit.machine.survey import cores
+from dedloc_kit.organizer.check import rehearse
+from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, predict
+from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import RunConfig
 

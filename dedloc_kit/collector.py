@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dedloc_kit.account import CODE
 from dedloc_kit.client import Measured, fetch_measured
-from dedloc_kit.copies import Copies
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
+from dedloc_kit.publishing.copies import Copies
 from dedloc_kit.records import Announcement, Instructions, Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.watching import Finished, Onlooker, watching

@@ -18,11 +18,11 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
-from dedloc_kit.orders import OrdersInForce
-from dedloc_kit.publishing import Publisher
+from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.steering.orders import OrdersInForce
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.training.checkpoint import Checkpoints, save

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from dedloc_kit.client import NoAnswer, find_invitation, repository_of
 from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers
-from dedloc_kit.home import home, peer_folder
+from dedloc_kit.machine.home import home, peer_folder
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.terminal import RunDisplay
 from dedloc_kit.worker import Worker, collector_job
 
 FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0

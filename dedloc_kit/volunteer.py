@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from dedloc_kit.account import CODE
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import Announced, AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of

@@ -25,9 +25,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from dedloc_kit.account import CODE
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, parse_event
+from dedloc_kit.machine.account import CODE
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.access import invite
-from dedloc_kit.session import Session
+from dedloc_kit.session.session import Session
+from dedloc_kit.steering.access import invite
 from tests.loopback_hub import LoopbackHub, loopback_hub
+from tests.session.test_session import wait_for
 from tests.swarm.harness import wait_until
-from tests.test_session import wait_for
 
 COMMAND = [sys.executable, "-m", "dedloc_kit.cli"]
 

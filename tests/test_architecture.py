@@ -16,50 +16,34 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
-    {"errors", "hosted", "dialling"},
-    {"validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters", "machine", "account", "ports"},
-    {"run", "distribution", "curve"},
+    {"errors", "validation"},
+    {"machine", "resources"},
+    {"run", "distribution"},
     {"records"},
-    {"events", "memory", "hub", "journal", "webhook"},
-    {"orders", "alerts"},
-    {"access"},
-    {"client"},
-    {"personal_code"},
+    {"events", "memory", "hub"},
+    {"client", "display"},
     {"data", "training"},
-    {"tasks"},
-    {"evaluation"},
+    {"tasks", "ledger"},
+    {"evaluation", "steering"},
     {"swarm"},
-    {"ledger"},
-    {"resuming", "organizing", "copies"},
-    {"model_card"},
-    {"publishing"},
+    {"resuming", "publishing"},
     {"volunteer", "coordinator", "collector", "rehearsal"},
     {"worker"},
-    {"supervisor"},
-    {"session"},
-    {"session_display"},
-    {"dashboard", "notebook", "terminal", "prepare", "prediction"},
-    {"launch", "mirror", "pretokenize", "new", "check", "doctor"},
-    {"demo", "arguments"},
+    {"session", "dashboard"},
+    {"notebook", "mirror"},
+    {"organizer"},
     {"cli"},
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    *("errors", "hosted", "dialling", "validation", "resources", "home", "bar", "axis", "human", "snapshot", "meters"),
-    *("machine", "account", "run", "distribution", "records", "events", "memory", "hub", "journal", "webhook"),
-    *("curve", "orders", "alerts", "access", "client", "personal_code", "ports"),
+    *("errors", "validation", "machine", "resources", "run", "distribution", "records", "events", "memory", "hub"),
+    *("client", "display", "steering"),
 }
-ROLES = {
-    *("swarm", "ledger", "resuming", "copies", "model_card", "publishing"),
-    *("volunteer", "coordinator", "collector", "rehearsal"),
-}
-SURFACES = {
-    *("supervisor", "session", "session_display", "dashboard", "notebook", "terminal", "prepare", "pretokenize"),
-    *("launch", "mirror", "demo", "organizing", "arguments", "cli", "new", "check", "prediction", "doctor"),
-}
+ROLES = {"swarm", "ledger", "resuming", "publishing", "volunteer", "coordinator", "collector", "rehearsal"}
+SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
-ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("demo", "ledger"), ("organizing", "ledger")}
+ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("cli", "ledger")}
 
 
 def imported_modules(source: str) -> Iterator[str]:
@@ -125,7 +109,7 @@ def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
         ("volunteer", "import hivemind"),
         ("tasks", "def f():\n    from dedloc_kit.swarm import node"),
         ("cli", "import dedloc_kit.volunteer"),
-        ("cli", "from dedloc_kit.ledger import Ledger"),
+        ("session", "from dedloc_kit.ledger import Ledger"),
         ("notebook", "def f():\n    import torch.cuda"),
         ("dashboard", "import importlib\nimportlib.import_module('dedloc_kit.coordinator')"),
     ],
@@ -140,7 +124,7 @@ def test_the_check_finds_a_wrong_import(part: str, source: str) -> None:
         ("swarm", "import hivemind\nfrom dedloc_kit.tasks import albert"),
         ("coordinator", "from dedloc_kit.ledger import Ledger"),
         ("dashboard", "from dedloc_kit.ledger import Ledger\nfrom dedloc_kit.worker import Worker"),
-        ("cli", "from dedloc_kit import __version__, demo"),
+        ("cli", "from dedloc_kit import __version__, worker"),
         ("training", "import torch\nfrom dedloc_kit.training.lamb import Lamb"),
     ],
 )

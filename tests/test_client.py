@@ -23,8 +23,8 @@ from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory
 from dedloc_kit.records import GlobalStep, Invitation
+from tests.cli.test_main import dedloc
 from tests.loopback_hub import LoopbackHub, loopback_hub
-from tests.test_cli import dedloc
 from tests.tiny import tiny_run
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"

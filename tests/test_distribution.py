@@ -34,7 +34,7 @@ def contents(wheel: Wheel) -> dict[str, bytes]:
 
 def test_the_wheel_holds_the_package_its_recipes_and_dashboards_and_nothing_else() -> None:
     names = contents(running_wheel()).keys()
-    assert "dedloc_kit/cli.py" in names
+    assert "dedloc_kit/cli/main.py" in names
     assert "dedloc_kit/dashboard/static/index.html" in names
     assert "dedloc_kit/shipped/recipes/albert-demo/run.toml" in names
     assert "dedloc_kit/shipped/dashboards/README.md" in names
@@ -51,7 +51,7 @@ def test_the_wheel_says_what_the_installation_says_but_for_the_version() -> None
     assert wheel.version.startswith(f"{__version__}+h")
     assert ours.get_all("Requires-Dist") == theirs.get_all("Requires-Dist")
     assert ours["Requires-Python"] == theirs["Requires-Python"]
-    assert b"dedloc = dedloc_kit.cli:main" in files[f"{folder}/entry_points.txt"]
+    assert b"dedloc = dedloc_kit.cli.main:main" in files[f"{folder}/entry_points.txt"]
 
 
 def test_the_record_lists_every_file_with_its_digest_and_size() -> None:

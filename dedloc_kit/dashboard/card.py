@@ -4,10 +4,10 @@ import io
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dedloc_kit.axis import round_scale
-from dedloc_kit.curve import Points
 from dedloc_kit.dashboard.answers import State
-from dedloc_kit.human import count
+from dedloc_kit.display.axis import round_scale
+from dedloc_kit.display.curve import Points
+from dedloc_kit.display.human import count
 
 CARD_WIDTH, CARD_HEIGHT = 1200, 630
 _SCALE = 2  # drawn larger and then made smaller: Pillow draws lines with hard edges

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from dedloc_kit.human import count, duration, share
+from dedloc_kit.display.human import count, duration, share
 from dedloc_kit.run import seed_of
 
 WIDTH, HEIGHT = 297.0, 210.0

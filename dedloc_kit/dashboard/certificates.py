@@ -11,7 +11,7 @@ from dedloc_kit.dashboard.certificate_pdf import certificate_pdf
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.pictures import SVG
 from dedloc_kit.dashboard.view import RunView
-from dedloc_kit.human import visible
+from dedloc_kit.display.human import visible
 from dedloc_kit.records import PeerId
 from dedloc_kit.run import RunConfig
 

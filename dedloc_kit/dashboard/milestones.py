@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dedloc_kit.human import count
+from dedloc_kit.display.human import count
 from dedloc_kit.ledger import Ledger
 
 _CROWDS = (10, 100, 1_000)

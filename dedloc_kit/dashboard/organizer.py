@@ -9,13 +9,13 @@ from fastapi import APIRouter, Cookie, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from dedloc_kit.alerts import Alert, raised_alerts
 from dedloc_kit.dashboard.answers import Answer, Message, json_answer
 from dedloc_kit.dashboard.login import COOKIE_SECONDS, Attempts, Keys
 from dedloc_kit.errors import UserError
-from dedloc_kit.orders import GivenOrder, Kicked, OrderBook
-from dedloc_kit.organizing import give
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
+from dedloc_kit.steering.alerts import Alert, raised_alerts
+from dedloc_kit.steering.commands import give
+from dedloc_kit.steering.orders import GivenOrder, Kicked, OrderBook
 
 _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
 _MOST_SHOWN = 100

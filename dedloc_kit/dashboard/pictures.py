@@ -13,13 +13,13 @@ from fastapi import APIRouter, Path, Request
 from PIL import Image
 from starlette.responses import Response
 
-from dedloc_kit.curve import CURVE_STYLE, Points, curve
 from dedloc_kit.dashboard.answers import Message, State
 from dedloc_kit.dashboard.badge import badge
 from dedloc_kit.dashboard.caching import Recent, cached_answer
 from dedloc_kit.dashboard.card import card
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.display.curve import CURVE_STYLE, Points, curve
 from dedloc_kit.records import Picture, PictureDigest
 
 _BADGE_SECONDS, _LOSS_SECONDS, _CARD_SECONDS = 30, 60, 300

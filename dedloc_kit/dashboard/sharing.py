@@ -4,7 +4,7 @@ from html import escape
 
 from dedloc_kit.dashboard.answers import State
 from dedloc_kit.dashboard.card import CARD_HEIGHT, CARD_WIDTH
-from dedloc_kit.human import count
+from dedloc_kit.display.human import count
 
 
 def sharing_tags(state: State, address: str) -> str:

@@ -3,7 +3,7 @@
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dedloc_kit.bar import BarDisplay
+from dedloc_kit.display.bar import BarDisplay
 
 
 class Display(BarDisplay):

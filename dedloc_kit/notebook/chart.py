@@ -4,8 +4,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from dedloc_kit.axis import round_scale
-from dedloc_kit.snapshot import LossPoint
+from dedloc_kit.display.axis import round_scale
+from dedloc_kit.session.snapshot import LossPoint
 
 _WIDTH, _HEIGHT = 440, 176
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 432, 32, 150

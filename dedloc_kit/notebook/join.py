@@ -6,12 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any, Literal
 
-from dedloc_kit.account import token
 from dedloc_kit.errors import UserError
-from dedloc_kit.hosted import hosted
-from dedloc_kit.personal_code import personal_code
-from dedloc_kit.session import Session
-from dedloc_kit.snapshot import Snapshot
+from dedloc_kit.machine.account import token
+from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.session.session import Session
+from dedloc_kit.session.snapshot import Snapshot
+from dedloc_kit.steering.personal_code import personal_code
 
 REFRESH_SECONDS = 0.5
 
@@ -76,7 +76,7 @@ def join(
             return None
         _sessions[invitation] = session
     if where == "terminal":
-        from dedloc_kit.session_display import watch
+        from dedloc_kit.session.display import watch
 
         watch(session)
         return None

@@ -3,8 +3,8 @@
 from html import escape
 from urllib.parse import urlsplit
 
-from dedloc_kit.human import count, duration, rate, share, size
-from dedloc_kit.snapshot import Snapshot
+from dedloc_kit.display.human import count, duration, rate, share, size
+from dedloc_kit.session.snapshot import Snapshot
 
 _MOST_WARNINGS = 3
 

@@ -9,7 +9,7 @@ import ipywidgets
 
 from dedloc_kit.notebook import markup
 from dedloc_kit.notebook.chart import loss_chart
-from dedloc_kit.snapshot import Phase, Snapshot
+from dedloc_kit.session.snapshot import Phase, Snapshot
 
 _CAN_PAUSE: frozenset[Phase] = frozenset({"training", "waiting", "paused"})
 _CAN_LEAVE: frozenset[Phase] = _CAN_PAUSE | {"starting", "loading", "restarting"}

@@ -13,11 +13,14 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.access import Admitted, Denied, Office, check_secret, explained, whose_token
-from dedloc_kit.dialling import answering, in_own_loop
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.records import AccessAnswer, AccessRequest, Denial, Token
 from dedloc_kit.run import RunConfig
+from dedloc_kit.steering.access import Office, check_secret
+from dedloc_kit.steering.denials import Denied, explained
+from dedloc_kit.steering.guests import Admitted
+from dedloc_kit.steering.hub_account import whose_token
 from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.signing import Signer

@@ -15,9 +15,9 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 
-from dedloc_kit.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
+from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.dht import Node

@@ -25,7 +25,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
 
-from dedloc_kit.dialling import CONNECT_SECONDS, in_own_loop
+from dedloc_kit.machine.dialling import CONNECT_SECONDS, in_own_loop
 from dedloc_kit.records import Record
 
 ANSWER_SECONDS = 10.0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.dialling import any_host_responds, in_own_loop
+from dedloc_kit.machine.dialling import any_host_responds, in_own_loop
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES

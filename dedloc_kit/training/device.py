@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.machine import cores
+from dedloc_kit.machine.survey import cores
 
 
 def pick_device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:

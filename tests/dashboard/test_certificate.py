@@ -12,8 +12,8 @@ from PIL import ImageFont
 
 from dedloc_kit.dashboard import certificate_pdf as pdf
 from dedloc_kit.dashboard.certificate import HEIGHT, WIDTH, Certificate, certificate_svg, rosettes
+from dedloc_kit.display.human import visible
 from dedloc_kit.errors import UserError
-from dedloc_kit.human import visible
 from tests.dashboard.runs import HOSTILE_NAMES
 
 SVG = "{http://www.w3.org/2000/svg}"

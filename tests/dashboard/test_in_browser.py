@@ -15,8 +15,8 @@ from dedloc_kit.dashboard import organizer
 from dedloc_kit.dashboard.login import Keys
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
-from dedloc_kit.launch import Coordinator
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.records import INVITATION_FILE
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.worker import volunteer_job

@@ -9,15 +9,15 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from dedloc_kit.alerts import Alerts
 from dedloc_kit.dashboard import login, organizer
 from dedloc_kit.dashboard.login import KEY_FILE, Keys
 from dedloc_kit.dashboard.organizer import KeptCheckpoint, kept_checkpoints
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
-from dedloc_kit.orders import OrderBook, Orders
 from dedloc_kit.run import parse_run
+from dedloc_kit.steering.alerts import Alerts
+from dedloc_kit.steering.orders import OrderBook, Orders
 
 DEADLINE = 20.0
 RUN = parse_run(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AlbertForPreTraining
 
-from dedloc_kit import cli
+from dedloc_kit.cli import main as cli
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation import finetune
 from dedloc_kit.evaluation.dataset import load_dataset

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dedloc_kit import cli
+from dedloc_kit.cli.main import main
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.linear import linear_accuracy
 from dedloc_kit.evaluation.probe import probe
@@ -115,5 +115,5 @@ data = {{ train = [{{ dataset = "{folder}", column = "image" }}] }}
 optimizer = {{ name = "lars", learning_rate = 1.0, warmup_steps = 1, total_steps = 2 }}
 """
     )
-    assert cli.main(["evaluate", "x.safetensors", "--run", str(run), "--max-length", "64"]) == 2
+    assert main(["evaluate", "x.safetensors", "--run", str(run), "--max-length", "64"]) == 2
     assert "--max-length is for language models; leave it out" in capsys.readouterr().err

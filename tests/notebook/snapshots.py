@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dedloc_kit.snapshot import LossPoint, Snapshot
+from dedloc_kit.session.snapshot import LossPoint, Snapshot
 
 
 def snapshot(**changes: Any) -> Snapshot:

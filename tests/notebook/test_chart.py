@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dedloc_kit.notebook.chart import loss_chart
-from dedloc_kit.snapshot import LossPoint
+from dedloc_kit.session.snapshot import LossPoint
 
 
 def lines(svg: str, whose: str) -> list[list[tuple[float, float]]]:

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from dedloc_kit.cli import main
+from dedloc_kit.cli.main import main
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.generate import PLATFORMS, Platform, Target, notebook, notebooks_for
 from dedloc_kit.records import Invitation

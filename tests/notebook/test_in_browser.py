@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from dedloc_kit.launch import Coordinator
+from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run import PeerConfig
 from tests.browser import need_chromium
 from tests.notebook.browser import Lab, browser_page, open_and_run, photograph

@@ -11,8 +11,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from dedloc_kit.client import fetch_state
+from tests.session.test_session import CHECKOUT, coordinator_of
 from tests.swarm.harness import processes_of, wait_until
-from tests.test_session import CHECKOUT, coordinator_of
 from tests.tiny import tiny_run
 
 DEADLINE = 180.0

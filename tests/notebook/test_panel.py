@@ -8,7 +8,7 @@ import ipywidgets
 import pytest
 
 from dedloc_kit.notebook.panel import Panel
-from dedloc_kit.snapshot import Snapshot
+from dedloc_kit.session.snapshot import Snapshot
 from tests.notebook.snapshots import snapshot
 
 HOSTILE = '<img src=x onerror="alert(1)">&\'</bdi></div>'

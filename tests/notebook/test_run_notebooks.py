@@ -14,8 +14,8 @@ from nbclient import NotebookClient
 
 from dedloc_kit.client import fetch_people
 from dedloc_kit.data.tokenizer import train_tokenizer
-from dedloc_kit.launch import Coordinator
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
+from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run import PeerConfig, RunConfig, parse_run
 from tests.swarm.harness import wait_until
 

@@ -18,10 +18,11 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils.asyncio import as_aiter
 
-from dedloc_kit.access import IDENTITY_FILE, Office, invite, revoke
-from dedloc_kit.dialling import in_own_loop
-from dedloc_kit.orders import OrderBook
+from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Notice, Token
+from dedloc_kit.steering.access import Office, invite, revoke
+from dedloc_kit.steering.codes import IDENTITY_FILE
+from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
 from dedloc_kit.swarm.admission import Admission, ask
 from dedloc_kit.swarm.averaging import GradientAverager
@@ -236,6 +237,15 @@ async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
     return {name for name, result in zip(attempts, results, strict=True) if result}
 
 
+async def served_in_the_end(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
+    """As `served`; what a busy machine did not answer in time is asked again."""
+    found: set[str] = set()
+    until = time.monotonic() + 30.0
+    while not found >= EVERYTHING and time.monotonic() < until:
+        found |= await served(p2p, swarm, token)
+    return found
+
+
 def test_with_a_token_everything_is_served_and_without_a_valid_one_nothing(swarm: Swarm, tmp_path: Path) -> None:
     organizer = Signer(Identity(folder_of(swarm) / IDENTITY_FILE))
     mallory, alice = Signer(Identity(tmp_path / "mallory")), Signer(Identity(tmp_path / "alice"))
@@ -251,7 +261,7 @@ def test_with_a_token_everything_is_served_and_without_a_valid_one_nothing(swarm
 
     async def try_all(p2p: P2P) -> dict[str, set[str]]:
         found = {kind: await served(p2p, swarm, token) for kind, token in bad.items()}
-        return {**found, "good": await served(p2p, swarm, token_of(organizer, mallory.peer))}
+        return {**found, "good": await served_in_the_end(p2p, swarm, token_of(organizer, mallory.peer))}
 
     found = outside(swarm, try_all, tmp_path / "mallory")
     good = found.pop("good")
@@ -264,7 +274,7 @@ def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swar
     token = token_of(organizer, mallory.peer)
 
     async def before_and_after(p2p: P2P) -> tuple[set[str], set[str], AccessAnswer]:
-        before = await served(p2p, swarm, token)
+        before = await served_in_the_end(p2p, swarm, token)
         OrderBook(folder_of(swarm)).kick(mallory.peer, "mallory")
         until = time.monotonic() + 30.0
         while (after := await served(p2p, swarm, token)) and time.monotonic() < until:

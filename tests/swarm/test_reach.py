@@ -17,8 +17,8 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import reach
 from dedloc_kit.swarm.dht import Node

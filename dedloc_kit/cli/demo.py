@@ -1,0 +1,166 @@
+"""`dedloc demo`: a coordinator and volunteers, each its own process, train a small model on this machine."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from dedloc_kit.display.terminal import RunDisplay
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, State, StepDone
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.home import home
+from dedloc_kit.organizer.launch import Coordinator
+from dedloc_kit.organizer.prepare import prepare_demo
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.worker import Worker, volunteer_job
+
+
+def demo(*, recipe_name: str, volunteers: int, steps: int, report: Path | None, browser: bool) -> None:
+    """Run the collaboration for some global steps and write what happened to `report`.
+
+    Raises UserError if something cannot start or a volunteer is lost; the logs are then kept and named.
+    """
+    if report is not None and not report.resolve().parent.is_dir():
+        raise UserError(f"the folder of {report} does not exist; choose another file for --report")
+    run = prepare_demo(recipe_name, home() / "demo" / recipe_name)
+    with _scratch_folder() as folder:
+        result = _collaborate(run, folder, volunteers, steps, browser)
+    if report is not None:
+        report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="dedloc-demo-"))
+    try:
+        yield folder
+    except UserError as error:
+        raise UserError(f"{error} (logs are in {folder})") from None
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, browser: bool) -> dict[str, Any]:
+    began = time.monotonic()
+    threads = max(1, (os.cpu_count() or 1) // (volunteers + 1))
+    first_step = threading.Event()
+    first_step_seconds: list[float] = []
+
+    def peer(name: str, **values: Any) -> PeerConfig:
+        return PeerConfig(
+            folder=folder / name,
+            name=name,
+            host="127.0.0.1",
+            device="cpu",  # several processes would not fit on one GPU
+            threads=threads,
+            until_step=steps,
+            export=folder / f"{name}.safetensors",
+            **values,
+        )
+
+    with RunDisplay(run.global_batch) as display:
+
+        def on_coordinator(event: AnyEvent) -> None:
+            if isinstance(event, StepDone) and not first_step.is_set():
+                first_step_seconds.append(time.monotonic() - began)
+                first_step.set()
+            display.show(event)
+
+        settings = peer("coordinator", evaluate_every=5)
+        with Coordinator(run, settings, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
+            display.line(f"dashboard: {coordinator.dashboard.url}", "bold")
+            if browser and _has_a_screen():
+                webbrowser.open(coordinator.dashboard.url)
+            invitation = coordinator.invitation()
+            names = [f"volunteer-{number}" for number in range(1, volunteers + 1)]
+            workers = [
+                Worker(
+                    "volunteer",
+                    volunteer_job(invitation, peer(name)),
+                    folder=folder / name,
+                    on_event=lambda event, name=name: _show_volunteer(display, event, name),  # type: ignore[misc]
+                )
+                for name in names
+            ]
+            try:
+                _wait_for(workers, coordinator)
+            except KeyboardInterrupt:
+                display.line("stopping")
+                raise
+            finally:
+                for worker in workers:
+                    worker.leave()
+                for worker in workers:
+                    worker.stop()
+            if coordinator.stop() != 0:
+                raise UserError("the coordinator did not end cleanly")
+    differences = [_difference(folder / "coordinator.safetensors", folder / f"{name}.safetensors") for name in names]
+    ledger = Ledger(folder / "coordinator" / "ledger.sqlite", read_only=True)
+    try:
+        return {
+            "run_id": run.run_id,
+            "seconds_to_first_step": round(first_step_seconds[0], 2),
+            "wall_seconds": round(time.monotonic() - began, 2),
+            "max_parameter_difference": max(differences),
+            **_summary(run, ledger),
+        }
+    finally:
+        ledger.close()
+
+
+def _has_a_screen() -> bool:
+    """Without one, `webbrowser` would start a text browser in the middle of the demo's own output."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _show_volunteer(display: RunDisplay, event: AnyEvent, name: str) -> None:
+    """Volunteers' steps are shown once, by the coordinator."""
+    if not isinstance(event, StepDone | State):
+        display.show(event, name)
+
+
+def _wait_for(workers: list[Worker], coordinator: Coordinator) -> None:
+    """Until every volunteer has left; UserError as soon as one of them, or the coordinator, fails."""
+    waiting = list(workers)
+    while waiting:
+        waiting = [worker for worker in waiting if worker.running]
+        failed = next((worker.failure for worker in workers if worker.failure), None)
+        if failed:
+            raise UserError(failed)
+        if coordinator.ended.wait(0.2):
+            raise UserError("the coordinator ended before the volunteers")
+
+
+def _summary(run: RunConfig, ledger: Ledger) -> dict[str, Any]:
+    steps, evaluations = ledger.steps(), ledger.evaluations()
+    return {
+        "global_steps": len(steps),
+        "global_batch": run.global_batch,
+        "samples_total": sum(step.samples for step in steps),
+        "samples_per_step": [step.samples for step in steps],
+        "loss_first": steps[0].loss,
+        "loss_last": steps[-1].loss,
+        "eval_loss_first": evaluations[0].loss if evaluations else None,
+        "eval_loss_last": evaluations[-1].loss if evaluations else None,
+        "contributions": {contributor.peer: contributor.samples for contributor in ledger.contributors()},
+    }
+
+
+def _difference(one: Path, other: Path) -> float:
+    """The largest absolute difference of any parameter."""
+    mine, theirs = load_file(one), load_file(other)
+    return max(float(np.abs(mine[name] - theirs[name]).max()) for name in mine)

@@ -1,0 +1,1 @@
+"""What people read, wherever they read it: numbers and names, bars and views in a terminal, curves."""

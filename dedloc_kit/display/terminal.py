@@ -1,0 +1,73 @@
+"""The terminal's view of a run: one line per thing that happened, and a bar for the global batch."""
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+from dedloc_kit.display.bar import BarDisplay
+from dedloc_kit.events import (
+    Announced,
+    AnyEvent,
+    Evaluated,
+    Joined,
+    Left,
+    Loading,
+    Peers,
+    Pushed,
+    PushFailed,
+    State,
+    StepDone,
+    Warned,
+)
+
+
+class RunDisplay(BarDisplay):
+    """Shows the events of one worker; whatever comes from others is escaped.
+
+    Why a worker failed is not shown here: whoever started it says that, once, at the end.
+    """
+
+    def __init__(self, global_batch: int) -> None:
+        super().__init__(
+            TextColumn("  next step"), BarColumn(), MofNCompleteColumn(), TextColumn("samples  {task.fields[note]}")
+        )
+        self._global_batch = global_batch
+        self._loaded_quarters = 0
+        self._task = self._bar.add_task("batch", total=global_batch, note="")
+
+    def show(self, event: AnyEvent, who: str = "") -> None:
+        """Show an event; `who` names the worker where there are several."""
+        prefix = f"{who}: " if who else ""
+        match event:
+            case State(text=text):
+                self.line(f"{prefix}{text}", "dim")
+            case Loading(received_bytes=received, total_bytes=total):
+                quarter = 4 * received // max(1, total)
+                if quarter > self._loaded_quarters:
+                    megabytes = f"{received / 1e6:.1f} of {total / 1e6:.1f} MB"
+                    self.line(f"{prefix}{megabytes} of the training state have arrived", "dim")
+                self._loaded_quarters = quarter
+            case Joined():
+                self.line(f"{prefix}joined {event.run_id} at step {event.step} with {event.device}")
+            case StepDone(step=step):
+                loss = "" if step.loss is None else f"  loss {step.loss:.4f}"
+                givers = len(event.contributions)
+                self.line(f"{prefix}step {step.step}{loss}  {step.samples} samples from {givers} volunteers")
+                self._fill(0, "")
+            case Evaluated():
+                metrics = "".join(f", {name} {share:.1%}" for name, share in event.metrics.items())
+                self.line(f"{prefix}held-out loss {event.loss:.4f}{metrics} at step {event.step}", "green")
+            case Pushed():
+                self.line(f"{prefix}step {event.step} is on the Hub: {event.url}", "green")
+            case Peers(peers=peers):
+                volunteers = [peer for peer in peers if not peer.follower]
+                self._fill(sum(peer.samples for peer in volunteers), f"{len(volunteers)} volunteers")
+            case Announced(text=text):
+                if text:
+                    self.line(f"{prefix}the organizer: {text}", "bold")
+            case Warned(text=text) | PushFailed(text=text):
+                self.line(f"{prefix}{text}", "yellow")
+            case Left():
+                given = f", {event.session_samples} samples given" if event.session_samples else ""
+                self.line(f"{prefix}left at step {event.step}{given}", "dim")
+
+    def _fill(self, samples: int, note: str) -> None:
+        self._bar.update(self._task, completed=min(samples, self._global_batch), note=note)

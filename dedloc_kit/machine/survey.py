@@ -1,0 +1,276 @@
+"""What this machine is and whether it can help, looked at before anything heavy is started."""
+
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import requests
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
+from dedloc_kit.machine.hosted import hosted
+
+FIXED_BYTES, BYTES_PER_PARAMETER = 750_000_000, 130
+"""The most memory that a volunteer's processes take together: reached while it hands the training state to a newcomer,
+otherwise it is about half (`benchmarks/footprint.py`; the first number has a task's libraries in it). Large activations
+come on top."""
+GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
+"""On a GPU: CUDA itself, and the replica (4 bytes), its gradients (4), two sums of gradients (8), its weights in half
+precision (2). Counted, not measured."""
+LEAST_DISK_BYTES = 200_000_000
+"""For the identity, the logs and the tokenizer; training data is streamed."""
+
+TOLERATED_SKEW, LARGEST_SKEW = 5.0, 10.0
+NVIDIA_SECONDS = 10.0
+CLOCK_SECONDS = 10.0
+
+_CGROUP_ROOT, _PROC_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory: int
+    """Bytes."""
+    free: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use; a container's limits count. Memory and disk in bytes."""
+
+    cores: int
+    memory: int
+    free_memory: int
+    free_disk: int
+    """Where the volunteer's folder is."""
+    gpus: tuple[Gpu, ...]
+
+    def __str__(self) -> str:
+        """In words: `2 cores, 12.7 GB of memory, Tesla T4 with 15.8 GB`."""
+        parts = [f"{self.cores} core{'' if self.cores == 1 else 's'}", f"{_gb(self.memory)} of memory"]
+        return ", ".join([*parts, *(f"{gpu.name} with {_gb(gpu.memory)}" for gpu in self.gpus)])
+
+
+def look(folder: Path) -> Machine:
+    """This machine as it is now; `folder` need not exist yet."""
+    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    memory, free = _memory()
+    return Machine(cores(), memory, free, shutil.disk_usage(there).free, _gpus())
+
+
+def check(
+    machine: Machine, parameters: int | None, *, device: Literal["auto", "cpu", "cuda"] = "auto"
+) -> tuple[str, ...]:
+    """Whether this machine can train a model of so many parameters, if their number is known.
+
+    Returns what its owner may want to know, in sentences. Raises UserError with what is missing and what would help.
+    """
+    if machine.free_disk < LEAST_DISK_BYTES:
+        raise UserError(
+            f"the disk is nearly full ({_gb(machine.free_disk)} free, {_gb(LEAST_DISK_BYTES)} are needed); "
+            "make room, or choose a folder on another disk"
+        )
+    if parameters is None:
+        return ()
+    if machine.gpus and device != "cpu":
+        _check_gpu(machine.gpus[0], parameters)
+    needed = FIXED_BYTES + BYTES_PER_PARAMETER * parameters
+    model = f"the model of this run ({_millions(parameters)} parameters)"
+    if machine.memory < needed:
+        raise UserError(
+            f"{model} needs {_gb(needed)} of memory and this machine has {_gb(machine.memory)}; {_more_memory(needed)}"
+        )
+    if machine.free_memory < needed:
+        return (
+            f"{model} may need {_gb(needed)} of memory and {_gb(machine.free_memory)} are free; if this machine gets "
+            f"slow or training stops, {_free_memory()}",
+        )
+    return ()
+
+
+def check_connections(peers: Sequence[str], *, page_answers: bool) -> None:
+    """Raise UserError, with what may be the reason, if a TCP connection to none of these peers comes about.
+
+    :param peers: multiaddresses
+    :param page_answers: whether the coordinator's page answers now, as when `clock_skew` is known: the network works
+    """
+    if in_own_loop(answering(peers, grace=0.0)):
+        return
+    if own_address() is None:
+        raise UserError("this machine has no network; connect it and try again")
+    if hosted() == "kaggle" and not page_answers:
+        raise UserError(
+            "nobody in this run answers; switch on 'Internet' in the settings of this notebook (Kaggle asks for a "
+            "confirmed phone number), and if it is on already, ask the organizer whether the run is up"
+        )
+    try:
+        host, port = host_and_port(peers[0])
+        if not host.isprintable():
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            "the invitation holds an address that cannot be read; ask the organizer for a new one"
+        ) from None
+    if page_answers:
+        raise UserError(
+            f"the run's page answers, but nobody answers at {host}, port {port}: a firewall may let only web pages "
+            "through, as in schools and companies; try another network, such as a phone's, or ask who runs this one to "
+            f"allow outgoing TCP connections to port {port}; if others cannot join either, tell the organizer"
+        )
+    raise UserError(
+        f"nobody answers at {host}, port {port}; ask the organizer whether the run is up, and if it is, try another "
+        "network: this one may block the connection"
+    )
+
+
+def clock_skew(url: str) -> float | None:
+    """Seconds by which this machine's clock is at least ahead (negative: behind) of the one at a coordinator's URL.
+
+    Its answers tell their time in whole seconds, so up to two seconds remain unseen; none if it does not tell.
+    """
+    sent = time.time()
+    try:
+        with requests.get(f"{url.rstrip('/')}/api/run", timeout=CLOCK_SECONDS, stream=True) as answer:
+            received = time.time()
+            there = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    except (requests.RequestException, KeyError, ValueError, OverflowError):
+        return None
+    return skew_between(sent, there, received)
+
+
+def skew_between(sent: float, there: float, received: float) -> float:
+    """The least skew that explains an answer dated `there` (the server renews its date once a second)."""
+    ahead, behind = sent - (there + 2.0), received - there
+    if ahead <= 0.0 <= behind:
+        return 0.0
+    return ahead if ahead > 0.0 else behind
+
+
+def check_clock(skew: float) -> str | None:
+    """What is to be said about a clock that is so many seconds ahead; raises UserError if it is too wrong to train.
+
+    Records of the swarm expire by their author's clock: progress lives for 15 s (`swarm.tracker.TIME_TO_LIVE`) and is
+    renewed every 4 s. Whoever is 15 s behind is never seen and trains for himself alone; whoever is 15 s ahead sees
+    nobody. With 12 s either way a volunteer still took part in every step, with 16 s in none. Two volunteers may be
+    wrong in opposite directions, so half of that is worth a warning. Contributions, which live for an hour, are safe.
+    """
+    if abs(skew) <= TOLERATED_SKEW:
+        return None
+    what = f"the clock of this machine is {abs(skew):.0f} seconds {'ahead' if skew > 0 else 'behind'}"
+    fix = "let the system set it by itself (in its date and time settings, or with `sudo timedatectl set-ntp true`)"
+    if hosted():
+        fix = "disconnect this runtime and start a new one"
+    if abs(skew) > LARGEST_SKEW:
+        raise UserError(f"{what}, so it and the others would not find each other; {fix}, then join again")
+    return f"{what}, which some of the others may not tolerate; {fix}"
+
+
+def cores() -> int:
+    """The cores that this process may use: a container or `taskset` may grant fewer than the machine has."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [share for folder in _cgroups("cpu") if (share := _cpu_share(folder)) is not None]
+    return max(1, min([allowed, *map(math.ceil, quotas)]))
+
+
+def _cpu_share(folder: Path) -> float | None:
+    """Cores' worth of time that a control group grants, if it sets a limit."""
+    try:
+        if (folder / "cpu.max").exists():  # cgroup v2
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or `max`
+        return None
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes in all and available."""
+    machine = psutil.virtual_memory()
+    total, free = int(machine.total), int(machine.available)
+    for folder in _cgroups("memory"):
+        for limit_file, used_file, cache in (
+            ("memory.max", "memory.current", "inactive_file"),  # cgroup v2
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            try:
+                limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # no such file, or `max`
+                continue
+            # What of files is only cached gives way to whoever needs the memory.
+            total, free = min(total, limit), min(free, limit - used + int(statistics.get(cache, 0)))
+    return total, max(0, free)
+
+
+def _cgroups(controller: str) -> list[Path]:
+    """The folders of the control groups that this process is in, inner ones first, as far as they can be seen."""
+    try:
+        lines = [line.split(":", 2) for line in _PROC_CGROUP.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in lines:
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _CGROUP_ROOT / controller if controllers else _CGROUP_ROOT
+        # Within a container the path may be that of the host, and the container's own group lies at the root.
+        own = root / path.lstrip("/")
+        found += [folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.is_dir()]
+    return found
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    """NVIDIA's GPUs that this process may use, without loading torch; none where their driver is missing."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):
+        return ()
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    query += [f"--id={visible}"] if visible else []
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SECONDS, check=True).stdout
+        rows = [line.rsplit(",", 2) for line in told.splitlines()]
+        return tuple(Gpu(name.strip(), int(total) << 20, int(free) << 20) for name, total, free in rows)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()
+
+
+def _check_gpu(gpu: Gpu, parameters: int) -> None:
+    needed = GPU_FIXED_BYTES + GPU_BYTES_PER_PARAMETER * parameters
+    if gpu.free < needed:
+        raise UserError(
+            f"the model of this run ({_millions(parameters)} parameters) needs {_gb(needed)} of the GPU's memory and "
+            f"{_gb(gpu.free)} of {_gb(gpu.memory)} are free; end what else uses the GPU, or train with the device 'cpu'"
+        )
+
+
+def _more_memory(needed: int) -> str:
+    match hosted():
+        case "colab":
+            return "choose a runtime with more in Colab's menu Runtime, Change runtime type (High-RAM)"
+        case "kaggle":
+            return "choose another accelerator in the settings of this notebook; some come with more memory"
+    return f"join with one that has {math.ceil(1.25 * needed / 1e9)} GB or more"
+
+
+def _free_memory() -> str:
+    if hosted():
+        return "restart the runtime, so that other cells' memory is free"
+    return "close other programs"
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
+
+
+def _millions(parameters: int) -> str:
+    return f"{parameters / 1e6:.0f} million" if parameters >= 10_000_000 else f"{parameters / 1e6:.1f} million"

@@ -1,0 +1,151 @@
+"""`dedloc check`: whether a run can work, what it takes, and how long it will take with a mix of volunteers."""
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dedloc_kit.display.human import count, duration, rate, size
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
+from dedloc_kit.hub import names_local_files
+from dedloc_kit.machine.survey import BYTES_PER_PARAMETER, FIXED_BYTES, cores
+from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, samples_per_second
+from dedloc_kit.run import RunConfig, Source, parse_peer
+from dedloc_kit.worker import Worker, coordinator_job
+
+SHARE_TOLERANCE = 0.01
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+def check(
+    run: RunConfig,
+    volunteers: Sequence[Volunteers],
+    *,
+    coordinator_line: float,
+    offline: bool = False,
+    **settings: object,
+) -> None:
+    """Try the run's data and model on this machine and print what it takes.
+
+    :param coordinator_line: bytes per second in each direction
+    :param settings: keys of PeerConfig for the process that tries it
+    Raises UserError with the fix for a run that cannot work.
+    """
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    check_mixture(run.data.train)
+    load = os.getloadavg()[0]
+    rehearsed = rehearse(run, console, offline=offline, **settings)
+    console.print(f"\n{run.run_id}", style="bold")
+    for line in describe(run, rehearsed):
+        console.print(line)
+    if rehearsed.cost is None:
+        console.print("no data could be read, so nothing can be said about its speed; leave --offline out")
+        return
+    if load > cores():
+        console.print(
+            f"this machine is busy with other things (load {load:.0f}), so it is slower here than it could be"
+        )
+    console.print(_devices(rehearsed, volunteers))
+    for line in describe_prediction(run, predict(run, rehearsed, volunteers, coordinator_line)):
+        console.print(line)
+
+
+def check_mixture(sources: Sequence[Source]) -> None:
+    """Raise UserError if the weights are shares of a whole that do not make one.
+
+    Weights are relative, so 77 and 23 are as good as 0.77 and 0.23. But as soon as one is below 1 they are read as
+    shares, and a sum other than 1 means that a source or a digit is missing.
+    """
+    weights = [source.weight for source in sources]
+    total = math.fsum(weights)
+    if min(weights) < 1 and abs(total - 1) > SHARE_TOLERANCE:
+        named = " + ".join(f"{weight:g}" for weight in weights)
+        raise UserError(
+            f"the weights of data.train do not sum to 1: {named} = {total:g} (a source without a weight has 1); "
+            "correct them, or give whole numbers such as 77 and 23 if you mean proportions"
+        )
+
+
+def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
+    """What the run takes, in lines."""
+    needed = FIXED_BYTES + BYTES_PER_PARAMETER * rehearsed.parameters
+    lines = [
+        f"model         {rehearsed.parameters / 1e6:,.1f} million parameters",
+        f"a volunteer   {size(needed)} of memory at most, beside what the samples take",
+    ]
+    cost = rehearsed.cost
+    if cost is not None:
+        lines += [
+            f"one sample    {cost.flops / 1e9:,.3g} GFLOP to and fro, {size(cost.kept_bytes)} kept in between",
+            f"microbatch    {count(cost.microbatch, 'sample')} here: {size(cost.microbatch * cost.kept_bytes)}; "
+            f"{rate(cost.samples_per_second)} samples/s ({rehearsed.device})",
+        ]
+    lines.append(
+        f"global step   {count(run.global_batch, 'sample')}; each volunteer sends {size(rehearsed.gradient_bytes)} and "
+        f"gets {size(rehearsed.average_bytes)} ({run.averaging.compression})"
+    )
+    if names_local_files(run):
+        lines.append(
+            "note          the data or the tokenizer is in a folder of this machine: volunteers elsewhere cannot read "
+            "it; put it on the Hub (dedloc tokenizer RUN.toml --shards --push OWNER/NAME)"
+        )
+    return lines
+
+
+def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
+    """The prediction in lines; the last one is what an organizer asked for."""
+    return [
+        f"computing     {predicted.computing:,.1f} s of a global step",
+        f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
+        f"other and begin{', meanwhile' if run.averaging.overlap else ''}",
+        f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
+        f"to finish     {duration(predicted.days * 86_400)} for {run.optimizer.total_steps:,} global steps, if so many "
+        "are at work all the time",
+    ]
+
+
+def _devices(rehearsed: Rehearsed, volunteers: Sequence[Volunteers]) -> Table:
+    table = Table("volunteers", "samples/s each", "line", "samples in memory", box=None, padding=(0, 2, 0, 0))
+    for each in volunteers:
+        room, here = fits(each.device, rehearsed), each.device == HERE
+        table.add_row(
+            f"{each.count} x {'this machine' if here else each.device.upper()}",
+            f"{rate(samples_per_second(each.device, rehearsed))} ({'measured' if here else 'estimated'})",
+            f"{each.line * 8 / 1e6:g} Mbit/s{', reachable' if each.reachable else ''}",
+            "as tried" if room is None else "too small for one" if room == 0 else f"{room:,}",
+        )
+    return table
+
+
+def rehearse(run: RunConfig, console: Console, *, offline: bool = False, **settings: object) -> Rehearsed:
+    """What the run takes on this machine, tried in a process of its own; what is going on goes to the console."""
+    found: list[Rehearsed] = []
+
+    def heard(event: AnyEvent) -> None:
+        match event:
+            case State(text=text):
+                console.print(text, style="dim")
+            case Warned(text=text):
+                console.print(text, style="yellow")
+            case Rehearsed():
+                found.append(event)
+
+    folder = Path(tempfile.mkdtemp(prefix="dedloc-check-"))
+    job = coordinator_job(run, parse_peer({"folder": folder, **settings}))
+    environment = _OFFLINE if offline else {}
+    worker = Worker("rehearsal", job, folder=folder, on_event=heard, environment=environment)
+    try:
+        code = worker.wait()
+    finally:
+        worker.stop()
+    if code in (0, 2):  # else the log tells more
+        shutil.rmtree(folder, ignore_errors=True)
+    if not found:
+        raise UserError(worker.failure or "the rehearsal ended without a result")
+    return found[0]

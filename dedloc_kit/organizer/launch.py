@@ -1,0 +1,256 @@
+"""The organizer's side of a run in one process tree: the coordinator as a worker, and the dashboard."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dedloc_kit.dashboard import organizer
+from dedloc_kit.dashboard.login import Keys
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.display.terminal import RunDisplay
+from dedloc_kit.distribution import running_wheel
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed, Warned
+from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
+from dedloc_kit.machine.home import peer_folder
+from dedloc_kit.machine.ports import advice
+from dedloc_kit.memory import of_first_peers, recall, take_over
+from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.steering.alerts import Alert, Alerts
+from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.steering.webhook import Webhook
+from dedloc_kit.worker import Worker, coordinator_job
+
+START_SECONDS = 180.0
+LISTED_VOLUNTEERS = 8
+"""Volunteers whose addresses are in the invitation, so that newcomers can join while the coordinator is down."""
+RENEWAL_SECONDS = 10.0
+"""How often the invitation file is brought up to date."""
+
+
+class Coordinator:
+    """A coordinator worker whose events feed a dashboard; a context manager that stops both."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        peer: PeerConfig,
+        *,
+        host: str,
+        port: int,
+        on_event: Callable[[AnyEvent], None],
+        most_volunteers: int | None = None,
+    ) -> None:
+        self.run, self._peer, self._on_event = run, peer, on_event
+        self.dashboard = Dashboard(
+            run,
+            peer.folder / "ledger.sqlite",
+            host=host,
+            port=port,
+            public_host=peer.announce_host,
+            most_volunteers=most_volunteers,
+            organizer=organizer.routes(peer.folder, run.fingerprint),
+        )
+        self.ended = threading.Event()
+        self._joined = threading.Event()
+        self.addresses: tuple[str, ...] = ()
+        """Where the swarm reaches the coordinator; known once `invitation` has returned."""
+        self._parameters = 0
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Self:
+        self.dashboard.start()
+        try:
+            self._worker = Worker(
+                "coordinator", coordinator_job(self.run, self._peer), folder=self._peer.folder, on_event=self._heard
+            )
+        except BaseException:
+            self.dashboard.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.dashboard.stop()
+
+    def invitation(self) -> Invitation:
+        """Wait for the coordinator to be up; raises UserError with its reason if it does not come up."""
+        if not self._joined.wait(START_SECONDS):
+            raise UserError(f"the coordinator did not start within {START_SECONDS:.0f} seconds; see its log")
+        if self.dashboard.entrance.invitation is None:
+            raise UserError(self.failure or "the coordinator left before it had started")
+        return self.dashboard.entrance.invitation
+
+    @property
+    def failure(self) -> str | None:
+        """Why the coordinator could not go on, in one line."""
+        return self._worker.failure if self._worker is not None else None
+
+    def stop(self) -> int:
+        """Let the coordinator save and leave; returns its exit code. The dashboard stays up."""
+        return self._worker.stop(timeout=60.0 + self._peer.last_push_seconds) if self._worker is not None else 0
+
+    def _heard(self, event: AnyEvent) -> None:
+        if isinstance(event, Joined):
+            self.addresses, self._parameters = event.addresses, event.parameters
+        if isinstance(event, Joined | Peers):
+            self._invite()
+        if isinstance(event, Failed | Left):
+            self.ended.set()
+        if isinstance(event, Failed | Left | Joined):
+            self._joined.set()
+        # The page is public: what goes wrong on the organizer's machine is for the organizer's eyes.
+        if isinstance(event, Failed):
+            self.dashboard.publish(Failed(text="the coordinator stopped"))
+        elif not isinstance(event, Warned | PushFailed):
+            self.dashboard.publish(event)
+        self._on_event(event)
+
+    def _invite(self) -> None:
+        """Publish where to join: the coordinator, then volunteers that others can reach."""
+        known = (*self.addresses, *recall(self._peer.folder, self.run.run_id).peers)
+        peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
+        self.dashboard.entrance.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
+
+
+def launch(
+    run: RunConfig,
+    peer: PeerConfig,
+    *,
+    host: str,
+    port: int,
+    resume: str | None = None,
+    most_volunteers: int | None = None,
+    stall_minutes: int,
+    webhook: str | None = None,
+) -> int:
+    """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
+
+    :param resume: a training state to start from, see `hub.training_state`
+    :param most_volunteers: with so many, newcomers are asked to come later
+    :param stall_minutes: an alert tells that for so long no global step was done
+    :param webhook: the secret address to which alerts are posted as well
+    """
+    with (
+        peer_folder(peer.folder),
+        RunDisplay(run.global_batch) as display,
+        _alerting(run, peer, 60.0 * stall_minutes, webhook, display) as alerts,
+    ):
+        if OrderBook(peer.folder).read().finish:  # orders that cannot be read are better put right before it starts
+            display.line(f"you have finished this run; to let it go on:  dedloc resume {peer.folder}", "bold")
+        if resume is not None:
+            display.line(f"getting the training state from {resume}", "dim")
+            state = training_state(resume)
+            take_over(peer.folder, run.run_id, state)
+            peer = peer.model_copy(update={"resume": state})
+        if peer.hub is not None:
+            _claim(peer.hub, run, peer, display)
+
+        reached = threading.Event()
+
+        def on_event(event: AnyEvent) -> None:
+            display.show(event)
+            alerts.take(event)
+            if isinstance(event, Peers) and not reached.is_set() and any(not peer.follower for peer in event.peers):
+                reached.set()
+                display.line("the first volunteer is here: others can reach this machine", "green")
+
+        with Coordinator(
+            run, peer, host=host, port=port, on_event=on_event, most_volunteers=most_volunteers
+        ) as coordinator:
+            return _serve(run, peer, coordinator, alerts, display)
+
+
+@contextmanager
+def _alerting(
+    run: RunConfig, peer: PeerConfig, stall_seconds: float, webhook: str | None, display: RunDisplay
+) -> Iterator[Alerts]:
+    """Alerts on the terminal and, if there is one, to the webhook."""
+
+    def warn(text: str) -> None:
+        display.line(text, "yellow")
+
+    post = Webhook(webhook, warn) if webhook is not None else None
+
+    def tell(alert: Alert) -> None:
+        display.line(f"alert: {alert.text}", "bold yellow")
+        if post is not None:
+            post.send(f"{run.name}: {alert.text}")
+
+    try:
+        yield Alerts(peer.folder, peer.last_step(run), stall_seconds, tell)
+    finally:
+        if post is not None:
+            post.close()
+
+
+def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: Alerts, display: RunDisplay) -> int:
+    try:
+        display.line(f"starting {run.run_id} in {peer.folder}")
+        invitation = coordinator.invitation()
+        path = _write_invitation(invitation, peer.folder)
+        url = coordinator.dashboard.url
+        display.line(f"dashboard:   {url}", "bold")
+        display.line(f"to join:     dedloc join {url}", "bold")
+        if peer.hub is not None and not names_local_files(run):
+            display.line(f"or soon:     dedloc join {peer.hub}", "bold")
+        display.line(f"to install:  {_how_to_install(url)}")
+        display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
+        display.line(f"to steer it: {_how_to_steer(url, peer.folder, display)}")
+        if hint := advice(coordinator.addresses, int(url.rpartition(":")[2])):
+            display.line(hint, "yellow")
+        while not coordinator.ended.wait(RENEWAL_SECONDS):
+            alerts.look()
+            if coordinator.invitation() != invitation:
+                invitation = coordinator.invitation()
+                try:
+                    _write_invitation(invitation, peer.folder)
+                except UserError as error:  # a full disk must not end the run
+                    display.line(str(error))
+        if coordinator.failure:
+            raise UserError(coordinator.failure)
+    except KeyboardInterrupt:
+        display.line("saving and leaving; start it again to go on")
+    return coordinator.stop()
+
+
+def _how_to_steer(url: str, folder: Path, display: RunDisplay) -> str:
+    """The link that logs in the organizer, for the eyes at the terminal only: a log is read by others, too."""
+    if display.console.is_terminal:
+        return f"{Keys(folder).link(url)} (for you alone)"
+    return f"open the link that 'dedloc login {folder}' prints"
+
+
+def _how_to_install(url: str) -> str:
+    """How volunteers get this dedloc_kit; it is packed now, before a file of it may change."""
+    try:
+        running_wheel()
+    except UserError as error:
+        return f"not from here: {error}"
+    return f"pip install -r {url}/requirements.txt"
+
+
+def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> None:
+    """Find out now what the organizer has to put right; a Hub that is down is none of it."""
+    try:
+        Repository(hub, private=peer.private).claim(run)
+    except HubUnavailable as error:
+        display.line(f"{hub} cannot be reached now ({error}); pushes begin when it can", "yellow")
+
+
+def _write_invitation(invitation: Invitation, folder: Path) -> Path:
+    path = folder / INVITATION_FILE
+    temporary = folder / f".{INVITATION_FILE}.tmp"
+    try:
+        temporary.write_text(invitation.model_dump_json(indent=2), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder with --folder") from None
+    return path

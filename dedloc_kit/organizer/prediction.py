@@ -1,0 +1,186 @@
+"""How long a run will take with a given mix of volunteers, before it begins: an estimate, and what it is made of."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import Rehearsed
+from dedloc_kit.machine.survey import GPU_BYTES_PER_PARAMETER, GPU_FIXED_BYTES
+from dedloc_kit.run import RunConfig
+
+DAY = 86_400.0
+DEFAULT_LINE = 20e6 / 8
+"""Bytes per second up and down; an estimate for a home line's slower direction."""
+SHARE_OF_LINE = 1 / 1.4
+"""What an all-reduce makes of a line: with four hosts on 25 Mbit/s it took 1.4 times as long as its bytes alone would
+(benchmarks/README.md)."""
+ROUND_SECONDS = 2.0
+"""What a round takes beside its bytes, to find the group, begin and take the optimizer step: an estimate
+(`benchmarks/prediction.py` tells how good it is)."""
+COLLABORATING = 0.9
+"""Of what a peer computes alone, what is left beside the swarm's own work: an estimate."""
+
+_UNITS = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+_LINE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
+_GROUP = re.compile(r"(?:(\d{1,6})x)?([a-z]\w*)(?:@([^/]*))?(/open)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A kind of GPU."""
+
+    peak: float
+    """Floating point operations per second as NVIDIA's data sheets say, in what the kit computes in there: half
+    precision on tensor cores (float32 sums, no sparsity), float32 where there are none."""
+    share: float
+    """Of that, when a transformer is trained: an estimate."""
+    memory: float
+    """Bytes."""
+
+
+_HALF, _FLOAT32 = 0.2, 0.5
+"""NVIDIA's own ELECTRA-base at 512 tokens (its DeepLearningExamples; 0.33 TFLOP a sequence by our count) makes 171
+sequences a second on an A100, 84 on a V100, 24 there in float32: 18, 22 and 50 % of the peak. What holds for these is
+taken for all."""
+DEVICES = {
+    "p100": Device(9.3e12, _FLOAT32, 16e9),
+    "gtx1080ti": Device(11.3e12, _FLOAT32, 11e9),
+    "t4": Device(65e12, _HALF, 16e9),
+    "v100": Device(125e12, _HALF, 16e9),
+    "rtx2080ti": Device(54e12, _HALF, 11e9),
+    "rtx3060": Device(25e12, _HALF, 12e9),
+    "rtx3090": Device(71e12, _HALF, 24e9),
+    "rtx4090": Device(165e12, _HALF, 24e9),
+    "l4": Device(121e12, _HALF, 24e9),
+    "a10g": Device(70e12, _HALF, 24e9),
+    "a100": Device(312e12, _HALF, 40e9),
+    "h100": Device(989e12, _HALF, 80e9),
+}
+HERE = "cpu"
+"""Stands for a machine like the one that the rehearsal was on: what it does is measured."""
+
+
+@dataclass(frozen=True)
+class Volunteers:
+    """Some of one kind, at work at the same time."""
+
+    count: int
+    device: str
+    """A key of DEVICES, or HERE."""
+    line: float = DEFAULT_LINE
+    """Bytes per second in each direction."""
+    reachable: bool = False
+    """Others can connect to them: they add up a share for all. Colab, Kaggle and most homes cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one global step, in seconds."""
+
+    computing: float
+    network: float
+    """For the slowest line."""
+    matchmaking: float
+    step: float
+    days: float
+    """Until the last step, if so many are at work all the time."""
+
+    @property
+    def limit(self) -> Literal["computing", "network", "matchmaking"]:
+        """What would have to be faster for a shorter step."""
+        round_ = self.network + self.matchmaking
+        if self.computing >= round_:
+            return "computing"
+        return "network" if self.network >= self.matchmaking else "matchmaking"
+
+
+def read_volunteers(text: str) -> tuple[Volunteers, ...]:
+    """Read `20xT4@50mbit,5xCPU`: how many, of what, on which line; `/open` behind it for those who can be reached.
+
+    Raises UserError with what is known.
+    """
+    groups = []
+    for part in text.split(","):
+        match = _GROUP.fullmatch(part.strip())
+        if match is None or match[1] == "0":
+            raise UserError(f"'{part.strip()}' says no volunteers; write COUNTxDEVICE@LINE, such as 20xT4@50mbit,5xCPU")
+        device = match[2].lower()
+        if device not in {*DEVICES, HERE}:
+            known = ", ".join(["CPU", *map(str.upper, DEVICES)])
+            raise UserError(f"nothing is known of the device {match[2]}; take the nearest of: {known}")
+        line = read_line(match[3]) if match[3] else DEFAULT_LINE
+        groups.append(Volunteers(int(match[1] or 1), device, line, bool(match[4])))
+    return tuple(groups)
+
+
+def read_line(text: str) -> float:
+    """Bytes per second of a line such as `50mbit`; raises UserError."""
+    match = re.fullmatch(_LINE, text.strip().lower())
+    if match is None or not float(match[1]):
+        raise UserError(f"'{text}' is no line; write it as 50mbit, 500kbit or 1gbit")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def samples_per_second(device: str, rehearsed: Rehearsed) -> float:
+    """How fast one such device goes through the run's samples when it is alone; the rehearsal has a cost."""
+    assert rehearsed.cost is not None
+    if device == HERE:
+        return rehearsed.cost.samples_per_second
+    return DEVICES[device].peak * DEVICES[device].share / rehearsed.cost.flops
+
+
+def fits(device: str, rehearsed: Rehearsed) -> int | None:
+    """How many samples at once a GPU's memory holds, in float32; none for this machine, which has tried it."""
+    assert rehearsed.cost is not None
+    if device == HERE:
+        return None
+    room = DEVICES[device].memory - GPU_FIXED_BYTES - GPU_BYTES_PER_PARAMETER * rehearsed.parameters
+    return max(0, int(room / max(1, rehearsed.cost.kept_bytes)))
+
+
+def predict(
+    run: RunConfig, rehearsed: Rehearsed, volunteers: Sequence[Volunteers], coordinator_line: float
+) -> Prediction:
+    """The time of a global step with these volunteers at work.
+
+    Where averaging overlaps with computing the longer of the two decides, else they come one after the other (DeDLOC,
+    section 3.2).
+
+    :param coordinator_line: bytes per second of the coordinator, which can be reached and computes no samples
+    """
+    rate = sum(each.count * samples_per_second(each.device, rehearsed) for each in volunteers)
+    computing = run.global_batch / (COLLABORATING * rate)
+    network = allreduce_seconds(rehearsed, volunteers, coordinator_line) / SHARE_OF_LINE
+    averaging = network + ROUND_SECONDS
+    step = max(computing, averaging) if run.averaging.overlap else computing + averaging
+    return Prediction(computing, network, ROUND_SECONDS, step, step * run.optimizer.total_steps / DAY)
+
+
+def allreduce_seconds(rehearsed: Rehearsed, volunteers: Sequence[Volunteers], coordinator_line: float) -> float:
+    """The least time in which the lines carry an all-reduce, if the shares that peers add up are dealt out at best.
+
+    A peer that adds up the share s of the gradients for n members sends its own other gradients, 1 - s of them, and
+    the averages of its share to n - 1 members; what it receives is as much. Who cannot be reached has no share. The
+    coordinator has no gradients of its own (DeDLOC, section 3.2; the kit: swarm/averaging.py).
+    """
+    members = 1 + sum(each.count for each in volunteers)
+    gradients, averages = rehearsed.gradient_bytes, rehearsed.average_bytes
+    whole = max(gradients, averages)
+    slowest = max([averages / coordinator_line, *(whole / each.line for each in volunteers)])
+    reducers = [(each.count, each.line, gradients) for each in volunteers if each.reachable]
+    reducers.append((1, coordinator_line, 0))
+
+    def carried(seconds: float) -> float:
+        """How much of the gradients the reducers can add up in this time; 1 is all of them."""
+        return sum(
+            count * min(1.0, max(0.0, seconds * line - own) / ((members - 1) * averages - own))
+            for count, line, own in reducers
+        )
+
+    low, high = slowest, slowest + members * averages / coordinator_line
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if carried(middle) >= 1 else (middle, high)
+    return high

@@ -1,0 +1,121 @@
+"""What a run needs on the organizer's machine before it can start: a corpus for the demo, a tokenizer."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dedloc_kit.display.bar import BarDisplay
+from dedloc_kit.errors import UserError
+from dedloc_kit.hub import HubUnavailable, upload
+from dedloc_kit.resources import recipe
+from dedloc_kit.run import RunConfig, load_run, seed_of
+
+
+def prepare_demo(name: str, folder: Path) -> RunConfig:
+    """Copy a recipe to a folder and give it what it names but lacks: the corpus of this machine, a tokenizer."""
+    source = recipe(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / "run.toml", folder / "run.toml")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); set DEDLOC_HOME to another folder") from None
+    run = load_run(folder / "run.toml")
+    corpus = folder / "corpus"
+    if not corpus.exists() and any(Path(part.dataset).is_relative_to(corpus) for part in run.data.train):
+        from dedloc_kit.data.docstrings import write_corpus
+
+        write_corpus(corpus)
+    if isinstance(run.task.options.get("tokenizer"), str) and not _exists(run.task.options["tokenizer"]):
+        prepare_tokenizer(run)
+    return run
+
+
+def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
+    """Train the tokenizer that the run names, on its training data; returns the folder.
+
+    :param characters: how many to read; default: `dedloc_kit.data.tokenizer.CHARACTERS`
+    """
+    from dedloc_kit.data.stream import documents
+    from dedloc_kit.data.tokenizer import CHARACTERS, train_tokenizer, training_text
+
+    characters = characters or CHARACTERS
+    folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
+    if not isinstance(vocabulary, int) or vocabulary < 1:
+        raise UserError("task.vocabulary must say how many tokens the tokenizer is to have")
+    seed = seed_of(run.name, "tokenizer")
+    with TrainingDisplay(characters) as display:
+        # The order of the documents within a shard means nothing to the trainer, so none are held to shuffle them.
+        texts = documents(run.data.train, seed=seed, shuffle_buffer=1, warn=display.line)
+        tokens = train_tokenizer(display.watch(training_text(texts, characters, seed)), vocabulary, folder)
+        if tokens < vocabulary:
+            display.line(f"the text gives only {tokens} tokens of the {vocabulary} that task.vocabulary asks for")
+    return folder
+
+
+def tokenizer_folder(run: RunConfig) -> Path:
+    """Where the run's own tokenizer is or is to be; raises UserError if the run names none of its own."""
+    tokenizer = run.task.options.get("tokenizer")
+    if not isinstance(tokenizer, str) or not Path(tokenizer).is_absolute():
+        raise UserError("task.tokenizer must be a local folder to train one; a tokenizer on the Hub is used as it is")
+    return Path(tokenizer)
+
+
+def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:
+    """Upload a tokenizer to a model repository on the Hub, made if there is none; returns `OWNER/NAME@COMMIT`.
+
+    The token is the one that `hf auth login` keeps, or `HF_TOKEN`. Raises UserError if there is none, or the Hub
+    refuses or cannot be reached; the folder stays as it is.
+    """
+    from dedloc_kit.data.tokenizer import load_tokenizer
+
+    load_tokenizer(str(folder))  # nothing but a tokenizer is made public
+    try:
+        commit = upload(folder, repository, ["tokenizer*.json"], kind="model", private=private)
+    except HubUnavailable as error:
+        raise UserError(
+            f"the tokenizer is in {folder}, but not on the Hub ({error}); check the Internet connection, then give "
+            "the same command again: it only uploads"
+        ) from None
+    return f"{repository}@{commit}"
+
+
+class TrainingDisplay(BarDisplay):
+    """How far the training of a tokenizer is: a bar on a terminal, a few lines elsewhere."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            stderr=True,
+        )
+        self._characters = characters
+        self._task = self._bar.add_task("reading", total=characters, note="")
+
+    def watch(self, pieces: Iterator[str]) -> Iterator[str]:
+        """The pieces as they are; once they have all been read, the trainer computes."""
+        start, read, shown = time.monotonic(), 0, 0
+        step = self._characters // (500 if self.console.is_terminal else 4)
+        for piece in pieces:
+            yield piece
+            read += len(piece)
+            if read < shown + step:
+                continue
+            shown = read
+            rate = read / (time.monotonic() - start)
+            note = f"{read / 1e6:.1f} of {self._characters / 1e6:.1f} million characters, {rate / 1e6:.2f} a second"
+            self._bar.update(self._task, completed=read, note=note)
+            if not self.console.is_terminal:
+                self.line(f"read {note}")
+        self.line(f"read {read / 1e6:.1f} million characters; training the vocabulary")
+        self._bar.remove_task(self._task)
+        self._bar.add_task("training", total=None, note="")
+
+
+def _exists(tokenizer: str) -> bool:
+    return not Path(tokenizer).is_absolute() or Path(tokenizer).exists()

@@ -1,0 +1,1 @@
+"""What a run puts on the Hub: training state, model card, a copy of the ledger."""

@@ -1,0 +1,112 @@
+"""What the organizer orders while a run goes on, from the command line or the page: pause, kick, announce and more."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.ledger import Ledger, UnreadyLedger
+from dedloc_kit.memory import own_id
+from dedloc_kit.records import INVITATION_FILE, Invitation
+from dedloc_kit.steering.orders import OrderBook
+
+_PEER_ID = re.compile(r"Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}")
+_MOST_CANDIDATES, _MOST_VISITS = 5, 10_000
+
+
+def give(order: str, folder: Path, what: str) -> str:
+    """Give an order to the run in this folder and say what happens now. Raises UserError if it cannot be given.
+
+    :param what: of kick and readmit a peer's id or name or how one of them begins, of announce the text
+    """
+    check_folder(folder)
+    book = OrderBook(folder)
+    match order:
+        case "pause":
+            book.pause()
+            return f"the run pauses within seconds; volunteers wait. Go on with: dedloc resume {folder}"
+        case "resume":
+            book.resume()
+            return "the run goes on within seconds, if its coordinator is up"
+        case "finish":
+            book.finish()
+            return (
+                "the run ends with the global step that is under way; then the volunteers are thanked and the model is "
+                f"kept. To let it go on after all: dedloc resume {folder}"
+            )
+        case "kick":
+            peer, name = find_peer(what, known_peers(folder))
+            if peer == own_id(folder):
+                raise UserError(
+                    f"{_called(peer, name)} is the coordinator itself; to end the run: dedloc finish {folder}"
+                )
+            book.kick(peer, name)
+            return f"{_called(peer, name)} is kicked. To let it come back: dedloc readmit {peer} {folder}"
+        case "readmit":
+            peer, name = find_peer(what, {kicked.peer: kicked.name for kicked in book.read().kicked})
+            book.readmit(peer, name)
+            return f"{_called(peer, name)} may come back"
+        case "checkpoint":
+            book.checkpoint()
+            return "a checkpoint is written within seconds, unless there is one of this global step"
+        case _:
+            book.announce(what)
+            return "volunteers and viewers see it within seconds" if what else "the announcement is gone within seconds"
+
+
+def dashboard_of(folder: Path) -> str:
+    """The address of the live page of the run in this folder; raises UserError if no run was launched in it."""
+    check_folder(folder)
+    invitation = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8"))
+    if invitation.url is None:
+        raise UserError(f"the invitation in {folder} names no live page; launch the run again")
+    return invitation.url
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UserError if no run was launched in this folder."""
+    if not (folder / INVITATION_FILE).exists():
+        raise UserError(f"{folder} is not the folder of a run that was launched here; it is runs/RUN-ID")
+
+
+def known_peers(folder: Path) -> dict[str, str]:
+    """The names of all who came to the run in this folder, by peer id. Raises UserError if they cannot be read."""
+    path = folder / "ledger.sqlite"
+    if not path.exists():
+        return {}
+    try:
+        ledger = Ledger(path, read_only=True)
+    except UnreadyLedger:
+        return {}
+    try:
+        came = {visit.peer: visit.name for visit in reversed(ledger.visits(_MOST_VISITS))}
+        return came | {contributor.peer: contributor.name for contributor in ledger.contributors()}
+    finally:
+        ledger.close()
+
+
+def find_peer(text: str, known: Mapping[str, str]) -> tuple[str, str]:
+    """The id and the name of the one known peer that is called so.
+
+    Raises UserError if there is none or more than one; of a whole peer id, which means only one peer, never.
+
+    :param text: an id or a name, or how it begins; the case of a name does not matter
+    :param known: names by peer id
+    """
+    if text in known or _PEER_ID.fullmatch(text):
+        return text, known.get(text, "")
+    name = text.casefold()
+    found = [peer for peer in known if known[peer].casefold() == name]
+    found = found or [
+        peer for peer in known if text and (known[peer].casefold().startswith(name) or peer.startswith(text))
+    ]
+    if not found:
+        raise UserError(f"there is no peer '{text}'; give its name or its id as the dashboard shows it")
+    if len(found) > 1:
+        some = ", ".join(_called(peer, known[peer]) for peer in found[:_MOST_CANDIDATES])
+        raise UserError(f"'{text}' may be any of {len(found)} peers; give the id of the one: {some}")
+    return found[0], known[found[0]]
+
+
+def _called(peer: str, name: str) -> str:
+    return f"{name} ({peer})" if name else peer

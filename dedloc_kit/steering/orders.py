@@ -1,0 +1,191 @@
+"""The organizer's orders: one small file in the coordinator's folder that says what is wanted of the run now.
+
+The command line and the organizer's page write it, the coordinator reads it at every look. Each order that changed
+something is also a line of a log, with its time.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Announcement, PeerId, PeerText, Record, Time
+from dedloc_kit.steering.journal import Journal
+from dedloc_kit.validation import describe
+
+MOST_KICKED = 1000
+_FILE, _LOG, _LOCK = "orders.json", "orders.jsonl", ".orders.lock"
+
+Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint"]
+
+
+class Kicked(Record):
+    """A peer that the organizer has sent away."""
+
+    peer: PeerId
+    name: PeerText
+    """As it was shown when it was kicked."""
+    time: Time
+
+
+class Orders(Record):
+    """What is wanted of the run now."""
+
+    paused: bool = False
+    """Volunteers wait."""
+    finish: bool = False
+    """The run ends after the global step that is under way, as after its last one."""
+    kicked: Annotated[tuple[Kicked, ...], Field(max_length=MOST_KICKED, strict=False)] = ()
+    announcement: Announcement | None = None
+    """For all volunteers and viewers."""
+    checkpoint: Time = 0.0
+    """When a checkpoint was asked for last."""
+
+    @property
+    def kicked_peers(self) -> frozenset[str]:
+        """Their peer ids."""
+        return frozenset(kicked.peer for kicked in self.kicked)
+
+
+class GivenOrder(Record):
+    """One line of the log."""
+
+    time: Time
+    order: Order
+    text: str
+    """Whom or what it is about: a peer or an announcement; may be empty."""
+
+
+class OrderBook:
+    """The orders in one coordinator's folder. Several processes may give orders at the same time.
+
+    Every method raises UserError if the file is damaged or cannot be written: an order must not wipe out others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._journal = Journal(folder / _LOG, GivenOrder)
+
+    def read(self) -> Orders:
+        """The orders that hold now; without a file, none."""
+        path = self._folder / _FILE
+        try:
+            return Orders.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Orders()
+        except (ValidationError, UnicodeDecodeError) as error:
+            why = describe(error, Orders) if isinstance(error, ValidationError) else "no UTF-8"
+            raise UserError(f"{path} is damaged ({why}); repair it, or remove it to lift all orders") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+
+    def pause(self) -> Orders:
+        """Let volunteers wait."""
+
+        def paused(orders: Orders) -> Orders:
+            if orders.finish:
+                raise UserError("the run has been finished; 'dedloc resume FOLDER' lets it go on")
+            return orders.model_copy(update={"paused": True})
+
+        return self._give("pause", "", paused)
+
+    def resume(self) -> Orders:
+        """Let a run go on that was paused or finished."""
+        return self._give("resume", "", lambda orders: orders.model_copy(update={"paused": False, "finish": False}))
+
+    def finish(self) -> Orders:
+        """End the run after the global step that is under way; a pause ends, so that the step can be done."""
+        return self._give("finish", "", lambda orders: orders.model_copy(update={"paused": False, "finish": True}))
+
+    def kick(self, peer: str, name: str) -> Orders:
+        """Send a peer away."""
+
+        def kicked(orders: Orders) -> Orders:
+            if peer in orders.kicked_peers:
+                return orders
+            if len(orders.kicked) >= MOST_KICKED:
+                raise UserError(f"{MOST_KICKED} peers are kicked already; choose who may join instead")
+            entry = Kicked.parse({"peer": peer, "name": name, "time": time.time()})
+            return orders.model_copy(update={"kicked": (*orders.kicked, entry)})
+
+        return self._give("kick", f"{name} ({peer})", kicked)
+
+    def readmit(self, peer: str, name: str) -> Orders:
+        """Let a peer come back that was kicked."""
+
+        def readmitted(orders: Orders) -> Orders:
+            kept = tuple(kicked for kicked in orders.kicked if kicked.peer != peer)
+            return orders.model_copy(update={"kicked": kept})
+
+        return self._give("readmit", f"{name} ({peer})", readmitted)
+
+    def announce(self, text: str) -> Orders:
+        """Show a message to everyone, or no longer any if it is empty."""
+        try:
+            announcement = Announcement(text=text, time=time.time()) if text else None
+        except ValidationError as error:
+            raise UserError(f"this cannot be announced: {describe(error, Announcement)}") from None
+        return self._give("announce", text, lambda orders: orders.model_copy(update={"announcement": announcement}))
+
+    def checkpoint(self) -> Orders:
+        """Ask for a checkpoint now."""
+        return self._give("checkpoint", "", lambda orders: orders.model_copy(update={"checkpoint": time.time()}))
+
+    def given(self, most: int = 100) -> list[GivenOrder]:
+        """The newest orders, newest first; a line that is damaged is left out."""
+        return self._journal.newest(most)
+
+    def _give(self, order: Order, text: str, change: Callable[[Orders], Orders]) -> Orders:
+        """Change the file and log the order, unless it changes nothing."""
+        with self._locked():
+            before = self.read()
+            after = change(before)
+            if after != before:
+                given = GivenOrder(time=time.time(), order=order, text=text)
+                temporary = self._folder / f".{_FILE}.tmp"
+                temporary.write_text(after.model_dump_json(indent=1), encoding="utf-8")
+                os.replace(temporary, self._folder / _FILE)
+                self._journal.add(given)
+            return after
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with (self._folder / _LOCK).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise UserError(
+                f"{self._folder / _FILE} cannot be written ({error.strerror}); make room or check the permissions"
+            ) from None
+
+
+class OrdersInForce:
+    """What a process that acts on the orders sees of them; cheap to ask again and again."""
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        """:param warn: told once about a damaged file; what was in force then stays so"""
+        self._book, self._path, self._warn = OrderBook(folder), folder / _FILE, warn
+        self._seen: tuple[int, int] | None = None
+        self._orders = Orders()
+
+    def look(self) -> Orders:
+        """The orders that hold now."""
+        try:
+            status = self._path.stat()
+            seen = (status.st_mtime_ns, status.st_ino)
+        except OSError:
+            seen = None
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._orders = self._book.read()
+            except UserError as error:
+                self._warn(f"{error}; the orders of before still hold")
+        return self._orders

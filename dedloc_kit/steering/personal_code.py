@@ -1,0 +1,41 @@
+"""What lets a volunteer into a run that is not open to all: found where secrets are kept, or asked for."""
+
+from getpass import getpass
+from pathlib import Path
+
+from dedloc_kit.client import fetch_invitation
+from dedloc_kit.errors import UserError
+from dedloc_kit.machine.account import kept_code
+
+_QUESTIONS = {
+    "invite": "Your personal code (just Enter if this machine was let in before): ",
+    "hub": "A read-only token of your Hugging Face account (just Enter if this machine was let in before): ",
+}
+
+
+def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
+    """The code for the run of this invitation; empty if it needs none, or if there is nobody to ask.
+
+    On Colab call it in the main thread. Raises UserError if the file cannot be read.
+
+    :param file: holds it; otherwise the environment or the notebook's secrets may
+    :param ask: whether somebody is there who can type it; nobody sees what is typed
+    """
+    if file is not None:
+        try:
+            return file.expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file} cannot be read ({error}); it should hold your personal code") from None
+    found = kept_code()
+    if found or not ask:
+        return found
+    try:
+        question = _QUESTIONS.get(fetch_invitation(where, watch=True).run_config().access.who)
+    except UserError:  # the session says so, or knows the run from the last time
+        return ""
+    if question is None:
+        return ""
+    try:
+        return getpass(question).strip()
+    except Exception:  # EOFError, or that of a notebook which cannot ask
+        return ""

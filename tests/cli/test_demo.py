@@ -1,0 +1,71 @@
+"""The demo, as its user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.harness import processes_of, wait_until
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's home: the first demo makes the corpus and the tokenizer, the others find them."""
+    return tmp_path_factory.mktemp("home")
+
+
+def start_demo(home: Path, temporary: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dedloc_kit.cli", "demo", "--no-browser", *arguments],
+        env={**os.environ, "DEDLOC_HOME": str(home), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def children_of(process: int) -> list[int]:
+    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent_of(stat) == process]
+
+
+def _parent_of(stat: Path) -> int | None:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None  # it has just ended
+
+
+@pytest.mark.slow
+def test_three_volunteers_train_for_five_global_steps(home: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    demo = start_demo(home, tmp_path, "--volunteers", "3", "--steps", "5", "--report", str(report))
+    said, _ = demo.communicate(timeout=280)
+    assert demo.returncode == 0, said
+    result = json.loads(report.read_text())
+    assert result["global_steps"] == 5
+    assert all(samples >= result["global_batch"] for samples in result["samples_per_step"])
+    assert len(result["contributions"]) == 3
+    assert sum(result["contributions"].values()) == result["samples_total"] == sum(result["samples_per_step"])
+    assert result["loss_last"] < result["loss_first"] - 0.5
+    assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5
+    assert result["max_parameter_difference"] == 0.0, "everyone applied the same bits"
+    assert 0 < result["seconds_to_first_step"] < result["wall_seconds"]
+    assert list(tmp_path.glob("dedloc-demo-*")) == [], "nothing is left on the disk"
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_killed_leaves_no_process(home: Path, tmp_path: Path) -> None:
+    demo = start_demo(home, tmp_path, "--volunteers", "1")
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if line.startswith("step 1"):
+            break
+    workers = children_of(demo.pid)
+    assert len(workers) == 2
+    demo.kill()
+    demo.communicate(timeout=60)
+    for worker in workers:
+        wait_until(lambda: not processes_of(worker), "a process of the demo is left", deadline=40)  # noqa: B023

@@ -1,0 +1,192 @@
+"""The `dedloc` command: what goes wrong is said in one line with the fix, and the exit code is 2."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.ledger import Contributor, Ledger
+from dedloc_kit.records import Invitation
+from dedloc_kit.steering.orders import OrderBook
+from tests.tiny import tiny_run
+
+ALBERT = """
+name = "albert-test"
+global_batch = 8
+[task]
+name = "{task}"
+tokenizer = "{tokenizer}"
+[[data.train]]
+dataset = "{dataset}"
+[optimizer]
+warmup_steps = 1
+total_steps = 10
+"""
+
+
+def dedloc(*arguments: str | Path, folder: Path, deadline: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dedloc_kit.cli", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "DEDLOC_HOME": str(folder / "home"), "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=deadline,
+    )
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2 and one line on standard error that holds these words; no traceback anywhere."""
+    said = result.stdout + result.stderr
+    assert result.returncode == 2, said
+    assert "Traceback" not in said
+    errors = [line for line in said.splitlines() if line and not line.startswith(PROGRESS)]
+    assert len(errors) == 1, said
+    for word in words:
+        assert word in errors[0], said
+
+
+PROGRESS = (
+    "getting ready",
+    "reading the invitation",
+    "loading the libraries",
+    "starting",
+    "connecting",
+    "loading the training state",
+)
+
+
+def run_file(folder: Path, task: str = "albert", tokenizer: str = "./tokenizer", dataset: str = "./corpus") -> Path:
+    path = folder / "run.toml"
+    path.write_text(ALBERT.format(task=task, tokenizer=tokenizer, dataset=dataset), encoding="utf-8")
+    return path
+
+
+def launch(path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return dedloc("launch", path, "--port", "0", "--dashboard-host", "127.0.0.1", *more, folder=path.parent)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dedloc_kit.data.tokenizer import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("words") / "tokenizer"
+    train_tokenizer(iter(["the quick brown fox jumps over the lazy dog. it does so again."] * 20), 60, folder)
+    return folder
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_a_typo_in_the_configuration_names_the_nearest_key(tmp_path: Path) -> None:
+    path = run_file(tmp_path)
+    path.write_text(path.read_text() + "warmup_stps = 1\n")
+    assert_refused(launch(path), "run.toml", "optimizer.warmup_stps", "did you mean 'warmup_steps'?")
+
+
+def test_a_configuration_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    assert_refused(launch(tmp_path / "none.toml"), "none.toml does not exist")
+
+
+def test_an_unknown_task_names_the_known_ones(tmp_path: Path) -> None:
+    assert_refused(launch(run_file(tmp_path, task="albrt")), "there is no task 'albrt'", "did you mean 'albert'?")
+
+
+def test_a_missing_tokenizer_says_how_to_make_one(tmp_path: Path) -> None:
+    assert_refused(launch(run_file(tmp_path)), "tokenizer", "does not exist", "dedloc tokenizer RUN.toml")
+
+
+def test_a_dataset_that_does_not_exist_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    result = launch(run_file(tmp_path, tokenizer=str(tokenizer)))
+    assert_refused(result, str(tmp_path / "corpus"))
+
+
+def test_a_dashboard_port_in_use_is_said_with_the_fix(tmp_path: Path, taken_port: int) -> None:
+    result = launch(run_file(tmp_path), "--port", str(taken_port))
+    assert_refused(result, f"port {taken_port} is in use", "--port")
+
+
+def test_a_swarm_port_in_use_is_said_with_the_fix(tmp_path: Path, tokenizer: Path, taken_port: int) -> None:
+    (tmp_path / "corpus.txt").write_text("One sentence. And another one.\n" * 100)
+    path = run_file(tmp_path, tokenizer=str(tokenizer), dataset="./corpus.txt")
+    result = launch(path, "--host", "127.0.0.1", "--swarm-port", str(taken_port))
+    assert_refused(result, f"127.0.0.1:{taken_port}", "--swarm-port")
+
+
+def test_a_value_that_a_peer_cannot_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    assert_refused(launch(run_file(tmp_path), "--announce-host", "two words"), "announce_host", "two words")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    result = launch(run_file(tmp_path), "--folder", str(tmp_path / "file" / "run"))
+    assert_refused(result, str(tmp_path / "file" / "run"), "--folder")
+
+
+def test_damaged_orders_are_put_right_before_a_run_starts_without_them(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "orders.json").write_text("{")
+    result = launch(run_file(tmp_path), "--folder", str(tmp_path / "run"))
+    assert_refused(result, str(tmp_path / "run" / "orders.json"), "remove it to lift all orders")
+
+
+def test_a_coordinator_that_does_not_answer_is_said(tmp_path: Path) -> None:
+    result = dedloc("join", "http://127.0.0.1:9", folder=tmp_path)
+    assert_refused(result, "no coordinator answers at http://127.0.0.1:9")
+
+
+def test_a_swarm_that_does_not_answer_is_said(tmp_path: Path) -> None:
+    nobody = "/ip4/127.0.0.1/tcp/9/p2p/QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
+    path = tmp_path / "invitation.json"
+    path.write_text(Invitation.of(tiny_run(), (nobody,)).model_dump_json())
+    result = dedloc("join", path, "--task-module", "tests.tiny", folder=tmp_path)
+    assert_refused(result, "nobody answers at 127.0.0.1, port 9")
+
+
+def test_an_invitation_with_a_wrong_fingerprint_is_refused(tmp_path: Path) -> None:
+    run = tiny_run()
+    changed = Invitation.of(run, ("/ip4/127.0.0.1/tcp/9/p2p/x",)).model_dump(mode="json")
+    changed["run"]["global_batch"] += 1
+    path = tmp_path / "invitation.json"
+    path.write_text(json.dumps(changed))
+    assert_refused(dedloc("join", path, folder=tmp_path), "wrong fingerprint", run.run_id)
+
+
+def test_a_run_is_paused_and_goes_on_by_its_folder_and_another_folder_is_refused(tmp_path: Path) -> None:
+    assert_refused(dedloc("pause", tmp_path, folder=tmp_path), "not the folder of a run", "runs/RUN-ID")
+    (tmp_path / "invitation.json").touch()
+    assert dedloc("pause", tmp_path, folder=tmp_path).returncode == 0
+    assert OrderBook(tmp_path).read().paused
+    assert dedloc("resume", tmp_path, folder=tmp_path).returncode == 0
+    assert not OrderBook(tmp_path).read().paused
+
+
+def test_a_volunteer_is_kicked_by_the_name_that_the_dashboard_shows(tmp_path: Path) -> None:
+    (tmp_path / "invitation.json").touch()
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.adopt(Contributor(peer, name, 1, 1, 0.0, 0.0) for peer, name in (("QmA", "Anna"), ("QmB", "Anand")))
+    ledger.close()
+    assert_refused(dedloc("kick", "An", tmp_path, folder=tmp_path), "2 peers", "Anna (QmA)", "Anand (QmB)")
+    assert dedloc("kick", "anna", tmp_path, folder=tmp_path).returncode == 0
+    assert [(kicked.peer, kicked.name) for kicked in OrderBook(tmp_path).read().kicked] == [("QmA", "Anna")]
+
+
+def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "invitation.json"
+    path.write_text("{}")
+    assert_refused(dedloc("join", path, folder=tmp_path), "this is not an invitation")
+    assert_refused(dedloc("join", "nowhere.json", folder=tmp_path), "there is no invitation at 'nowhere.json'")
+
+
+def test_an_unknown_recipe_names_the_known_ones(tmp_path: Path) -> None:
+    assert_refused(dedloc("demo", "--recipe", "none", folder=tmp_path), "there is no recipe 'none'", "albert-demo")

@@ -1,0 +1,38 @@
+"""Plain connections to peers' addresses; tests/swarm/test_reach.py tries them with real nodes."""
+
+import asyncio
+import socket
+
+import pytest
+
+from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
+
+PEER = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
+
+
+def test_addresses_of_every_form_are_tried_and_those_that_answer_are_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        living = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}", f"/dns4/localhost/tcp/{port}/p2p/{PEER}"]
+        others = [f"/ip6/::1/tcp/{port}/p2p/{PEER}", f"/ip4/127.0.0.1/udp/{port}/p2p/{PEER}", "nonsense"]
+        assert in_own_loop(answering([others[0], *living, *others[1:]])) == living
+
+
+def test_a_host_and_a_port_are_read_or_refused() -> None:
+    assert host_and_port(f"/dns4/example.org/tcp/31337/p2p/{PEER}") == ("example.org", 31337)
+    for address in (f"/ip4/1.2.3.4/udp/1/p2p/{PEER}", "/ip4/1.2.3.4/tcp/1", "http://1.2.3.4", ""):
+        with pytest.raises(ValueError, match=r"TCP|unpack"):
+            host_and_port(address)
+
+
+def test_it_works_where_an_event_loop_is_running_already() -> None:
+    async def notebook() -> list[str]:
+        return in_own_loop(answering([]))
+
+    assert asyncio.run(notebook()) == []
+
+
+def test_the_own_address_is_one_that_can_be_listened_on() -> None:
+    address = own_address()
+    if address is not None:  # a machine without a network has none
+        socket.create_server((address, 0)).close()

@@ -1,0 +1,73 @@
+"""`dedloc check`, as an organizer uses it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.cli.main import main
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import Rehearsed
+from dedloc_kit.organizer.check import check_mixture, describe
+from dedloc_kit.run import Source
+from tests.cli.test_main import dedloc
+from tests.tiny import tiny_run
+
+RUN = """
+name = "tiny"
+global_batch = 512
+[task]
+name = "tiny"
+[[data.train]]
+dataset = "./none.txt"
+weight = {weight}
+[optimizer]
+warmup_steps = 0
+total_steps = 1000
+"""
+
+
+def mixture(*weights: float) -> tuple[Source, ...]:
+    return tuple(Source(dataset="a/b", weight=weight) for weight in weights)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (0.77, 0.23), (77, 23), (2, 1), (0.333, 0.333, 0.333), (1.0, 1.0)])
+def test_shares_that_make_a_whole_and_proportions_are_accepted(weights: tuple[float, ...]) -> None:
+    check_mixture(mixture(*weights))
+
+
+@pytest.mark.parametrize("weights", [(0.77,), (0.77, 0.33), (0.5, 0.4), (1.0, 0.23)])
+def test_shares_that_do_not_make_a_whole_are_refused_with_their_sum(weights: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match=rf"do not sum to 1: .* = {sum(weights):g} "):
+        check_mixture(mixture(*weights))
+
+
+def test_a_whole_check_tells_what_the_run_takes_and_how_long(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN.format(weight=1))
+    mix = "2xCPU@10mbit/open,1xT4"
+    done = dedloc("check", "run.toml", "--volunteers", mix, "--task-module", "tests.tiny", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("million parameters", "measured", "estimated", "limited by matchmaking", "1,000 global steps"):
+        assert words in done.stdout
+
+
+def test_a_mixture_that_does_not_sum_is_refused_before_anything_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(RUN.format(weight=0.5))
+    assert main(["check", str(tmp_path / "run.toml")]) == 2
+    assert "do not sum to 1: 0.5" in capsys.readouterr().err
+
+
+def test_a_mix_of_unknown_volunteers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(RUN.format(weight=1))
+    assert main(["check", str(tmp_path / "run.toml"), "--volunteers", "3xABACUS"]) == 2
+    assert "ABACUS" in capsys.readouterr().err
+
+
+def test_data_that_only_this_machine_has_is_pointed_out() -> None:
+    rehearsed = Rehearsed(parameters=1_000_000, gradient_bytes=1, average_bytes=1, device="CPU", cost=None)
+    local = tiny_run(data={"train": [{"dataset": "/data/corpus"}]})
+    assert any("volunteers elsewhere cannot read it" in line for line in describe(local, rehearsed))
+    assert not any("elsewhere" in line for line in describe(tiny_run(), rehearsed))
+    assert json.loads(rehearsed.model_dump_json())["cost"] is None

@@ -1,0 +1,143 @@
+"""The folder of a run to be: complete, loadable, the recipe's comments kept, and nothing ever overwritten."""
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from dedloc_kit.cli.main import main
+from dedloc_kit.resources import recipe, recipes
+from dedloc_kit.run import Source, load_run
+
+WIKIPEDIA = ("--dataset", "wikimedia/wikipedia:20231101.bn=0.23")
+CRAWL = ("--dataset", "HuggingFaceFW/fineweb-2:ben_Beng=0.77")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["new", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_makes_a_run_that_differs_in_name_purpose_and_data_alone(name: str) -> None:
+    assert main(["new", "our-run", "--recipe", name, *WIKIPEDIA, *CRAWL, "--about", 'A "model" (data) বাংলা']) == 0
+    run, base = load_run(Path("our-run/run.toml")), load_run(recipe(name) / "run.toml")
+    assert (run.name, run.about) == ("our-run", 'A "model" (data) বাংলা')
+    column = base.data.train[0].column
+    assert run.data.train == (
+        Source(dataset="wikimedia/wikipedia", subset="20231101.bn", column=column, weight=0.23),
+        Source(dataset="HuggingFaceFW/fineweb-2", subset="ben_Beng", column=column, weight=0.77),
+    )
+    assert run.data.evaluation is None
+    assert run.data.shuffle_buffer == base.data.shuffle_buffer
+    tokenizer = {"tokenizer": str(Path("our-run/tokenizer").resolve())} if "tokenizer" in base.task.options else {}
+    assert run.task.options == {**base.task.options, **tokenizer}
+    same = {"name": base.name, "about": base.about, "data": base.data, "task": base.task}
+    assert run.model_copy(update=same) == base
+
+
+def test_the_recipe_s_comments_stay_and_its_hints_what_to_change_go(elsewhere: Path) -> None:
+    assert main(["new", "our-bert", "--recipe", "sahajbert", *WIKIPEDIA, "--language", "as"]) == 0
+    text = (elsewhere / "our-bert" / "run.toml").read_text()
+    assert "# ISO 639 code: it decides where sentences end" in text
+    assert "# samples over all peers per optimizer step (DeDLOC, section 4.2)" in text
+    assert "the run is called our-bert-FINGERPRINT" in text
+    assert "(language)" not in text
+    assert "# [data.evaluation]" in text
+    assert load_run(elsewhere / "our-bert" / "run.toml").task.options["language"] == "as"
+
+
+def test_a_language_is_put_where_the_recipe_has_none() -> None:
+    assert main(["new", "our-toy", "--recipe", "albert-demo", *WIKIPEDIA, "--language", "sw"]) == 0
+    assert load_run(Path("our-toy/run.toml")).task.options["language"] == "sw"
+
+
+def test_local_data_is_named_as_seen_from_the_run_s_folder(elsewhere: Path) -> None:
+    (elsewhere / "corpus").mkdir()
+    assert main(["new", "a", "--recipe", "albert-demo", "--dataset", "corpus", "--evaluation", "corpus::test"]) == 0
+    assert 'dataset = "../corpus"' in Path("a/run.toml").read_text()
+    data = load_run(Path("a/run.toml")).data
+    assert data.train == (Source(dataset=str(elsewhere / "corpus")),)
+    assert data.evaluation == Source(dataset=str(elsewhere / "corpus"), split="test")
+    assert str(elsewhere) not in Path("a/README.md").read_text(), (
+        "the page tells strangers how this machine is laid out"
+    )
+
+
+def test_the_community_s_page_and_the_notebooks_say_what_it_is_for(elsewhere: Path) -> None:
+    assert main(["new", "our-bert", "--recipe", "sahajbert", *WIKIPEDIA, "--about", "Bengali for all."]) == 0
+    page = (elsewhere / "our-bert" / "README.md").read_text()
+    for words in ("# our-bert", "Bengali for all.", "`bn`", "INVITATION", "What happens next", "wikimedia/wikipedia"):
+        assert words in page
+    notebooks = sorted((elsewhere / "our-bert" / "notebooks").iterdir())
+    assert [path.name for path in notebooks] == ["join.ipynb", "join_colab.ipynb", "join_kaggle.ipynb"]
+    for path in notebooks:
+        read = nbformat.read(path, as_version=4)
+        nbformat.validate(read)
+        assert "joins the run **our-bert**.\n\n> Bengali for all." in read.cells[0].source
+        assert 'INVITATION = ""' in json.dumps([cell.source for cell in read.cells]).replace('\\"', '"')
+
+
+def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (elsewhere / "our-bert").mkdir()
+    (elsewhere / "our-bert" / "run.toml").write_text("mine")
+    said = refusal(capsys, "our-bert", "--recipe", "sahajbert", *WIKIPEDIA)
+    assert "our-bert exists already" in said
+    assert (elsewhere / "our-bert" / "run.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--recipe"),
+        (("--recipe", "sahajbert"), "--dataset"),
+        (
+            ("--recipe", "sahajbart", *WIKIPEDIA),
+            "there is no recipe 'sahajbart'; choose one of: albert-demo, sahajbert",
+        ),
+        (("--recipe", "sahajbert", "--dataset", "nowhere"), "nowhere"),
+        (("--recipe", "sahajbert", "--dataset", "a/b:c:d:e"), "'a/b:c:d:e' is no dataset"),
+        (("--recipe", "sahajbert", "--dataset", "a/b=0"), "weight"),
+        (("--recipe", "sahajbert", *WIKIPEDIA, "--language", "Bengali"), "ISO 639"),
+        (("--recipe", "swav", *WIKIPEDIA, "--language", "bn"), "--language"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said_with_its_flag_and_nothing_is_written(
+    arguments: tuple[str, ...], words: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refusal(capsys, "our-run", *arguments)
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_name_that_no_run_can_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "lower-case letters" in refusal(capsys, "Our run", "--recipe", "sahajbert", *WIKIPEDIA)
+    assert "lower-case letters" in refusal(capsys, "../run", "--recipe", "sahajbert", *WIKIPEDIA)
+
+
+def test_in_a_terminal_what_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["sahajbert", "For Assamese.", "as", "a/b:c=0.4", "d/e=0.6", "", "a/b::test"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    assert main(["new", "our-run"]) == 0
+    run = load_run(Path("our-run/run.toml"))
+    assert (run.about, run.task.options["language"]) == ("For Assamese.", "as")
+    assert [(each.dataset, each.subset, each.weight) for each in run.data.train] == [
+        ("a/b", "c", 0.4),
+        ("d/e", None, 0.6),
+    ]
+    assert run.data.evaluation == Source(dataset="a/b", split="test")
+
+
+def test_whoever_has_said_what_must_be_said_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    assert main(["new", "our-run", "--recipe", "sahajbert", *WIKIPEDIA]) == 0

@@ -1,0 +1,98 @@
+"""What a run is predicted to take: the arithmetic, and what is said of a mix that makes no sense."""
+
+import pytest
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import Rehearsed, SampleCost
+from dedloc_kit.organizer.prediction import (
+    COLLABORATING,
+    DEVICES,
+    ROUND_SECONDS,
+    SHARE_OF_LINE,
+    Volunteers,
+    allreduce_seconds,
+    fits,
+    predict,
+    read_line,
+    read_volunteers,
+    samples_per_second,
+)
+from dedloc_kit.run import RunConfig
+from tests.tiny import tiny_run
+
+MBIT = 1e6 / 8
+V = 10_000_000
+
+
+def rehearsed(rate: float = 4.0) -> Rehearsed:
+    cost = SampleCost(flops=1e12, kept_bytes=800_000_000, microbatch=1, samples_per_second=rate)
+    return Rehearsed(parameters=18_000_000, gradient_bytes=V, average_bytes=V, device="CPU", cost=cost)
+
+
+def run(global_batch: int = 4096, overlap: bool = True) -> RunConfig:
+    return tiny_run(global_batch=global_batch, averaging={"overlap": overlap})
+
+
+def test_a_mix_is_read_with_counts_lines_and_who_can_be_reached() -> None:
+    assert read_volunteers("20xT4@50mbit, 5xCPU@1.5gbit/open,rtx3090") == (
+        Volunteers(20, "t4", 50 * MBIT),
+        Volunteers(5, "cpu", 1500 * MBIT, reachable=True),
+        Volunteers(1, "rtx3090"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "COUNTxDEVICE"), ("0xT4", "'0xT4'"), ("3xABACUS", "ABACUS"), ("2xT4@fast", "'fast'"), ("T4@0mbit", "50mbit")],
+)
+def test_a_mix_that_makes_no_sense_is_refused_with_what_is_known(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_volunteers(text)
+    with pytest.raises(UserError):
+        read_line("quick")
+
+
+def test_computing_decides_while_averaging_hides_behind_it() -> None:
+    slow = predict(run(), rehearsed(), [Volunteers(10, "cpu")], 100 * MBIT)
+    assert slow.computing == pytest.approx(4096 / (COLLABORATING * 10 * 4.0))
+    assert (slow.step, slow.limit) == (slow.computing, "computing")
+    assert slow.days == pytest.approx(slow.step * 1000 / 86_400)
+    exact = predict(run(overlap=False), rehearsed(), [Volunteers(10, "cpu")], 100 * MBIT)
+    assert exact.step == pytest.approx(slow.computing + slow.network + ROUND_SECONDS)
+
+
+def test_a_slow_line_and_a_tiny_batch_are_named_as_what_limits() -> None:
+    assert predict(run(64), rehearsed(100.0), [Volunteers(10, "cpu", 1 * MBIT)], 100 * MBIT).limit == "network"
+    assert predict(run(8), rehearsed(100.0), [Volunteers(2, "cpu", 1e9)], 1e9).limit == "matchmaking"
+
+
+def test_a_coordinator_that_alone_adds_up_sends_the_average_to_everyone() -> None:
+    behind_firewalls = [Volunteers(20, "t4", 50 * MBIT)]
+    assert allreduce_seconds(rehearsed(), behind_firewalls, 100 * MBIT) == pytest.approx(
+        20 * V / (100 * MBIT), rel=1e-6
+    )
+    assert allreduce_seconds(rehearsed(), behind_firewalls, 100_000 * MBIT) == pytest.approx(V / (50 * MBIT), rel=1e-6)
+
+
+def test_peers_that_can_be_reached_share_the_adding_up_as_in_a_butterfly() -> None:
+    # Nine equal peers, one of which has no gradients: it takes a larger share, since it has less to send.
+    seconds = allreduce_seconds(rehearsed(), [Volunteers(8, "cpu", 100 * MBIT, reachable=True)], 100 * MBIT)
+    share_of_coordinator = seconds * 100 * MBIT / (8 * V)
+    share_of_each = (seconds * 100 * MBIT - V) / (7 * V)
+    assert share_of_coordinator + 8 * share_of_each == pytest.approx(1.0, rel=1e-6)
+    assert V < seconds * 100 * MBIT < 2 * V
+
+
+def test_the_network_is_given_the_share_of_the_line_that_rounds_reach() -> None:
+    volunteers = [Volunteers(4, "cpu", 10 * MBIT)]
+    bare = allreduce_seconds(rehearsed(), volunteers, 100 * MBIT)
+    assert predict(run(), rehearsed(), volunteers, 100 * MBIT).network == pytest.approx(bare / SHARE_OF_LINE)
+
+
+def test_a_gpu_is_estimated_by_its_peak_and_this_machine_by_what_it_did() -> None:
+    assert samples_per_second("cpu", rehearsed(4.0)) == 4.0
+    assert samples_per_second("t4", rehearsed()) == pytest.approx(DEVICES["t4"].peak * DEVICES["t4"].share / 1e12)
+    room = fits("t4", rehearsed())
+    assert room is not None
+    assert 10 < room < 20
+    assert fits("cpu", rehearsed()) is None

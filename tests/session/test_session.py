@@ -1,0 +1,210 @@
+"""A volunteer's session, with real peers: what it shows, how it pauses, comes back after a crash and leaves."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedloc_kit.client import fetch_state
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.organizer.launch import Coordinator
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.session import supervisor
+from dedloc_kit.session.session import Session
+from dedloc_kit.session.snapshot import Snapshot
+from dedloc_kit.steering.orders import OrderBook
+from tests.swarm.harness import processes_of, wait_until
+from tests.tiny import tiny_run
+
+CHECKOUT = str(Path(__file__).parents[2])
+
+
+@contextmanager
+def coordinator_of(run: RunConfig, folder: Path) -> Iterator[Coordinator]:
+    """A coordinator with its dashboard; volunteers join through its address."""
+    peer = PeerConfig(folder=folder / "coordinator", name="coordinator", host="127.0.0.1", task_module="tests.tiny")
+    with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator:
+        coordinator.invitation()
+        yield coordinator
+
+
+@contextmanager
+def session_at(
+    where: str, folder: Path, environment: dict[str, str] | None = None, **settings: Any
+) -> Iterator[Session]:
+    """A session with the tiny task; at the end nothing of it may be left."""
+    given = {
+        "task_module": "tests.tiny",
+        "host": "127.0.0.1",
+        "device": "cpu",
+        "threads": 1,
+        "microbatch": 8,
+        **settings,
+    }
+    session = Session(
+        where,
+        folder=folder,
+        settings=given,
+        environment={"PYTHONPATH": CHECKOUT, "TINY_PAUSE": "0.02"} | (environment or {}),
+    )
+    try:
+        yield session
+    finally:
+        session.leave()
+        assert session.ended.wait(90.0)
+        assert_nothing_runs(session)
+
+
+def assert_nothing_runs(session: Session) -> None:
+    worker = session.worker
+    if worker is not None:
+        wait_until(lambda: not processes_of(worker.pid), "a process of the volunteer is left")
+
+
+def wait_for(session: Session, that: Callable[[Snapshot], bool], deadline: float = 120.0) -> Snapshot:
+    """The first snapshot for which this holds."""
+    seen: list[Snapshot] = []
+
+    def found() -> bool:
+        seen[:] = [session.snapshot()]
+        return that(seen[0])
+
+    try:
+        wait_until(found, "no such snapshot", deadline)
+    except AssertionError:
+        raise AssertionError(f"no such snapshot; last: {session.snapshot()}") from None
+    return seen[0]
+
+
+def test_a_session_shows_what_it_gives_pauses_and_counts_everything_when_it_leaves(tmp_path: Path) -> None:
+    run = tiny_run(about="A toy for the tests.")
+    with coordinator_of(run, tmp_path) as coordinator:
+        url = coordinator.dashboard.url
+        with session_at(url, tmp_path / "volunteer", name="Rina") as session:
+            training = wait_for(session, lambda now: now.phase == "training" and len(now.losses) >= 3)
+            assert (training.run_id, training.about, training.url) == (run.run_id, "A toy for the tests.", url)
+            assert (training.name, training.anonymous) == ("Rina", False)
+            assert training.losses[-1].mine >= run.global_batch
+            standing = wait_for(session, lambda now: now.rank is not None and now.memory_bytes > 0)
+            assert (standing.rank, standing.contributors, standing.share, standing.peers) == (1, 1, 1.0, 1)
+            assert "CPU" in standing.device
+            assert standing.samples_per_second > 0
+
+            session.pause()
+            paused = wait_for(session, lambda now: now.phase == "paused")
+            assert_nothing_runs(session)
+            session.resume()
+            wait_for(session, lambda now: now.phase == "training" and now.session_samples > paused.session_samples > 0)
+        left = session.snapshot()
+        assert left.phase == "left"
+        assert not any("given up" in warning for warning in left.warnings)
+        ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+        wait_until(lambda: ledger.samples_total() == left.session_samples, "not every sample is in the ledger")
+        (me,) = ledger.contributors()
+        ledger.close()
+        assert me.name == "Rina", "one identity before and after the pause"
+        assert left.total_samples == left.session_samples
+
+
+def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_REST", 1.0)
+    with (
+        coordinator_of(tiny_run(), tmp_path) as coordinator,
+        session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
+    ):
+        before = wait_for(session, lambda now: now.session_samples >= 64)
+        assert session.worker is not None
+        first = session.worker.pid
+        os.kill(first, signal.SIGKILL)
+        restarting = wait_for(session, lambda now: now.phase == "restarting")
+        assert "starts again" in restarting.text
+        assert "SIGKILL" in restarting.details
+        assert "hivemind" in restarting.details
+        goal = before.session_samples + 64
+        wait_for(session, lambda now: now.phase == "training" and now.session_samples >= goal)
+        assert session.worker.pid != first
+        wait_until(lambda: not processes_of(first), "a process of the killed training is left")
+
+
+def test_a_run_that_is_over_ends_the_session_with_thanks(tmp_path: Path) -> None:
+    with (
+        coordinator_of(tiny_run(optimizer={"warmup_steps": 0, "total_steps": 3}), tmp_path) as coordinator,
+        session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
+    ):
+        assert session.ended.wait(120.0)
+        over = session.snapshot()
+        assert over.phase == "finished"
+        assert over.session_samples >= 3 * 64
+        assert over.problem is None
+
+
+def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_step_under_way(tmp_path: Path) -> None:
+    folder = tmp_path / "coordinator"
+    with (
+        coordinator_of(tiny_run(), tmp_path) as coordinator,
+        session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
+    ):
+        wait_for(session, lambda now: now.session_samples >= 64)
+        OrderBook(folder).pause()
+        waiting = wait_for(session, lambda now: "the organizer has paused the run" in now.text)
+        assert waiting.phase == "waiting"
+        wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "paused", "the page does not say so")
+        before = session.snapshot().session_samples
+        OrderBook(folder).announce("Half way there!")
+        wait_for(session, lambda now: now.announcement == "Half way there!")
+        announced = fetch_state(coordinator.dashboard.url)["announcement"]
+        assert announced["text"] == "Half way there!"
+        OrderBook(folder).resume()
+        wait_for(session, lambda now: now.phase == "training" and now.session_samples > before + 64)
+
+        OrderBook(folder).finish()
+        assert session.ended.wait(60.0)
+        assert session.snapshot().phase == "finished"
+        wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "finished", "the page does not say so")
+        state = fetch_state(coordinator.dashboard.url)
+        assert state["refusal"] == "over"
+        last = state["step"]
+        assert state["samples_total"] == session.snapshot().session_samples, "what it gave has counted"
+        kept = folder / "checkpoints" / f"step-{last:08d}.safetensors"
+        wait_until(kept.exists, "the last step has no checkpoint")
+
+
+def test_an_invitation_that_is_none_ends_in_one_sentence_with_details_for_whoever_helps(tmp_path: Path) -> None:
+    with session_at(str(tmp_path / "nowhere.json"), tmp_path / "volunteer") as session:
+        assert session.ended.wait(60.0)
+        failed = session.snapshot()
+        assert failed.phase == "failed"
+        assert failed.problem is not None
+        assert "there is no invitation at" in failed.problem
+        assert "\n" not in failed.problem
+        assert "dedloc_kit" in failed.details
+
+
+def test_a_training_that_never_gets_to_work_is_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_REST", 0.1)
+    monkeypatch.setattr(supervisor, "MOST_FALSE_STARTS", 2)
+    with (
+        coordinator_of(tiny_run(), tmp_path) as coordinator,
+        session_at(coordinator.dashboard.url, tmp_path / "volunteer", {"TINY_MEMORY": "a bug"}) as session,
+    ):
+        assert session.ended.wait(120.0)
+        failed = session.snapshot()
+        assert failed.problem is not None
+        assert "unexpected error" in failed.problem
+        assert "Traceback" not in failed.problem
+        assert "ValueError" in failed.details
+
+
+def test_a_volunteer_who_leaves_at_once_is_gone_at_once(tmp_path: Path) -> None:
+    with coordinator_of(tiny_run(), tmp_path) as coordinator:
+        with session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session:
+            pass
+        assert session.snapshot().phase == "left"

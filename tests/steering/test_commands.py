@@ -1,0 +1,170 @@
+"""Orders on the command line; test_cli gives some through the command itself."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.client import fetch_state
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import Announced, Left, PeerSeen, State
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.memory import SwarmMemory, remember
+from dedloc_kit.records import Invitation
+from dedloc_kit.steering.alerts import raised_alerts
+from dedloc_kit.steering.commands import find_peer, give, known_peers
+from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.worker import volunteer_job
+from tests.swarm.harness import Peer, wait_until
+
+KNOWN = {"QmAbc": "Rina", "QmAbd": "Rinat", "QmXyz": "rina b."}
+WHOLE = "Qm" + "b" * 44
+
+
+@pytest.mark.parametrize("text", ["QmAbc", "Rina", "rina"])
+def test_a_whole_name_or_id_means_its_peer_even_if_others_begin_so(text: str) -> None:
+    assert find_peer(text, KNOWN) == ("QmAbc", "Rina")
+
+
+@pytest.mark.parametrize(("text", "peer"), [("QmX", "QmXyz"), ("rina ", "QmXyz"), ("Rinat", "QmAbd")])
+def test_the_beginning_is_enough_where_it_is_of_one_peer_only(text: str, peer: str) -> None:
+    assert find_peer(text, KNOWN)[0] == peer
+
+
+@pytest.mark.parametrize("text", ["", "Mallory", "qmabc"])
+def test_who_is_not_known_is_not_found(text: str) -> None:
+    with pytest.raises(UserError, match="as the dashboard shows it"):
+        find_peer(text, KNOWN)
+
+
+def test_a_name_of_several_is_answered_with_their_ids() -> None:
+    with pytest.raises(UserError, match=r"Asha \(QmOne\), Asha \(QmTwo\)"):
+        find_peer("Asha", {"QmOne": "Asha", "QmTwo": "Asha"})
+
+
+def test_a_whole_id_is_taken_even_before_its_first_contribution() -> None:
+    assert find_peer(WHOLE, {}) == (WHOLE, "")
+
+
+def test_every_order_is_given_and_answered_with_what_happens_now(tmp_path: Path) -> None:
+    (tmp_path / "invitation.json").touch()
+    book = OrderBook(tmp_path)
+    assert "volunteers wait" in give("pause", tmp_path, "")
+    assert book.read().paused
+    assert "dedloc resume" in give("finish", tmp_path, "")
+    assert book.read().finish
+    assert "goes on" in give("resume", tmp_path, "")
+    assert "see it" in give("announce", tmp_path, "Half way!")
+    assert f"dedloc readmit {WHOLE}" in give("kick", tmp_path, WHOLE)
+    assert book.read().kicked_peers == {WHOLE}
+    assert "may come back" in give("readmit", tmp_path, WHOLE)
+    assert "is gone" in give("announce", tmp_path, "")
+    orders = ["announce", "readmit", "kick", "announce", "resume", "finish", "pause"]
+    assert [given.order for given in book.given()] == orders
+
+
+def test_who_came_and_has_given_nothing_yet_is_known_too(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    here = PeerSeen(
+        peer="QmNew",
+        name="Newcomer",
+        device="CPU",
+        step=0,
+        samples=0,
+        samples_per_second=0.0,
+        follower=False,
+        client_mode=True,
+    )
+    ledger.record_presence([here])
+    ledger.close()
+    assert known_peers(tmp_path) == {"QmNew": "Newcomer"}
+
+
+def test_the_coordinator_itself_cannot_be_kicked(tmp_path: Path) -> None:
+    (tmp_path / "invitation.json").touch()
+    remember(tmp_path, SwarmMemory(run_id="r", peer=WHOLE))
+    with pytest.raises(UserError, match="dedloc finish"):
+        give("kick", tmp_path, WHOLE)
+
+
+RUN = """
+name = "tiny"
+global_batch = 64
+task.name = "tiny"
+data.train = [{ dataset = "none/none" }]
+optimizer = { learning_rate = 0.01, warmup_steps = 0, total_steps = 1000 }
+"""
+
+
+@contextmanager
+def launched(folder: Path) -> Iterator[list[str]]:
+    """`dedloc launch` without a terminal, as under systemd, up; a SIGTERM ends it. Yields its output's lines so far."""
+    (folder / "run.toml").write_text(RUN)
+    command = [sys.executable, "-m", "dedloc_kit.cli", "launch", "run.toml", "--task-module", "tests.tiny"]
+    command += ["--folder", "run", "--host", "127.0.0.1", "--dashboard-host", "127.0.0.1", "--port", "0"]
+    lines: list[str] = []
+    with (folder / "output").open("w+") as output:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "500"}
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+        try:
+
+            def up() -> bool:
+                lines[:] = (folder / "output").read_text().splitlines()
+                assert process.poll() is None, lines
+                return any("only this machine can join" in line for line in lines)
+
+            wait_until(up, "it did not come up", 120.0)
+            yield lines
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60.0) == 0, "it leaves cleanly"
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reopened(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def status() -> str:
+        return str(fetch_state(str(folder / "invitation.json"))["status"])
+
+    with ExitStack() as at_last:
+        with launched(tmp_path) as lines:
+            assert any("dedloc login" in line for line in lines)
+            assert not any("key=" in line for line in lines), "the link is for the eyes at a terminal only"
+            invitation = Invitation.parse((folder / "invitation.json").read_text())
+            volunteer = Peer(
+                "volunteer",
+                "Asha",
+                tmp_path,
+                lambda config: volunteer_job(invitation, config),
+                {"TINY_PAUSE": "0.2"},
+                microbatch=4,
+            )
+            at_last.callback(volunteer.worker.kill)
+            volunteer.wait_for_step(2)
+            give("announce", folder, "Half way!")
+            assert volunteer.wait_for(Announced).text == "Half way!"
+            give("pause", folder, "")
+            volunteer.wait_for(State, lambda event: "paused" in event.text)
+            wait_until(lambda: status() == "paused", "the page does not say so")
+        with launched(tmp_path):
+            assert Invitation.parse((folder / "invitation.json").read_text()).peers[0] == invitation.peers[0]
+            assert "has started again, at global step" in raised_alerts(folder, 1)[0].text
+            wait_until(lambda: status() == "paused", "a restart does not lift orders")
+            give("finish", folder, "")
+            end = volunteer.wait_for(Left)
+            assert volunteer.worker.wait(30.0) == 0
+            wait_until(lambda: status() == "finished", "the page does not say so")
+            assert (folder / "checkpoints" / f"step-{end.step:08d}.safetensors").exists()
+        with launched(tmp_path) as lines:
+            assert any("you have finished this run" in line and "dedloc resume" in line for line in lines)
+            wait_until(lambda: status() == "finished", "the page does not say so")
+            give("resume", folder, "")
+            wait_until(lambda: status() == "waiting for volunteers", "it is not open again")

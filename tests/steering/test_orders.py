@@ -1,0 +1,98 @@
+"""The organizer's orders: given by several processes, read at every look, never lost to a damaged file."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.steering.orders import OrderBook, Orders, OrdersInForce
+
+
+def kick_some(folder: Path, who: str) -> None:
+    book = OrderBook(folder)
+    for number in range(20):
+        book.kick(f"{who}{number}", who)
+
+
+def test_without_a_file_no_order_holds(tmp_path: Path) -> None:
+    assert OrdersInForce(tmp_path, pytest.fail).look() == Orders()
+
+
+def test_orders_are_seen_as_soon_as_they_are_given(tmp_path: Path) -> None:
+    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path, pytest.fail)
+    book.pause()
+    assert in_force.look().paused
+    book.resume()
+    assert not in_force.look().paused
+    book.announce("Thanks to all!")
+    book.kick("QmOne", "Mallory")
+    orders = in_force.look()
+    assert orders.announcement is not None
+    assert orders.announcement.text == "Thanks to all!"
+    assert orders.kicked_peers == {"QmOne"}
+    book.announce("")
+    book.readmit("QmOne", "Mallory")
+    assert in_force.look() == Orders()
+
+
+def test_a_finished_run_is_not_paused_and_resume_reopens_it(tmp_path: Path) -> None:
+    book = OrderBook(tmp_path)
+    book.pause()
+    assert book.finish() == Orders(finish=True), "a paused run could not do its last step"
+    with pytest.raises(UserError, match="dedloc resume"):
+        book.pause()
+    assert book.resume() == Orders()
+
+
+def test_the_log_has_every_order_that_changed_something_newest_first(tmp_path: Path) -> None:
+    book = OrderBook(tmp_path)
+    assert book.given() == []
+    book.pause()
+    book.pause()
+    book.announce("Half way!")
+    book.readmit("QmNobody", "")
+    (tmp_path / "orders.jsonl").open("a").write('{"half a li')
+    assert [(given.order, given.text) for given in book.given()] == [("announce", "Half way!"), ("pause", "")]
+    assert [given.order for given in book.given(most=1)] == ["announce"]
+
+
+@pytest.mark.parametrize("text", ['{"paused": tr', '{"pausd": true}', "\udcff"])
+def test_a_damaged_file_is_said_once_and_the_orders_of_before_hold(tmp_path: Path, text: str) -> None:
+    warnings: list[str] = []
+    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path, warnings.append)
+    book.pause()
+    assert in_force.look().paused
+    (tmp_path / "orders.json").write_bytes(text.encode(errors="surrogateescape"))
+    assert in_force.look().paused
+    assert in_force.look().paused
+    (warning,) = warnings
+    assert str(tmp_path / "orders.json") in warning
+    assert "remove it" in warning
+    with pytest.raises(UserError, match="is damaged"):  # or the kicked ones would come back
+        book.finish()
+    (tmp_path / "orders.json").unlink()
+    assert in_force.look() == Orders()
+
+
+@pytest.mark.parametrize("text", ["x" * 201, "two\nlines", "\x1b[31m"])
+def test_what_cannot_be_announced_is_said(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match="cannot be announced"):
+        OrderBook(tmp_path).announce(text)
+    assert OrderBook(tmp_path).read() == Orders()
+
+
+def test_orders_that_several_processes_give_at_once_all_hold(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=kick_some, args=(tmp_path, who)) for who in ("A", "B")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(30)
+    assert len(OrderBook(tmp_path).read().kicked_peers) == 40
+    assert len(OrderBook(tmp_path).given()) == 40
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        OrderBook(tmp_path / "none").pause()
