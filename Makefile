@@ -10,7 +10,7 @@ install: .venv/.installed
 
 # The stamp: pip runs once, and again when the project's or the pinned dependencies change.
 .venv/.installed: pyproject.toml constraints.txt
-	@echo 'Installing into .venv; this takes a minute or two, once.'
+	@echo 'Installing into .venv; this takes a few minutes, once.'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -29,6 +29,8 @@ from dedloc_kit.swarm.node import addresses_of, open_node
 from dedloc_kit.swarm.signing import author
 
 NODES = 4
+ON_ONE_KEY = 200
+"""Peers at most where all records lie under one key: the cost grows with the square."""
 AT_ONCE = 2
 """Stores that one node has under way."""
 RUN = "scale-0123456789abcdef"
@@ -75,15 +77,15 @@ publishers: list[Publisher] = []
 
 
 def measure(peers: int, steps: int) -> list[Stand]:
-    """Publish and collect for some global steps, with all records under one key and spread."""
+    """Publish and collect for some global steps: with all records under one key, if not too many, and spread."""
     publishers.clear()  # before the nodes are forked: what they are told goes through a narrow pipe
     for _ in range(peers):
         key = RSAPrivateKey()
         publishers.append(Publisher(_subkey(key), author(_subkey(key)), key))
     return [
-        _stand(kind, known, steps)
+        _stand(kind, count, known, steps)
         for kind in ("progress", "contributions")
-        for known in (0, peers)  # who knows of no others puts everything under one key
+        for count, known in ((min(peers, ON_ONE_KEY), 0), (peers, peers))  # who knows of no others uses one key
     ]
 
 
@@ -103,16 +105,16 @@ def _open_nodes() -> Iterator[list[Node]]:
         yield nodes
 
 
-def _stand(kind: str, known: int, steps: int) -> Stand:
+def _stand(kind: str, count: int, known: int, steps: int) -> Stand:
     with _open_nodes() as nodes:
-        return _measured(nodes, kind, known, steps)
+        return _measured(nodes, kind, publishers[:count], known, steps)
 
 
-def _measured(nodes: Sequence[Node], kind: str, known: int, steps: int) -> Stand:
+def _measured(nodes: Sequence[Node], kind: str, everyone: Sequence[Publisher], known: int, steps: int) -> Stand:
     name = f"{RUN}_{kind}_{known}"
     collector = Directory(nodes[-1], name)
     check = (Progress if kind == "progress" else Contribution).parse
-    keys = [collector.key(publisher.peer, known) for publisher in publishers]
+    keys = [collector.key(publisher.peer, known) for publisher in everyone]
     store_seconds, collect_seconds, lost, size = [], [], 0, 0
     for step in range(1, steps + 1):
         began = time.monotonic()
@@ -127,13 +129,13 @@ def _measured(nodes: Sequence[Node], kind: str, known: int, steps: int) -> Stand
         found = collector.look(peers=max(known, 2), timeout=60.0)
         got = {author(subkey) for subkey, entry in found.items() if check(entry.value).step == step}
         collect_seconds.append(time.monotonic() - began)
-        lost += len({publisher.peer for publisher in publishers} - got)
+        lost += len({publisher.peer for publisher in everyone} - got)
         size = max(nodes[0].run_coroutine(partial(_size_of, key)) for key in set(keys))
     middle = steps // 2
     return Stand(
         kind=kind,
         keys=len(set(keys)),
-        peers=len(publishers),
+        peers=len(everyone),
         steps=steps,
         store_seconds=sorted(store_seconds)[middle],
         collect_seconds=sorted(collect_seconds)[middle],

@@ -148,6 +148,8 @@ class _Coordinator:
                 collect_due = now + COLLECT_SECONDS
             if optimizer.step >= optimizer.last_step:
                 self._end()
+        if optimizer.step < optimizer.last_step:
+            return  # of a large model it takes minutes, and whoever is told to leave is killed if it does not
         # One more, so that the curve ends at the last step.
         self._finish_evaluation(wait=True)
         if self._evaluation_step < optimizer.step:

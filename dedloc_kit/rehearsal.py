@@ -46,7 +46,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     readable = _read_sources(run, peer, emit, warn)
     cost = None
     if readable:
-        emit(State(text="trying how many samples this machine takes at once"))
+        emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
         cost = _cost(task_of(run, readable, peer), model, device, run, peer.microbatch or run.microbatch or 0, warn)
     layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)

@@ -295,4 +295,7 @@ def _leave_with_parent(commands: IO[bytes], starter: int, stop: threading.Event,
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # All is saved and closed; an evaluation that still goes on, minutes on a slow machine, must not hold up the end.
+    logging.shutdown()
+    os._exit(code)

@@ -117,6 +117,12 @@ def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and
     ledger.close()
 
 
+def test_a_coordinator_that_leaves_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
+    with Swarm(tiny_run(), tmp_path) as swarm:
+        held_up = swarm.coordinator({"TINY_EVALUATION": "60"})
+        assert held_up.worker.stop() == 0
+
+
 def test_a_checkpoint_of_another_run_is_refused_with_the_fix(tmp_path: Path) -> None:
     with Swarm(tiny_run("one", global_batch=16), tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=1)

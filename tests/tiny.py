@@ -20,6 +20,7 @@ class TinyTask:
 
     Faults are injected by name through the environment of one worker:
     `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down,
+    `TINY_EVALUATION=60` lets every evaluation take so many seconds,
     `TINY_MEMORY=2` lets memory run out with more than two samples at once,
     `TINY_FAULT` is described in tests/faults.py,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
@@ -55,6 +56,7 @@ class TinyTask:
         return loss * math.nan if self._batches == self._nan_at else loss
 
     def evaluate(self, model: torch.nn.Module) -> Evaluation:
+        time.sleep(float(os.environ.get("TINY_EVALUATION", "0")))
         batch = next(self.batches(64, self._seed, lambda _: None))
         with torch.no_grad():
             return Evaluation(loss=float(((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()))

@@ -15,14 +15,14 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line; `command` in its result is the name of the command."""
     parser = argparse.ArgumentParser(prog="dedloc", description="A community trains one model together.")
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="a whole collaboration on this machine")
     demo.add_argument("--volunteers", type=_positive, default=3, metavar="N")
     demo.add_argument("--steps", type=_positive, default=20, metavar="N", help="global steps, then everyone leaves")
     demo.add_argument("--recipe", default="albert-demo", metavar="NAME")
     demo.add_argument("--report", type=Path, metavar="FILE.json", help="write what happened to this file")
-    demo.add_argument("--no-browser", action="store_true", help="do not open the dashboard")
+    demo.add_argument("--no-browser", action="store_true", help="do not open the live page")
     demo.set_defaults(command="demo")
 
     _new_options(commands.add_parser("new", help="write the folder of a run to be, from a recipe"))
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("run", type=Path, metavar="RUN.toml")
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
     launch.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
-    launch.add_argument("--port", type=int, default=8000, help="of the dashboard; 0 takes a free one")
+    launch.add_argument("--port", type=int, default=8000, help="of the live page; 0 takes a free one")
     launch.add_argument(
         "--most-volunteers", type=_positive, metavar="N", help="ask newcomers to come later while so many train"
     )
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         ("pause", None, "let all volunteers of a run wait"),
         ("resume", None, "let a run go on that was paused or finished"),
         ("finish", None, "let a run end with the global step that is under way"),
-        ("kick", "PEER", "send a volunteer away, by its id or name as the dashboard shows it"),
+        ("kick", "PEER", "send a volunteer away, by its id or name as the live page shows it"),
         ("readmit", "PEER", "let a volunteer come back that was kicked"),
         ("announce", "TEXT", "show a message to all volunteers and viewers; an empty one removes it"),
     ):
@@ -90,16 +90,16 @@ def parser() -> argparse.ArgumentParser:
         ("revoke", "withdraw the invitations of a person, or lock an account of the Hub out"),
     ):
         command = commands.add_parser(name, help=what)
-        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
         command.add_argument("person", metavar="NAME", help="a name of your choice for them, or their account")
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
         if name == "invite":
             command.add_argument("--days", type=_positive, default=30, metavar="N", help="how long it is good for")
         command.set_defaults(command=name)
 
     join = commands.add_parser("join", help="volunteer this machine")
     join.add_argument("invitation", metavar="INVITATION", help=_INVITATION)
-    join.add_argument("--name", help="shown on the dashboard; default: that of your Hub account if you are logged in")
-    join.add_argument("--team", default="", help="what you give counts for this team too, on the dashboard")
+    join.add_argument("--name", help="shown on the live page; default: that of your Hub account if you are logged in")
+    join.add_argument("--team", default="", help="what you give counts for this team too, on the live page")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
     )
@@ -149,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="INVITATION|FOLDER",
         help="the invitation to a run; or, on the organizer's machine, the run's folder, runs/RUN-ID",
     )
-    doctor.add_argument("--port", type=int, default=8000, help="of the dashboard; default: %(default)s")
+    doctor.add_argument("--port", type=int, default=8000, help="of the live page; default: %(default)s")
     doctor.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="that others are to reach")
     doctor.set_defaults(command="doctor")
 

@@ -82,7 +82,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
 
         settings = peer("coordinator", evaluate_every=5)
         with Coordinator(run, settings, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
-            display.line(f"dashboard: {coordinator.dashboard.url}", "bold")
+            display.line(f"live page: {coordinator.dashboard.url}", "bold")
             if browser and _has_a_screen():
                 webbrowser.open(coordinator.dashboard.url)
             invitation = coordinator.invitation()

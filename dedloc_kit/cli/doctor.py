@@ -145,7 +145,9 @@ def _account() -> Iterator[Finding]:
         what, _, fix = account.warning.partition("; ")
         yield Finding(what, fix)
     elif account.token is None:
-        yield Finding("no Hugging Face token here: none is needed, but for gated data and to push (hf auth login)")
+        yield Finding(
+            "no Hugging Face token here: none is needed, except for gated data and to publish (hf auth login)"
+        )
     else:
         yield Finding(
             f"there is a Hugging Face token, of {account.name if not account.anonymous else 'an unknown user'}"
@@ -173,7 +175,7 @@ def _organizer(folder: Path, invitation: Invitation | None, port: int, swarm_por
         yield Finding(f"the coordinator is up, at step {state.get('step')}")
         yield Finding(f"whether others reach it only others can tell: let somebody elsewhere run  dedloc doctor {url}")
         return
-    for name, flag, number in (("dashboard", "--port", port), ("swarm", "--swarm-port", swarm_port)):
+    for name, flag, number in (("live page", "--port", port), ("swarm", "--swarm-port", swarm_port)):
         if number and not _is_free(number):
             yield Finding(
                 f"port {number} of the {name} is in use", f"end what uses it, or choose another with {flag}", True

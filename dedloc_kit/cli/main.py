@@ -23,7 +23,11 @@ SectionKind = TypeVar("SectionKind", bound=Section)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 a bug, 2 something that the person at the keyboard can put right."""
-    options = parser().parse_args(arguments)
+    commands = parser()
+    options = commands.parse_args(arguments)
+    if "command" not in options:
+        commands.print_help()
+        return 2
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(_COMMANDS[options.command](options) or 0)
@@ -256,9 +260,11 @@ def _tokenizer(options: argparse.Namespace) -> None:
     if not ((options.push or options.shards) and tokenizer_folder(run).exists()):
         prepare_tokenizer(run, options.characters)
     console.print(f"the tokenizer is in {tokenizer_folder(run)}", soft_wrap=True)
+    changes = []
     if options.push:
         pushed = push_tokenizer(tokenizer_folder(run), options.push, options.private)
-        console.print(f'it is on the Hub; in {options.run}, for every peer:  tokenizer = "{pushed}"', soft_wrap=True)
+        console.print(f"the tokenizer is on the Hub: {pushed}", soft_wrap=True)
+        changes += [f'in place of the line with tokenizer:\n\ntokenizer = "{pushed}"']
     if options.shards:
         from dedloc_kit.organizer.pretokenize import prepare_shards, push_shards, sources_toml
 
@@ -268,7 +274,9 @@ def _tokenizer(options: argparse.Namespace) -> None:
         console.print(f"the token ids are in {folder}", soft_wrap=True)
         revision = push_shards(folder, options.push, options.private) if options.push else None
         dataset = options.push or "tokens"
-        console.print(f"in {options.run}, in place of data.train:\n\n{sources_toml(run, dataset, revision)}")
+        changes += [f"in place of every section [[data.train]]:\n\n{sources_toml(run, dataset, revision)}"]
+    for change in changes:
+        console.print(f"\nput into {options.run}, {change}", soft_wrap=True)
 
 
 def _corpus(options: argparse.Namespace) -> None:

@@ -75,6 +75,8 @@ class State(Answer):
     run_id: str
     name: str
     about: str
+    access: Literal["open", "invite", "hub"]
+    """Who may join: all, whoever has a personal code, or accounts of the Hugging Face Hub."""
     status: Status
     message: str
     """What the coordinator does, in words."""

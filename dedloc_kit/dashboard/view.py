@@ -311,6 +311,7 @@ class RunView:
             "run_id": self._run.run_id,
             "name": self._run.name,
             "about": self._run.about,
+            "access": self._run.access.who,
             "status": status,
             "message": self._message[:NOTICE_LENGTH],
             "notices": list(self._notices),

@@ -205,7 +205,9 @@ def _split_of(path: Path) -> str:
 def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
     from datasets import load_dataset_builder
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
+    disable_progress_bars()  # for a README of 200 bytes
     retries = Retries(source.dataset, warn)
     while True:
         try:

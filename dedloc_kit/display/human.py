@@ -11,7 +11,9 @@ def count(number: int, one: str) -> str:
 
 
 def rate(value: float) -> str:
-    """`3.4`, and from a hundred on without decimals."""
+    """`0.02`, `3.4`, and from a hundred on without decimals."""
+    if 0 < value < 0.095:
+        return f"{value:.1g}"
     return f"{value:,.1f}" if value < 99.95 else f"{value:,.0f}"
 
 

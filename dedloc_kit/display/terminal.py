@@ -3,6 +3,7 @@
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
 from dedloc_kit.display.bar import BarDisplay
+from dedloc_kit.display.human import count
 from dedloc_kit.events import (
     Announced,
     AnyEvent,
@@ -49,8 +50,8 @@ class RunDisplay(BarDisplay):
                 self.line(f"{prefix}joined {event.run_id} at step {event.step} with {event.device}")
             case StepDone(step=step):
                 loss = "" if step.loss is None else f"  loss {step.loss:.4f}"
-                givers = len(event.contributions)
-                self.line(f"{prefix}step {step.step}{loss}  {step.samples} samples from {givers} volunteers")
+                givers = count(len(event.contributions), "volunteer")
+                self.line(f"{prefix}step {step.step}{loss}  {count(step.samples, 'sample')} from {givers}")
                 self._fill(0, "")
             case Evaluated():
                 metrics = "".join(f", {name} {share:.1%}" for name, share in event.metrics.items())
@@ -59,7 +60,7 @@ class RunDisplay(BarDisplay):
                 self.line(f"{prefix}step {event.step} is on the Hub: {event.url}", "green")
             case Peers(peers=peers):
                 volunteers = [peer for peer in peers if not peer.follower]
-                self._fill(sum(peer.samples for peer in volunteers), f"{len(volunteers)} volunteers")
+                self._fill(sum(peer.samples for peer in volunteers), count(len(volunteers), "volunteer"))
             case Announced(text=text):
                 if text:
                     self.line(f"{prefix}the organizer: {text}", "bold")

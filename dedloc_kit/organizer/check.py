@@ -82,7 +82,7 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     cost = rehearsed.cost
     if cost is not None:
         lines += [
-            f"one sample    {cost.flops / 1e9:,.3g} GFLOP to and fro, {size(cost.kept_bytes)} kept in between",
+            f"one sample    {rate(cost.flops / 1e9)} GFLOP, {size(cost.kept_bytes)} kept in between",
             f"microbatch    {count(cost.microbatch, 'sample')} here: {size(cost.microbatch * cost.kept_bytes)}; "
             f"{rate(cost.samples_per_second)} samples/s ({rehearsed.device})",
         ]

@@ -197,12 +197,12 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: A
         invitation = coordinator.invitation()
         path = _write_invitation(invitation, peer.folder)
         url = coordinator.dashboard.url
-        display.line(f"dashboard:   {url}", "bold")
+        display.line(f"live page:   {url}", "bold")
+        display.line(f"to install:  {_how_to_install(url)}")
         display.line(f"to join:     dedloc join {url}", "bold")
         if peer.hub is not None and not names_local_files(run):
-            display.line(f"or soon:     dedloc join {peer.hub}", "bold")
-        display.line(f"to install:  {_how_to_install(url)}")
-        display.line(f"invitation:  {path} (for those who cannot reach the dashboard)")
+            display.line(f"or soon:     dedloc join {peer.hub} (once it is on the Hub)", "bold")
+        display.line(f"invitation:  {path} (for those who cannot reach the live page)")
         display.line(f"to steer it: {_how_to_steer(url, peer.folder, display)}")
         if hint := advice(coordinator.addresses, int(url.rpartition(":")[2])):
             display.line(hint, "yellow")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def parse_source(text: str, column: str, folder: Path) -> Source:
     where, equals, after = text.rpartition("=")
     weighted = bool(equals) and re.fullmatch(r"\d*\.?\d+", after) is not None
     dataset, subset, split, *more = [*(where if weighted else text).split(":"), "", ""]
-    if not dataset or any(more):
+    if not dataset or any(more) or "=" in subset + split:
         raise UserError(f"'{text}' is no dataset; write {_SOURCE}=WEIGHT, such as wikimedia/wikipedia:20231101.bn=0.23")
     values: dict[str, object] = {"dataset": dataset, "column": column}
     if Path(dataset).expanduser().exists():
@@ -183,33 +184,44 @@ def _completed(plan: Plan) -> RunConfig:
         raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
     if asking:
         _ask(plan, base, console)
-    if plan.language and re.fullmatch(LANGUAGE_CODE, plan.language) is None:
-        raise UserError(
-            f"'{plan.language}' is no language code; give the ISO 639 code with --language, such as bn or sw"
-        )
+    if plan.language:
+        _check_language(plan.language)
     return base
 
 
+def _check_language(code: str) -> None:
+    if re.fullmatch(LANGUAGE_CODE, code) is None:
+        raise UserError(f"'{code}' is no language code; give the ISO 639 code with --language, such as bn or sw")
+
+
 def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
-    def ask(question: str, default: str = "") -> str:
-        return Prompt.ask(question, default=default, show_default=bool(default), console=console).strip()
+    def ask(question: str, default: str = "", check: Callable[[str], object] = str) -> str:
+        """The answer; one that makes no sense is asked for again, for the others would be lost with it."""
+        while True:
+            answer = Prompt.ask(question, default=default, show_default=bool(default), console=console).strip()
+            try:
+                if answer:
+                    check(answer)
+                return answer
+            except UserError as error:
+                console.print(escape(str(error)))
+
+    def check_source(answer: str) -> None:
+        parse_source(answer, base.data.train[0].column, Path(plan.name))
 
     if plan.about is None:
         plan.about = ask("What is it for? A sentence for volunteers")
     if plan.language is None and isinstance(base.task.options.get("tokenizer"), str):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
-        plan.language = ask("Its language, as ISO 639 code", usual)
+        plan.language = ask("Its language, as ISO 639 code", usual, _check_language)
     if not plan.datasets:
         console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")
     while not plan.datasets:
-        while answer := ask(f"Dataset {len(plan.datasets) + 1}"):
-            try:
-                parse_source(answer, base.data.train[0].column, Path(plan.name))
-                plan.datasets.append(answer)
-            except UserError as error:
-                console.print(escape(str(error)))
+        while answer := ask(f"Dataset {len(plan.datasets) + 1}", check=check_source):
+            plan.datasets.append(answer)
     if plan.evaluation is None:
-        plan.evaluation = ask(f"Held-out data to measure on, {escape(_SOURCE)}, if there is any") or None
+        question = f"Held-out data to measure on, {escape(_SOURCE)}; nothing if there is none"
+        plan.evaluation = ask(question, check=check_source) or None
 
 
 def _page(run: RunConfig, base: str) -> str:

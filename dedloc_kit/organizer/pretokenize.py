@@ -1,6 +1,7 @@
 """The training data of a run as token ids: the organizer tokenizes once what every volunteer would tokenize again."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from rich.progress import MofNCompleteColumn, SpinnerColumn, TextColumn, TimeEla
 
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
-from dedloc_kit.hub import HubUnavailable, upload
+from dedloc_kit.hub import HubUnavailable, public_name, upload
 from dedloc_kit.run import RunConfig, Source
 
 
@@ -70,7 +71,10 @@ def sources_toml(run: RunConfig, dataset: str, revision: str | None) -> str:
 
 
 def _subsets(run: RunConfig) -> list[str]:
-    return [f"source-{number}" for number in range(len(run.data.train))]
+    """A name for each source by which viewers know it again: `wikipedia-20231101.bn`."""
+    plain = ["-".join(filter(None, (public_name(source.dataset), source.subset))) for source in run.data.train]
+    names = [re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2], flags=re.ASCII) for name in plain]
+    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
 
 
 class _Counting(BarDisplay):

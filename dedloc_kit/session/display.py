@@ -101,7 +101,9 @@ def view(now: Snapshot) -> RenderableType:
     parts += [Text(f"! {warning}", style="yellow") for warning in now.warnings]
     if now.over and now.session_samples:
         parts += [Text(thanks(now), style="bold green"), Text(now.next_session, style="dim")]
-    return Panel(Group(*parts), title=Text(now.run_id or "joining"), title_align="left", width=92)
+    how = "Ctrl-C again leaves at once" if now.phase == "leaving" else "Ctrl-C leaves"
+    title, below = Text(now.run_id or "joining"), None if now.over else how
+    return Panel(Group(*parts), title=title, title_align="left", subtitle=below, subtitle_align="right", width=92)
 
 
 def thanks(now: Snapshot) -> str:
@@ -132,7 +134,7 @@ def _facts(now: Snapshot) -> list[tuple[str, str]]:
         sent, received = human.size(now.sent_bytes_per_second), human.size(now.received_bytes_per_second)
         facts.append(("network", f"{sent}/s up, {received}/s down"))
     if now.url:
-        facts.append(("dashboard", now.url))
+        facts.append(("live page", now.url))
     return facts
 
 

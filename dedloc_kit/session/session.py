@@ -22,18 +22,14 @@ from dedloc_kit.machine.survey import check, check_clock, check_connections, clo
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import parse_peer
-from dedloc_kit.session.snapshot import LossPoint, Snapshot
+from dedloc_kit.session.snapshot import LossPoint, Snapshot, overdue
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.worker import Worker, volunteer_job
 
 METER_SECONDS = 2.0
 STANDING_SECONDS = 10.0
-LATE_SECONDS = 10.0
-"""A training that says nothing for so long, and for much longer than usual, waits."""
 LONGEST_MICROBATCH = 60.0
 """Longer gaps are no computing: the machine slept, or waited."""
-FULL = 3
-"""Global batches that are gathered and not averaged: not only a round that takes its time."""
 MOST_LOSSES, MOST_WARNINGS = 300, 3
 LOG_BYTES, LOG_LINES = 8_000, 40
 
@@ -71,7 +67,7 @@ class Session:
         self._worker_samples = 0  # given by the worker that runs now
         self._earlier_samples = 0  # given by those before
         self._heard = time.monotonic()  # from the training
-        self._usual_gap = 1.0
+        self._usual_gap: float | None = None  # between two microbatches; not known before the first one is done
         self._losses: dict[int, LossPoint] = {}
         self._supervisor = Supervisor(self._job, folder=self._folder, on_notice=self._take, environment=environment)
         threading.Thread(target=self._watch, name="session", daemon=True).start()
@@ -90,13 +86,7 @@ class Session:
         if self._wish != "train":
             doing = "leaving" if self._wish == "leave" else "pausing"
             return replace(now, phase="leaving", text=f"{doing}: the last samples are on their way")
-        if now.phase == "training" and time.monotonic() - self._heard > max(LATE_SECONDS, 5 * self._usual_gap):
-            return replace(now, phase="waiting", text="waiting for the other peers; the line may be slow or down")
-        if now.phase == "training" and now.batch_samples > FULL * now.global_batch:
-            return replace(
-                now, phase="waiting", text="the batch is full, but the other peers do not come; is the line down?"
-            )
-        return now
+        return overdue(now, time.monotonic() - self._heard, self._usual_gap) if now.phase == "training" else now
 
     def pause(self) -> None:
         """Free this machine; what is finished counts. Returns at once."""
@@ -167,6 +157,7 @@ class Session:
             case Joined():
                 self._earlier_samples += self._worker_samples
                 self._worker_samples, self._heard, self._peer = 0, time.monotonic(), notice.peer
+                self._usual_gap = None
                 # `#me`: the page says so, and remembers it in this browser.
                 own_page = f"{self._now.url}/people/{self._peer}#me" if self._now.url else None
                 self._set(phase="training", text="training", step=notice.step, device=notice.device, own_page=own_page)
@@ -195,7 +186,7 @@ class Session:
     def _progress(self, progress: LocalProgress) -> None:
         now = time.monotonic()
         gap, self._heard = now - self._heard, now
-        self._usual_gap = 0.9 * self._usual_gap + 0.1 * gap
+        self._usual_gap = gap if self._usual_gap is None else 0.9 * self._usual_gap + 0.1 * gap
         self._worker_samples = progress.session_samples
         self._set(
             phase="training",

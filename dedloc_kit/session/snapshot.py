@@ -1,12 +1,17 @@
 """What a volunteer sees of a session at one moment: the same in the notebook's panel and in the terminal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Phase = Literal[
     "starting", "loading", "training", "waiting", "restarting", "paused", "leaving", "left", "finished", "failed"
 ]
 """`left`: because the volunteer wished it; `finished`: because the run is over."""
+
+LATE_SECONDS = 10.0
+"""A training that says nothing for so long, and for much longer than usual, waits."""
+FULL = 3
+"""Global batches that are gathered and not averaged: not only a round that takes its time."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +83,20 @@ class Snapshot:
     def over(self) -> bool:
         """Whether nothing runs any more, for good."""
         return self.phase in ("left", "finished", "failed")
+
+
+def overdue(now: Snapshot, silence: float, usual_gap: float | None) -> Snapshot:
+    """A training as it looks when nothing was heard of it for so many seconds.
+
+    :param usual_gap: seconds from one microbatch to the next; None before the first one is done
+    """
+    if usual_gap is None:  # a large model on a slow machine, more likely than a line that is down already
+        slow = silence > LATE_SECONDS
+        return replace(now, text="computing the first samples; a slow machine takes minutes") if slow else now
+    if silence > max(LATE_SECONDS, 5 * usual_gap):
+        return replace(now, phase="waiting", text="waiting for the other peers; the line may be slow or down")
+    if now.batch_samples > FULL * now.global_batch:
+        return replace(
+            now, phase="waiting", text="the batch is full, but the other peers do not come; is the line down?"
+        )
+    return now

@@ -34,7 +34,8 @@ def invite(folder: Path, name: str, days: float) -> str:
     run = invitation.run_config()
     if run.access.who != "invite":
         raise UserError(
-            f"{run.run_id} admits by access = {run.access.who!r}; codes are for runs with access = 'invite'"
+            f"{run.run_id} admits by access = {run.access.who!r}; codes are for runs with access = 'invite', which "
+            "run.toml must say before the launch"
         )
     try:
         code = Code(

@@ -101,7 +101,7 @@ def find_peer(text: str, known: Mapping[str, str]) -> tuple[str, str]:
         peer for peer in known if text and (known[peer].casefold().startswith(name) or peer.startswith(text))
     ]
     if not found:
-        raise UserError(f"there is no peer '{text}'; give its name or its id as the dashboard shows it")
+        raise UserError(f"there is no peer '{text}'; give its name or its id as the live page shows it")
     if len(found) > 1:
         some = ", ".join(_called(peer, known[peer]) for peer in found[:_MOST_CANDIDATES])
         raise UserError(f"'{text}' may be any of {len(found)} peers; give the id of the one: {some}")

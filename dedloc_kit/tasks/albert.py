@@ -87,7 +87,9 @@ class AlbertOptions(Section):
     def _sizes_fit(self) -> "AlbertOptions":
         model = self.model
         if self.sequence_length > model.max_position_embeddings:
-            raise ValueError("sequence_length must be at most task.model.max_position_embeddings")
+            raise ValueError(
+                f"sequence_length must be at most task.model.max_position_embeddings ({model.max_position_embeddings})"
+            )
         if model.hidden_size % model.num_attention_heads:
             raise ValueError("model.hidden_size must be a multiple of task.model.num_attention_heads")
         if model.num_hidden_layers % model.num_hidden_groups:

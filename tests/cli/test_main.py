@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.cli.main import main
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.records import Invitation
 from dedloc_kit.steering.orders import OrderBook
@@ -186,6 +187,11 @@ def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:
     path.write_text("{}")
     assert_refused(dedloc("join", path, folder=tmp_path), "this is not an invitation")
     assert_refused(dedloc("join", "nowhere.json", folder=tmp_path), "there is no invitation at 'nowhere.json'")
+
+
+def test_without_a_command_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "volunteer this machine" in capsys.readouterr().out
 
 
 def test_an_unknown_recipe_names_the_known_ones(tmp_path: Path) -> None:

@@ -470,7 +470,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_label("Shown at the top of the page").fill(f"Tomorrow {MARKUP}")
     page.get_by_role("button", name="Announce").click()
     expect(page.locator(".standing").filter(has_text=f"Tomorrow {MARKUP}")).to_be_visible()
-    page.get_by_role("button", name="Put out: Rabi").click()
+    page.get_by_role("button", name="Send away: Rabi").click()
     page.get_by_role("button", name="Let in again: Rabi").click()
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
     expect(page.get_by_text("readmit: ")).to_be_visible()

@@ -51,7 +51,7 @@ def test_one_is_not_many() -> None:
 
 
 def test_large_rates_have_no_decimals() -> None:
-    assert [rate(value) for value in (0.25, 31.4, 99.96, 2912.4)] == ["0.2", "31.4", "100", "2,912"]
+    assert [rate(value) for value in (0.02, 0.25, 31.4, 99.96, 2912.4)] == ["0.02", "0.2", "31.4", "100", "2,912"]
 
 
 @pytest.mark.parametrize(

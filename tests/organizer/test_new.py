@@ -107,6 +107,7 @@ def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest
         (("--recipe", "sahajbert", "--dataset", "nowhere"), "nowhere"),
         (("--recipe", "sahajbert", "--dataset", "a/b:c:d:e"), "'a/b:c:d:e' is no dataset"),
         (("--recipe", "sahajbert", "--dataset", "a/b=0"), "weight"),
+        (("--recipe", "sahajbert", "--dataset", "a/b:c=77%"), "'a/b:c=77%' is no dataset"),
         (("--recipe", "sahajbert", *WIKIPEDIA, "--language", "Bengali"), "ISO 639"),
         (("--recipe", "swav", *WIKIPEDIA, "--language", "bn"), "--language"),
     ],
@@ -123,8 +124,12 @@ def test_a_name_that_no_run_can_have_is_refused(capsys: pytest.CaptureFixture[st
     assert "lower-case letters" in refusal(capsys, "../run", "--recipe", "sahajbert", *WIKIPEDIA)
 
 
-def test_in_a_terminal_what_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["sahajbert", "For Assamese.", "as", "a/b:c=0.4", "d/e=0.6", "", "a/b::test"])
+def test_in_a_terminal_what_is_missing_is_asked_for_and_what_makes_no_sense_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter(
+        ["sahajbert", "For Assamese.", "Assamese", "as", "a/b:c=40%", "a/b:c=0.4", "d/e=0.6", "", "no", "a/b::test"]
+    )
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda *_: next(answers))
     assert main(["new", "our-run"]) == 0

@@ -104,7 +104,9 @@ def test_a_tokenizer_is_pushed_and_the_line_for_the_run_pins_it(
     assert upload["repo_id"] == "owner/name"
     assert upload["folder_path"] == path.parent / "tokenizer"
     said = capfd.readouterr()
-    assert 'tokenizer = "owner/name@0a1b2c"' in said.out
+    assert said.out.endswith(
+        f'put into {path}, in place of the line with tokenizer:\n\ntokenizer = "owner/name@0a1b2c"\n'
+    )
     assert "hf_secret" not in said.out + said.err
 
 

@@ -51,6 +51,13 @@ def test_a_run_on_its_token_ids_has_the_batches_that_it_has_on_its_text(run: Run
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_the_sources_are_known_again_by_their_names(run: RunConfig, tmp_path: Path) -> None:
+    named = [("a/web", "bn"), ("b/web", "bn"), ("b/wiki", "2023 ০"), ("b/wiki", None)]
+    sources = configure(tmp_path, [{"dataset": dataset, "subset": subset} for dataset, subset in named])
+    train = tomllib.loads(sources_toml(sources, "me/words", None))["data"]["train"]
+    assert [source["subset"] for source in train] == ["web-bn-0", "web-bn-1", "wiki-2023-", "wiki"]
+
+
 def test_a_shard_that_cannot_be_read_leaves_no_token_ids(run: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "two.parquet").write_bytes(b"broken")
     with pytest.raises(UserError, match=r"two\.parquet cannot be read"):
@@ -88,11 +95,11 @@ def test_token_ids_become_a_dataset_that_the_run_names_by_its_commit(
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_secret")
     prepare_shards(run, tmp_path / "tokens")
     revision = push_shards(tmp_path / "tokens", "me/words")
-    assert FakeHub.uploaded == ("README.md", "source-0/train-00000.parquet", "source-1/train-00000.parquet")
+    assert FakeHub.uploaded == ("README.md", "one.parquet/train-00000.parquet", "two.parquet/train-00000.parquet")
     train = tomllib.loads(sources_toml(run, "me/words", revision))["data"]["train"]
     assert train[1] == {
         "dataset": "me/words",
-        "subset": "source-1",
+        "subset": "two.parquet",
         "tokenized": True,
         "revision": "abc123",
         "weight": 0.5,

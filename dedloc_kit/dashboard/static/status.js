@@ -24,7 +24,7 @@ export function explanation(state) {
     case "waiting for volunteers":
       return {
         title: "Nobody is training right now",
-        text: `Global step ${count(state.step + 1)} waits for the first volunteer. Join, and it goes on at once.`,
+        text: `Global step ${count(state.step + 1)} waits for a volunteer. Join, and it goes on at once.`,
       };
     case "paused":
       return {

@@ -3,6 +3,12 @@
 import { build, choices, setText } from "../dom.js";
 import { ROOT } from "../server.js";
 
+const WHO = {
+  open: "One cell joins, with a free GPU too.",
+  invite: "You need a personal code from the organizer; the program asks for it.",
+  hub: "You need a Hugging Face account that the organizer lets in, and a read-only token of it.",
+};
+
 export function joinPanel() {
   const address = ROOT.href.replace(/\/$/, "");
   const install = `pip install -r ${address}/requirements.txt`;
@@ -37,7 +43,7 @@ export function joinPanel() {
   );
 
   function update(state) {
-    let text = "One cell joins, with a free GPU too. Stop whenever you like.";
+    let text = `${WHO[state.access]} Stop whenever you like.`;
     if (state.refusal === "starting") text = "Joining opens as soon as the coordinator is ready.";
     else if (state.refusal === "full") text = "As many train already as this run has room for. Please come back later.";
     else if (/^(localhost|127\.|\[::1\])/.test(ROOT.hostname))

@@ -207,11 +207,11 @@ function announceForm(order) {
   return { element: part.section, update };
 }
 
-/** Everyone in the swarm with a button to put them out, and those who are out with one to let them in again. */
+/** Everyone in the swarm with a button to send them away, and those who are away with one to let them in again. */
 function peopleControls(order, signal) {
   const here = build("ul", { class: "admit" });
   const out = build("ul", { class: "admit" });
-  const outTitle = build("h3", { text: "Put out" });
+  const outTitle = build("h3", { text: "Sent away" });
   const part = section("Who takes part", here, outTitle, out);
   keepAsking(
     () => "api/peers",
@@ -223,7 +223,7 @@ function peopleControls(order, signal) {
       rows(
         here,
         peers.map((peer) => ({ ...peer, shown: nameOf(peer, names) })),
-        "Put out",
+        "Send away",
         (peer) => order("kick", { peer }),
       );
     },
