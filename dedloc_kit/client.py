@@ -154,7 +154,7 @@ class Measured(Record):
 
 
 def fetch_measured(url: str, after: int) -> list[Measured]:
-    """The evaluations after a global step, oldest first, as the coordinator at this URL has them.
+    """The evaluations after a global step, oldest first, as the coordinator at this URL has them, without pictures.
 
     Raises UserError if they cannot be had.
     """
@@ -162,14 +162,12 @@ def fetch_measured(url: str, after: int) -> list[Measured]:
         points = json.loads(_get(url, "history", after=str(max(0, after))))["evaluations"]
         if not points:
             return []
-        state = json.loads(_get(url, "state"))
-        last = state["evaluation"]["last"]["step"] if state["evaluation"] else None
+        moments = json.loads(_get(url, "samples"))["moments"]
+        samples = {moment["step"]: moment["samples"] for moment in moments}
         found = []
         for point in points:
-            evaluation = {"loss": point["loss"], "metrics": point["metrics"]}
-            if point["step"] == last:
-                evaluation["samples"] = state["samples"]
-            values = {"step": point["step"], "time": point["time"], "evaluation": evaluation}
+            told = {"loss": point["loss"], "metrics": point["metrics"], "samples": samples.get(point["step"], [])}
+            values = {"step": point["step"], "time": point["time"], "evaluation": told}
             found.append(Measured.model_validate_json(json.dumps(values)))
         return found
     except (ValueError, LookupError, TypeError):

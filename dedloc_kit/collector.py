@@ -164,7 +164,7 @@ class _Collector:
             return
         self._ledger.record_evaluation(point.step, point.evaluation, point.time)
         self._evaluated = point.step
-        self._emit(Evaluated(step=point.step, **dict(point.evaluation)))
+        self._emit(Evaluated(step=point.step, loss=point.evaluation.loss, metrics=point.evaluation.metrics))
 
     def _warn(self, text: str) -> None:
         self._emit(Warned(text=text))

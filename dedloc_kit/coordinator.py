@@ -268,7 +268,7 @@ class _Coordinator:
         with self._despite_a_full_disk():
             self._ledger.record_evaluation(self._evaluation_step, measured, time.time())
             self._checkpoints.rate(self._evaluation_step, measured.loss)
-        self._emit(Evaluated(step=self._evaluation_step, **dict(measured)))
+        self._emit(Evaluated(step=self._evaluation_step, loss=measured.loss, metrics=measured.metrics))
 
     def _collect(self) -> None:
         """Take contributions to steps whose round this peer missed from the DHT."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import Announcement, FillMask, GlobalStep, Progress
+from dedloc_kit.records import Announcement, GlobalStep, Progress
 
 
 class Event(BaseModel):
@@ -112,7 +112,6 @@ class Evaluated(Event):
     step: int
     loss: float
     metrics: dict[str, float] = {}
-    samples: tuple[FillMask, ...] = ()
 
 
 class Pushed(Event):

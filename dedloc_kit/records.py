@@ -1,8 +1,10 @@
 """Every record that crosses the network or is stored. Whatever comes from a peer is parsed here first."""
 
+import hashlib
+import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
@@ -82,10 +84,79 @@ class Instructions(Record):
 class FillMask(Record):
     """A held-out sentence with one word hidden, and what the model puts there, for viewers."""
 
+    kind: Literal["fill-mask"] = "fill-mask"
     before: Annotated[str, Field(max_length=256)]
     guess: Annotated[str, Field(max_length=64)]
     truth: Annotated[str, Field(max_length=64)]
     after: Annotated[str, Field(max_length=256)]
+
+
+MOST_PICTURE_SIDE = 48
+PictureDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Picture(Record):
+    """A small square picture for viewers, as bare pixels: somebody else's file would have to be decoded by all of them.
+
+    :ivar pixels: rows of red, green and blue, one byte each
+    """
+
+    pixels: Annotated[bytes, Field(max_length=3 * MOST_PICTURE_SIDE**2)]
+
+    @field_validator("pixels")
+    @classmethod
+    def _square(cls, pixels: bytes) -> bytes:
+        if not pixels or 3 * math.isqrt(len(pixels) // 3) ** 2 != len(pixels):
+            raise ValueError(f"{len(pixels)} bytes are no square picture")
+        return pixels
+
+    @property
+    def side(self) -> int:
+        return math.isqrt(len(self.pixels) // 3)
+
+    @property
+    def digest(self) -> str:
+        """Names the picture wherever it is shown."""
+        return hashlib.sha256(self.pixels).hexdigest()
+
+
+ClassName = Annotated[str, Field(max_length=64)]
+
+
+class Neighbour(Record):
+    """A held-out picture that a model takes for similar to another one."""
+
+    picture: PictureDigest
+    label: ClassName
+    similarity: Annotated[float, Field(ge=-1, le=1)]
+    """The cosine of their features."""
+
+
+class Neighbours(Record):
+    """A held-out picture and those that are nearest to it for a model, for viewers; the classes it was never told."""
+
+    kind: Literal["neighbours"] = "neighbours"
+    picture: PictureDigest
+    label: ClassName
+    """Empty where no class is known."""
+    nearest: Annotated[tuple[Neighbour, ...], Field(max_length=8, strict=False)]
+    """The most similar one first."""
+
+    @property
+    def pictures(self) -> list[str]:
+        """The digests of all that it shows."""
+        return [self.picture, *(neighbour.picture for neighbour in self.nearest)]
+
+
+def _kind_of(sample: Any) -> Any:
+    """Before there were others, samples were not marked."""
+    return sample.get("kind", "fill-mask") if isinstance(sample, dict) else getattr(sample, "kind", None)
+
+
+Sample = Annotated[
+    Annotated[FillMask, Tag("fill-mask")] | Annotated[Neighbours, Tag("neighbours")], Discriminator(_kind_of)
+]
+"""What a model does with one held-out sample, for viewers."""
 
 
 class Evaluation(Record):
@@ -95,7 +166,9 @@ class Evaluation(Record):
     """The mean over the samples; a model that has diverged has none that is finite."""
     metrics: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default={}, max_length=8)
     """Shares of the whole by name, such as `masked accuracy`."""
-    samples: tuple[FillMask, ...] = Field(default=(), max_length=8)
+    samples: tuple[Sample, ...] = Field(default=(), max_length=8)
+    pictures: tuple[Picture, ...] = Field(default=(), max_length=72)
+    """Those that the samples name."""
 
 
 class Progress(Record):

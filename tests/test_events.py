@@ -3,7 +3,7 @@
 import pytest
 
 from dedloc_kit import events
-from dedloc_kit.records import Announcement, FillMask, GlobalStep
+from dedloc_kit.records import Announcement, GlobalStep
 
 EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
@@ -51,7 +51,6 @@ EVERY_EVENT: list[events.AnyEvent] = [
         step=4,
         loss=3.25,
         metrics={"masked accuracy": 0.25},
-        samples=(FillMask(before="a ", guess="boat", truth="নৌকা", after="."),),
     ),
     events.Pushed(step=4, url="https://hub.example/us/model/commit/0123"),
     events.PushFailed(text="not on the Hub yet"),

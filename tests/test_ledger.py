@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import random
@@ -15,7 +16,7 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger import EvaluationPoint, Ledger, schema
-from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep
+from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Neighbour, Neighbours, Picture
 
 GAP = FillMask(before="a boat on the ", guess="road", truth="river", after=", slowly")
 
@@ -71,7 +72,8 @@ def test_a_new_ledger_is_empty(path: Path) -> None:
     assert ledger.steps() == []
     assert ledger.evaluations() == []
     assert ledger.first_and_last_evaluation() is None
-    assert ledger.newest_samples() == []
+    assert ledger.samples_on_the_way(5) == []
+    assert ledger.pictures() == set()
     assert ledger.contributors() == []
     assert ledger.contributions_of(1) == {}
 
@@ -89,12 +91,36 @@ def test_what_was_recorded_is_there_after_opening_again(path: Path) -> None:
     assert ledger.last_step() == 2
     assert ledger.steps() == [a_step(1), a_step(2, loss=None)]
     assert ledger.evaluations(after=1) == [EvaluationPoint(2, 1.5, 7.0, {"masked accuracy": 0.25})]
-    assert ledger.newest_samples() == [GAP]
+    assert ledger.samples_on_the_way(5) == [(2, [GAP])]
     assert ledger.contributions_of(1) == {"p": 40, "q": 24}
     first, second = ledger.contributors()
     assert (first.peer, first.name, first.samples, first.steps) == ("p", "Asha", 104, 2)
     assert (first.first_seen, first.last_seen) == (NOON, NOON + 1.0)
     assert (second.peer, second.name, second.samples, second.steps) == ("q", "Bo", 24, 1)
+
+
+def test_samples_of_before_there_were_kinds_are_sentences_with_a_gap(path: Path) -> None:
+    ledger = Ledger(path)
+    unmarked = json.dumps([GAP.model_dump(exclude={"kind"})])
+    ledger._connection.execute("INSERT INTO evaluations VALUES (1, 2.0, 7.0, '{}', ?)", (unmarked,))
+    assert ledger.samples_on_the_way(5) == [(1, [GAP])]
+
+
+def test_a_picture_is_kept_once_however_many_evaluations_show_it(path: Path) -> None:
+    pictures = [Picture(pixels=bytes([shade] * 12)) for shade in range(3)]
+    digests = [picture.digest for picture in pictures]
+    ledger = Ledger(path)
+    for step in range(3):
+        near = Neighbour(picture=digests[2 - step % 2], label="cat", similarity=0.5)
+        sample = Neighbours(picture=digests[0], label="cat", nearest=(near,))
+        shown = (pictures[0], pictures[2 - step % 2])
+        ledger.record_evaluation(step, Evaluation(loss=2.0, samples=(sample,), pictures=shown), 7.0)
+    (last,) = ledger.samples_on_the_way(5)[-1][1]
+    assert last == sample
+    assert ledger.pictures() == set(digests)
+    assert ledger.picture(digests[1]) == pictures[1]
+    assert ledger.picture("0" * 64) is None
+    assert ledger._rows("SELECT count(*) FROM pictures") == [(3,)]
 
 
 def test_the_totals_agree_with_the_global_steps_when_nothing_was_missed(path: Path) -> None:
@@ -394,7 +420,7 @@ def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path,
         EvaluationPoint(1, 1.5, 7.0, {}),
         EvaluationPoint(2, 1.25, 8.0, {"masked accuracy": 0.5}),
     ]
-    assert reader.newest_samples() == [GAP]
+    assert reader.samples_on_the_way(5) == [(2, [GAP])]
     assert reader.steps(limit=1)[0].compute is None
     assert totals(reader) == {"p": 200}
     (asha,) = reader.people()

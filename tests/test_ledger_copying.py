@@ -12,7 +12,7 @@ from pyarrow import parquet
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, copying
 from dedloc_kit.ledger.copying import restore, write_copy
-from dedloc_kit.records import Evaluation
+from dedloc_kit.records import Evaluation, Picture
 from tests.test_ledger import GAP, NOON, a_step, given
 
 Change = Callable[[pa.Table], pa.Table]
@@ -35,7 +35,10 @@ def path(tmp_path: Path) -> Path:
         ledger.record_step(a_step(step), {"12D3KooAsha": given(step, 10, 10 * step)})
     ledger.record_step(a_step(3, way="b"), {"12D3KooAsha": given(3, 10, 50), "12D3KooBina": given(3, 7, 7)})
     ledger.record_step(a_step(4, loss=None), {"12D3KooBina": given(4, 3, 10, name="বীণা")})
-    ledger.record_evaluation(0, Evaluation(loss=-9.5, metrics={"accuracy": 0.25}, samples=(GAP,)), 1000.0)
+    pictures = (Picture(pixels=bytes(3)),)
+    ledger.record_evaluation(
+        0, Evaluation(loss=-9.5, metrics={"accuracy": 0.25}, samples=(GAP,), pictures=pictures), 1000.0
+    )
     ledger.close()
     return tmp_path / "ledger.sqlite"
 
@@ -100,7 +103,7 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         if name == "steps":
             table = table.drop_columns(["compute", "gather", "average", "apply"])
         parquet.write_table(table.replace_schema_metadata({b"dedloc_ledger": b"1"}), copy / f"{name}.parquet")
-    for name in ("people", "devices", "days", "visits", "troubles", "counts"):
+    for name in ("people", "devices", "days", "visits", "troubles", "counts", "pictures"):
         (copy / f"{name}.parquet").unlink()
     restore(empty, copy)
     before, after = Ledger(path), Ledger(empty)
@@ -130,6 +133,9 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         ("evaluations", with_value("samples", "["), "evaluations.parquet cannot be read"),
         ("evaluations", with_value("samples", '[{"before": 1}]'), "evaluations.parquet cannot be read"),
         ("evaluations", with_value("metrics", '{"accuracy": 7}'), "evaluations.parquet cannot be read"),
+        ("pictures", with_value("pixels", bytes(12)), "holds a picture under another one's name"),
+        ("pictures", with_value("pixels", b"<svg>"), "pictures.parquet cannot be read"),
+        ("pictures", with_value("digest", "x.webp"), "holds what cannot be a 'digest'"),
         ("steps", lambda table: table.append_column("x", table["step"]), "has columns that no ledger has"),
         ("steps", lambda table: table.drop_columns(["loss"]), "lacks the column 'loss'"),
         ("steps", lambda table: table.append_column("step", table["step"]), "has columns that no ledger has"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from dedloc_kit.client import fetch_invitation
+from dedloc_kit.client import fetch_invitation, fetch_measured
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Evaluation, Invitation
@@ -36,6 +36,11 @@ def coordinator(tmp_path: Path) -> Iterator[Dashboard]:
     served.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), served.url)
     yield served
     served.stop()
+
+
+def test_evaluations_come_with_their_samples(coordinator: Dashboard) -> None:
+    (measured,) = fetch_measured(coordinator.url, -1)
+    assert (measured.step, measured.evaluation) == (3, Evaluation(loss=1.5, samples=(GAP,)))
 
 
 def test_a_mirror_shows_what_it_can_have_and_goes_on_without_the_coordinator(

@@ -8,7 +8,17 @@ from pydantic import ValidationError
 
 from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Invitation, Progress, Record, Refusal, StateInfo
+from dedloc_kit.records import (
+    Contribution,
+    Evaluation,
+    GlobalStep,
+    Invitation,
+    Picture,
+    Progress,
+    Record,
+    Refusal,
+    StateInfo,
+)
 from dedloc_kit.run import RunConfig, parse_run
 
 RUN_ID = "demo-0123456789abcdef"
@@ -256,3 +266,37 @@ def test_nothing_that_an_invitation_says_gets_into_a_command_unchecked(keys: dic
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://[::1]:80", "https://a-b.example.org/run_1", None])
 def test_an_address_is_taken_as_a_coordinator_has_it(url: str | None) -> None:
     assert Invitation.parse(Invitation.of(run(), (ADDRESS,), url).model_dump_json()).url == url
+
+
+SENTENCE = {"before": "a ", "guess": "boat", "truth": "river", "after": "."}
+SIMILAR = {"kind": "neighbours", "picture": "0" * 64, "label": "cat", "nearest": []}
+
+
+def test_samples_are_of_the_kind_that_they_name_and_unmarked_ones_are_sentences() -> None:
+    read = Evaluation.parse({"loss": 1.0, "samples": (SENTENCE, {**SENTENCE, "kind": "fill-mask"}, SIMILAR)})
+    assert [sample.kind for sample in read.samples] == ["fill-mask", "fill-mask", "neighbours"]
+    assert Evaluation.model_validate_json(read.model_dump_json()) == read
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {**SENTENCE, "kind": "markup"},
+        {**SENTENCE, "kind": "neighbours"},
+        {**SIMILAR, "picture": "../../etc/passwd"},
+        {**SIMILAR, "label": "x" * 65},
+        {**SIMILAR, "nearest": [{"picture": "0" * 64, "label": "", "similarity": 1.5}]},
+        {**SIMILAR, "nearest": [{"picture": "0" * 64, "label": "", "similarity": 0.5}] * 9},
+        "boat",
+    ],
+)
+def test_a_sample_of_no_kind_is_refused(sample: Any) -> None:
+    with pytest.raises(ValueError, match="Evaluation: samples"):
+        Evaluation.parse({"loss": 1.0, "samples": (sample,)})
+
+
+@pytest.mark.parametrize("pixels", [b"", b"<svg>", bytes(3 * 6), bytes(3 * 49**2)])
+def test_a_picture_is_square_and_small(pixels: bytes) -> None:
+    with pytest.raises(ValueError, match="Picture"):
+        Picture.parse({"pixels": pixels})
+    assert Picture(pixels=bytes(3 * 48**2)).side == 48

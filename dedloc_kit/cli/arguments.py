@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from dedloc_kit import __version__
-from dedloc_kit.evaluation.settings import DATASETS, Settings
+from dedloc_kit.evaluation.settings import DATASETS, ProbeSettings, Settings
 from dedloc_kit.run import HUB_REPOSITORY
 
 _INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
@@ -230,8 +230,9 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     defaults = Settings()
     parser.description = (
-        "Fine-tune a trained model on a labelled dataset with several seeds; tell the scores on the test split, their "
-        "mean and their spread (the standard deviation)."
+        "Fine-tune a trained language model on a labelled dataset with several seeds; tell the scores on the test "
+        "split, their mean and their spread (the standard deviation). Of a run on pictures: tell the classes of its "
+        "held-out pictures by nearest neighbours and by linear classifiers, which learn from its training pictures."
     )
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a model's folder, OWNER/NAME on the Hub, or *.safetensors"
@@ -241,7 +242,6 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task",
         choices=list(DATASETS),
-        default=defaults.task,
         help="named entities, scored by F1 (the default), or the class of a text, scored by accuracy",
     )
     parser.add_argument(
@@ -253,16 +253,25 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subset", metavar="NAME", help="of the dataset: bn in WikiANN, sna.bn in IndicGLUE")
     parser.add_argument("--column", metavar="NAME", help="of the words or texts; default: tokens, or text")
     parser.add_argument("--label-column", metavar="NAME", help="default: ner_tags, or label")
-    parser.add_argument("--seeds", type=_positive, metavar="N", help=f"fine-tunings; default: {defaults.seeds}")
-    parser.add_argument("--epochs", type=_positive, metavar="N", help=f"default: {defaults.epochs}")
-    parser.add_argument("--learning-rate", type=float, metavar="RATE", help=f"default: {defaults.learning_rate:g}")
-    parser.add_argument("--batch", type=_positive, metavar="N", help=f"default: {defaults.batch}")
+    parser.add_argument(
+        "--seeds", type=_positive, metavar="N", help=f"fine-tunings, or classifiers; default: {defaults.seeds}"
+    )
+    parser.add_argument("--epochs", type=_positive, metavar="N", help=f"default: {_defaults('epochs')}")
+    parser.add_argument("--learning-rate", type=float, metavar="RATE", help=f"default: {_defaults('learning_rate')}")
+    parser.add_argument("--batch", type=_positive, metavar="N", help=f"default: {_defaults('batch')}")
     parser.add_argument("--max-length", type=_positive, metavar="TOKENS", help=f"default: {defaults.max_length}")
     parser.add_argument("--train-samples", type=_positive, metavar="N", help="train on so many; default: on all")
-    parser.add_argument("--baseline", action="store_true", help="also start from random weights, and tell the margin")
+    parser.add_argument(
+        "--baseline", action="store_true", help="the same from random weights, of pictures also from bare pixels"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE.json", help="write the result to this file")
     _device_options(parser)
     parser.set_defaults(command="evaluate")
+
+
+def _defaults(key: str) -> str:
+    """Of an option that both kinds of evaluations have."""
+    return f"{getattr(Settings(), key):g}, of pictures {getattr(ProbeSettings(), key):g}"
 
 
 def _device_options(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -14,9 +14,11 @@ from rich.table import Table
 
 from dedloc_kit.cli.arguments import parser
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.settings import Settings
-from dedloc_kit.run import load_run, parse_peer
+from dedloc_kit.evaluation.settings import ProbeSettings, Settings
+from dedloc_kit.run import Section, load_run, parse_peer
 from dedloc_kit.validation import describe
+
+SectionKind = TypeVar("SectionKind", bound=Section)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -215,22 +217,38 @@ def _status(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     given = {key: value for key, value in vars(options).items() if key in Settings.model_fields and value is not None}
-    try:
-        settings = Settings.model_validate(given)
-    except ValidationError as error:
-        raise UserError(describe(error, Settings)) from None
+    common: dict[str, Any] = {
+        "baseline": options.baseline,
+        "device": options.device,
+        "threads": options.threads,
+        "report": options.json,
+    }
+    run = load_run(options.run, options.overrides) if options.run else None
+    if run is not None:
+        from dedloc_kit.tasks import Probeable, create_task
+
+        task = create_task(run)
+        if isinstance(task, Probeable):
+            from dedloc_kit.evaluation.probe import probe
+
+            for key in sorted(given.keys() - ProbeSettings.model_fields.keys()):
+                option = f"--{key.replace('_', '-')}"
+                raise UserError(
+                    f"{option} is for language models; leave it out, the run's own data tells what its model knows"
+                )
+            probe(options.checkpoint, _valid(ProbeSettings, given), run, task, **common)
+            return
 
     from dedloc_kit.evaluation.evaluate import evaluate
 
-    evaluate(
-        options.checkpoint,
-        settings,
-        run=load_run(options.run, options.overrides) if options.run else None,
-        baseline=options.baseline,
-        device=options.device,
-        threads=options.threads,
-        report=options.json,
-    )
+    evaluate(options.checkpoint, _valid(Settings, given), run, **common)
+
+
+def _valid(kind: type[SectionKind], given: dict[str, Any]) -> SectionKind:
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise UserError(describe(error, kind)) from None
 
 
 def _tokenizer(options: argparse.Namespace) -> None:

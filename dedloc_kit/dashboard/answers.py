@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from dedloc_kit.records import Announcement, FillMask
+from dedloc_kit.records import Announcement, PictureDigest, Sample
 
 Status = Literal["starting", "waiting for volunteers", "training", "paused", "coordinator lost", "finished"]
 
@@ -91,8 +91,6 @@ class State(Answer):
     samples_total: int
     loss: float | None
     evaluation: Evaluations | None
-    samples: list[FillMask]
-    """What the newest model says."""
     seconds_per_step: float | None
     last_step_time: float | None
     eta_seconds: float | None
@@ -140,15 +138,17 @@ class History(Answer):
 
 
 class Moment(Answer):
-    """What the model of one global step said."""
+    """What the model of one global step did with a few held-out samples."""
 
     step: int
-    samples: list[FillMask]
+    samples: list[Sample]
 
 
 class Samples(Answer):
     moments: list[Moment]
     """The first, the newest and some in between, oldest first."""
+    pictures: list[PictureDigest]
+    """Those of the samples' pictures that are here, at `/api/pictures/{digest}.webp`. A mirror lacks some."""
 
 
 class PersonRow(Answer):

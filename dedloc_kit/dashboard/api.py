@@ -48,7 +48,7 @@ def routes(
 
     @router.get("/samples", response_model=answers.Samples)
     def samples(request: Request) -> Response:
-        """What the model said on its way, beside what it says now."""
+        """What the model did with a few held-out samples on its way, beside what it does now."""
         return kept.answer(request, view.samples)
 
     @router.get("/people", response_model=answers.People)

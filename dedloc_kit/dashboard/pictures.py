@@ -1,22 +1,32 @@
-"""Pictures of the run to embed and to share. However many pages show them, they are drawn once in a while."""
+"""Pictures of the run to embed and to share, and those of its samples.
+
+However many pages show the first, they are drawn once in a while.
+"""
 
 import base64
 import hashlib
+import io
 from collections.abc import Callable
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
+from PIL import Image
 from starlette.responses import Response
 
-from dedloc_kit.dashboard.answers import State
+from dedloc_kit.dashboard.answers import Message, State
 from dedloc_kit.dashboard.badge import badge
 from dedloc_kit.dashboard.caching import Recent, cached_answer
 from dedloc_kit.dashboard.card import card
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.display.curve import CURVE_STYLE, Points, curve
+from dedloc_kit.records import Picture, PictureDigest
 
 _BADGE_SECONDS, _LOSS_SECONDS, _CARD_SECONDS = 30, 60, 300
 """How old a picture may be, here and in caches."""
+_SAMPLE_SECONDS = 365 * 86_400  # its address names what is in it
+_SAMPLE_QUALITY = 90
+"""Of 100: two kilobytes and less, and nothing that anyone would see is lost."""
 SVG = "image/svg+xml"
 _STYLE_HASH = base64.b64encode(hashlib.sha256(CURVE_STYLE.encode()).digest()).decode()
 
@@ -56,4 +66,19 @@ def routes(view: RunView, current: Callable[[], State]) -> APIRouter:
     def card_picture(request: Request) -> Response:
         return cached_answer(request, recent_card(), "image/png", _CARD_SECONDS)
 
+    @router.get(
+        "/api/pictures/{digest}.webp",
+        summary="A picture that samples name",
+        responses={**answering("image/webp", cached=True), 404: {"model": Message}},
+    )
+    def sample_picture(request: Request, digest: Annotated[PictureDigest, Path()]) -> Response:
+        return cached_answer(request, _webp(view.picture(digest)), "image/webp", _SAMPLE_SECONDS)
+
     return router
+
+
+def _webp(picture: Picture) -> bytes:
+    file = io.BytesIO()
+    size = (picture.side, picture.side)
+    Image.frombytes("RGB", size, picture.pixels).save(file, "WEBP", quality=_SAMPLE_QUALITY)
+    return file.getvalue()

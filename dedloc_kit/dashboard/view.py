@@ -17,7 +17,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MOST_SAMPLES
-from dedloc_kit.records import Standing
+from dedloc_kit.records import Neighbours, Picture, Standing
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -125,9 +125,27 @@ class RunView:
         return self._recorded.read(curves) or nothing
 
     def samples(self) -> answers.Samples:
-        """What the model said on its way."""
-        said = self._recorded.read(lambda ledger: ledger.samples_on_the_way(MOMENTS)) or []
-        return answers.Samples(moments=[answers.Moment(step=step, samples=samples) for step, samples in said])
+        """What the model did with a few held-out samples on its way."""
+        done = self._recorded.read(lambda ledger: ledger.samples_on_the_way(MOMENTS)) or []
+        named = {
+            picture
+            for _, samples in done
+            for sample in samples
+            if isinstance(sample, Neighbours)
+            for picture in sample.pictures
+        }
+        here = self._recorded.read(Ledger.pictures) or set()
+        return answers.Samples(
+            moments=[answers.Moment(step=step, samples=samples) for step, samples in done],
+            pictures=sorted(named & here),
+        )
+
+    def picture(self, digest: str) -> Picture:
+        """One that samples name; raises UserError if it is not here."""
+        found = self._recorded.read(lambda ledger: ledger.picture(digest))
+        if found is None:
+            raise UserError("there is no such picture here")
+        return found
 
     # People
 

@@ -1,13 +1,13 @@
 """The labelled samples that a model is fine-tuned and scored on."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dedloc_kit.data.shards import LABELS_FILE, Shard, Warn, class_names, find_splits, local_folder, one_line, read_rows
+from dedloc_kit.data.classes import named, names_of
+from dedloc_kit.data.shards import Shard, Warn, find_splits, one_line, read_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import DATASETS, Settings
 from dedloc_kit.run import Source, seed_of
@@ -90,13 +90,12 @@ def _some(examples: list[Example], count: int | None) -> list[Example]:
 def _examples(
     source: Source, label_column: str, split: str, shards: Sequence[Shard], check: Check, warn: Warn
 ) -> Iterator[Example]:
-    from_file = _names_in_file(source, label_column)
     for shard in shards:
         try:
-            names = from_file or class_names(shard, label_column, warn)
+            names = names_of(source, shard, label_column, warn)
             for number, row in enumerate(read_rows(shard, (source.column, label_column), warn), start=1):
                 try:
-                    example = check(row[source.column], _named(row[label_column], names))
+                    example = check(row[source.column], named(row[label_column], names))
                 except ValueError as error:
                     raise UserError(
                         f"{shard.path}, row {number} (columns {source.column}, {label_column}): {error}"
@@ -107,27 +106,3 @@ def _examples(
             raise
         except Exception as error:  # whatever a broken file makes its decoder raise
             raise UserError(f"the split '{split}': {shard.path} cannot be read ({one_line(error)})") from None
-
-
-def _names_in_file(source: Source, column: str) -> list[str] | None:
-    path = local_folder(source) / LABELS_FILE
-    if not path.is_file():
-        return None
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))[column]
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f'{path} does not name the classes of {column}; write {{"{column}": ["O", "B-PER"]}}') from None
-    return names
-
-
-def _named(label: Any, names: list[str] | None) -> Any:
-    """Class numbers as their names; what is something else stays as it is."""
-    if isinstance(label, list):
-        return [_named(entry, names) for entry in label]
-    if names is None or isinstance(label, bool) or not isinstance(label, int):
-        return label
-    if not 0 <= label < len(names):
-        raise ValueError(f"the class {label} has no name; {len(names)} classes have one")
-    return names[label]

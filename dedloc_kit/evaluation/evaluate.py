@@ -1,4 +1,4 @@
-"""`dedloc evaluate`: fine-tunings with several seeds, their mean and their spread."""
+"""`dedloc evaluate` of a language model: fine-tunings with several seeds, their mean and their spread."""
 
 import json
 import statistics
@@ -17,6 +17,7 @@ from dedloc_kit.evaluation.finetune import encode, fine_tune, seeded, steps_of
 from dedloc_kit.evaluation.ner import Ner
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.evaluation.problem import Problem
+from dedloc_kit.evaluation.report import check_report, percent, write_report
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
@@ -88,8 +89,7 @@ def evaluate(
     `baseline` does the same from random weights of the same architecture; both rows see the same samples in the same
     order. `report` is a JSON file for the result. Raises UserError for what the person can put right.
     """
-    if report is not None and not report.absolute().parent.is_dir():
-        raise UserError(f"the folder of {report} does not exist; make it first, or name another file")
+    check_report(report)
     _require_seqeval(settings)
     where = pick_device(device)
     set_threads(threads)
@@ -121,11 +121,11 @@ def evaluate(
                     row.scores.append(fine_tune(model, problem, samples, settings, seed, on_step))
                 seconds = time.monotonic() - started
                 row.seconds += seconds
-                display.line(f"{name}: {problem.metric} {_percent(row.scores[-1])} % after {seconds:.0f} s")
+                display.line(f"{name}: {problem.metric} {percent(row.scores[-1])} % after {seconds:.0f} s")
         evaluation = Evaluation(checkpoint, settings, problem.metric, sizes, rows)
     _show(evaluation, display)
     if report is not None:
-        _write(report, evaluation.as_json())
+        write_report(report, evaluation.as_json())
     return evaluation
 
 
@@ -133,24 +133,13 @@ def _show(evaluation: Evaluation, display: Display) -> None:
     """The table: a row for each kind of weights, all numbers in percent."""
     seeds = [f"seed {number}" for number in range(1, evaluation.settings.seeds + 1)]
     rows = [
-        [f"{row.weights} weights", *map(_percent, (row.mean, row.spread)), *map(_percent, row.scores)]
+        [f"{row.weights} weights", *map(percent, (row.mean, row.spread)), *map(percent, row.scores)]
         for row in evaluation.rows
     ]
     display.table([f"{evaluation.metric} in %", "mean", "spread", *seeds], rows)
     if evaluation.margin is not None:
         result = "beat" if evaluation.margin > 0 else "do no better than"
         display.line(f"trained weights {result} random ones ({100 * evaluation.margin:+.2f} points)")
-
-
-def _percent(score: float | None) -> str:
-    return "-" if score is None else f"{100 * score:.2f}"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); the scores are in the table above") from None
 
 
 def _require_seqeval(settings: Settings) -> None:

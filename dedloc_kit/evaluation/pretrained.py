@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.run import RunConfig
+
+if TYPE_CHECKING:
+    from dedloc_kit.tasks import Task
 
 _ADDED = "pooler"
 """A part that an encoder may have on top and that not every kind of training trains."""
@@ -131,11 +134,20 @@ def _downloaded(repository: str) -> str:
 
 def _save_as_folder(path: Path, run: RunConfig, folder: str) -> None:
     from dedloc_kit.tasks import Exportable, create_task
-    from dedloc_kit.training.checkpoint import load
 
     task = create_task(run)
     if not isinstance(task, Exportable):
         raise UserError(f"the task '{run.task.name}' trains no language model of transformers; evaluate one that does")
+    task.export(with_weights(task, run, path), Path(folder), path.name)
+
+
+def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
+    """The model of a run's task with the weights in a checkpoint (safetensors), on the CPU.
+
+    Raises UserError if the file is none of this run's.
+    """
+    from dedloc_kit.training.checkpoint import load
+
     try:
         tensors, _ = load(path)
     except OSError as error:
@@ -151,4 +163,4 @@ def _save_as_folder(path: Path, run: RunConfig, folder: str) -> None:
             if name not in weights or weights[name].shape != parameter.shape:
                 raise UserError(f"{path} has no {name} like the model of {run.run_id}; name a checkpoint of this run")
             parameter.copy_(weights[name])
-    task.export(model, Path(folder), path.name)
+    return model

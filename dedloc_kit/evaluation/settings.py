@@ -31,6 +31,19 @@ class Settings(Section):
     """Train on so many samples, drawn at random, the same for every seed; by default on all."""
 
 
+class ProbeSettings(Section):
+    """One evaluation of features. The same settings and checkpoint give the same scores on the same machine."""
+
+    seeds: PositiveInt = 3
+    """Linear classifiers that differ in the order of the samples; random weights are others for each, too."""
+    epochs: PositiveInt = 100
+    learning_rate: PositiveFloat = 1.0
+    """The first one of SGD; it falls to zero along half a cosine."""
+    batch: PositiveInt = 256
+    train_samples: PositiveInt | None = None
+    """Learn from the first so many; by default from all."""
+
+
 class Defaults(Section):
     """Where a task's samples are, as in the paper's table."""
 

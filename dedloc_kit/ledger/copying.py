@@ -23,7 +23,7 @@ from dedloc_kit.ledger.tables import (
     table_names,
     write_parquet,
 )
-from dedloc_kit.records import MOST_LEDGER_BYTES, Evaluation
+from dedloc_kit.records import MOST_LEDGER_BYTES, Evaluation, Picture
 from dedloc_kit.run import PLAIN_TEXT
 
 if TYPE_CHECKING:
@@ -36,7 +36,12 @@ _MOST_GROUP_BYTES = 2**28
 _VERSION_KEY = b"dedloc_ledger"
 
 _MOST_COUNT, _MOST_NUMBER, _MOST_LOSS, _MOST_TEXT = 2**53, 1e12, 1e9, 100_000
-_TEXTS = {"peer": "^[0-9A-Za-z]{1,128}$", "session": "^([0-9a-f]{0,64}|earlier)$", "round": "^[0-9a-f]{0,64}$"}
+_TEXTS = {
+    "peer": "^[0-9A-Za-z]{1,128}$",
+    "session": "^([0-9a-f]{0,64}|earlier)$",
+    "round": "^[0-9a-f]{0,64}$",
+    "digest": "^[0-9a-f]{64}$",
+}
 """What a text may be by its column; any other has no control characters."""
 
 
@@ -131,6 +136,8 @@ def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile
             _check(columns[column_name], values)
         if name == "evaluations":
             _check_evaluations(batch)
+        if name == "pictures":
+            _check_pictures(batch)
         connection.executemany(insert, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
@@ -147,6 +154,8 @@ def _check(column: Column, values: "pa.Array") -> None:
         fits = (
             longest <= _MOST_TEXT and compute.all(compute.match_substring_regex(values, pattern)).as_py() is not False
         )
+    elif column.type == pa.binary():
+        return  # pictures, which are looked at one by one
     else:
         ends = compute.min_max(values).as_py()
         least, most = ends["min"] or 0, ends["max"] or 0
@@ -164,6 +173,12 @@ def _check_evaluations(batch: "pa.RecordBatch") -> None:
     for row in batch.to_pylist():
         texts = {key: json.loads(row[key]) for key in ("metrics", "samples") if key in row}
         Evaluation.model_validate_json(json.dumps({"loss": row["loss"], **texts}))
+
+
+def _check_pictures(batch: "pa.RecordBatch") -> None:
+    for row in batch.to_pylist():
+        if Picture(pixels=row["pixels"]).digest != row["digest"]:
+            raise ValueError("holds a picture under another one's name")
 
 
 def _opened(path: Path) -> "parquet.ParquetFile":

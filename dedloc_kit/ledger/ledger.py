@@ -100,10 +100,12 @@ class Ledger(Reader):
         """Record an evaluation at a step. A loss that is not finite is no point on a curve: it is left out."""
         if not math.isfinite(evaluation.loss):
             return
-        values = evaluation.model_dump()
+        values = evaluation.model_dump(exclude={"pictures"})
         row = (step, evaluation.loss, time, json.dumps(values["metrics"]), json.dumps(values["samples"]))
         with self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", row)
+            pictures = [(picture.digest, picture.pixels) for picture in evaluation.pictures]
+            self._connection.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures)
 
     def record_presence(self, peers: Iterable[PeerSeen]) -> None:
         """Note who is here now, for the visits and the time given. Called often: most calls write nothing.

@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from dedloc_kit.ledger.schema import MOST_SAMPLES, decay
-from dedloc_kit.records import FillMask, GlobalStep
+from dedloc_kit.records import GlobalStep, Picture, Sample
 
 TroubleKind = Literal["failed", "rejected"]
 """A round that failed; a record from the network that was not taken."""
 Mode = Literal["full", "client"]
 
+_SAMPLES: TypeAdapter[list[Sample]] = TypeAdapter(list[Sample])
 _STEP_FIELDS = (
     *("step", "round", "time", "samples", "loss", "peers", "seconds"),
     *("compute", "gather", "average", "apply"),
@@ -130,20 +133,24 @@ class Reader:
         points = self._evaluations("step IN ((SELECT min(step) FROM evaluations), (SELECT max(step) FROM evaluations))")
         return (points[0], points[-1]) if points else None
 
-    def newest_samples(self) -> list[FillMask]:
-        """The samples of the newest evaluation."""
-        rows = self._rows("SELECT samples FROM evaluations ORDER BY step DESC LIMIT 1")
-        return [FillMask(**sample) for row in rows for sample in json.loads(row[0])]
-
-    def samples_on_the_way(self, most: int) -> list[tuple[int, list[FillMask]]]:
+    def samples_on_the_way(self, most: int) -> list[tuple[int, list[Sample]]]:
         """Steps with the samples of their evaluations, oldest first: the first, the newest and even ones in between."""
         steps = [step for (step,) in self._rows("SELECT step FROM evaluations WHERE samples != '[]' ORDER BY step")]
         chosen = {steps[round(part * (len(steps) - 1) / (most - 1))] for part in range(most)} if steps else set()
         query = "SELECT samples FROM evaluations WHERE step = ?"
         return [
-            (step, [FillMask(**sample) for row in self._rows(query, (step,)) for sample in json.loads(row[0])])
+            (step, [sample for (text,) in self._rows(query, (step,)) for sample in _SAMPLES.validate_json(text)])
             for step in sorted(chosen)
         ]
+
+    def pictures(self) -> set[str]:
+        """The digests of all pictures that are here."""
+        return {digest for (digest,) in self._rows("SELECT digest FROM pictures")}
+
+    def picture(self, digest: str) -> Picture | None:
+        """The picture of this digest, if it is here."""
+        rows = self._rows("SELECT pixels FROM pictures WHERE digest = ?", (digest,))
+        return Picture(pixels=rows[0][0]) if rows else None
 
     def contributions_of(self, step: int) -> dict[str, int]:
         """Peer to samples of one global step."""

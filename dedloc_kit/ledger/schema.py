@@ -87,7 +87,11 @@ UPDATE people SET recent_time = now(), recent = (
     SELECT total(recent_average(samples, now() - {DAY_SECONDS} * (day + 0.5))) FROM days WHERE days.peer = people.peer
 );
 """
-VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3)
+_VERSION_4 = """
+-- Those that samples name: each is here once, however many evaluations show it.
+CREATE TABLE pictures (digest TEXT PRIMARY KEY, pixels BLOB NOT NULL) WITHOUT ROWID;
+"""
+VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 VERSION = len(VERSIONS)
 """What each version added to the one before."""
 

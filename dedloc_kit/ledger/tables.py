@@ -59,7 +59,7 @@ class Column:
         import pyarrow as pa
 
         self.name, self.required = name, required
-        self.type = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}[declared]
+        self.type = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string(), "BLOB": pa.binary()}[declared]
 
 
 def table_names(connection: sqlite3.Connection) -> list[str]:

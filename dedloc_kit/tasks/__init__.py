@@ -76,6 +76,29 @@ class Exportable(Protocol):
         ...
 
 
+@runtime_checkable
+class Probeable(Protocol):
+    """A task whose model makes features of samples: `dedloc evaluate` scores what these know of their classes."""
+
+    neighbours: int
+    """How many vote on a class."""
+
+    def labelled(self, held_out: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
+        """Batches of samples, those that the run trains on or held-out ones, each once, with the names of classes.
+
+        Raises UserError if the data has no classes.
+        """
+        ...
+
+    def features(self, model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What makes features, [samples, width], of such a batch with a model, on the device of the model."""
+        ...
+
+    def bare_features(self, samples: torch.Tensor) -> torch.Tensor:
+        """What such a batch is without any model, such as its pixels: float [samples, width]."""
+        ...
+
+
 def create_task(run: RunConfig, module: str | None = None) -> Task:
     """The task that a run names; raises UserError if there is none of that name or its options are wrong.
 

@@ -10,8 +10,8 @@ As DeDLOC trains it with volunteers (section 4.1). What is shared and what is no
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
 
@@ -21,21 +21,24 @@ from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
 from dedloc_kit.data.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
+from dedloc_kit.data.classes import named, names_of
 from dedloc_kit.data.images import Labelled, Pixels, decoded, encoded_images
-from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
-from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
+from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, Source, seed_of
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.assignments import FeatureQueue, sinkhorn, swapped_loss
-from dedloc_kit.tasks.neighbours import knn_accuracy
+from dedloc_kit.tasks.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.tasks.resnet import ResNetArchitecture, SwavModel, calibrated
 from dedloc_kit.validation import describe
 
 _EVALUATION_BATCH = 64
 _LOSS_SAMPLES = 256
 """The loss takes all crops of a sample, so it is measured on fewer."""
+_BARE_SIDE = 32
+_SHOWN_PICTURES, _SHOWN_NEIGHBOURS = 6, 5
 _logger = logging.getLogger(__name__)
 
 
@@ -71,6 +74,28 @@ class SwavOptions(Section):
         return self
 
 
+@dataclass(frozen=True)
+class _HeldOut:
+    """Labelled pictures."""
+
+    pictures: torch.Tensor
+    """Uint8 [samples, 3, size, size]."""
+    labels: torch.Tensor
+    """Of each, from 0 on."""
+    classes: list[str]
+    """The name of each label."""
+
+    @property
+    def names(self) -> list[str]:
+        """The class of each picture."""
+        return [self.classes[label] for label in self.labels.tolist()]
+
+    def one_of_each(self, most: int) -> torch.Tensor:
+        """The number of the first picture of each class, for at most so many."""
+        firsts = np.unique(self.labels.numpy(), return_index=True)[1]
+        return torch.from_numpy(np.sort(firsts)[:most])
+
+
 class Swav:
     """The task `swav`; see `dedloc_kit.tasks.Task` for what each method promises."""
 
@@ -81,7 +106,8 @@ class Swav:
         except ValidationError as error:
             raise UserError(f"task.{describe(error, SwavOptions)}") from None
         self._queue = FeatureQueue(self.options.queue)
-        self._held_out: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._held_out: _HeldOut | None = None
+        self.neighbours = self.options.neighbours
 
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -148,16 +174,44 @@ class Swav:
     def evaluate(self, model: nn.Module) -> Evaluation:
         """The training loss (without queue) on held-out pictures, and the classes that their neighbours tell."""
         assert isinstance(model, SwavModel)
-        pictures, labels = self._evaluation_pictures()
+        held_out, features_of = self._evaluation_pictures(), self.features(model)
+        features = torch.cat([features_of(part) for part in held_out.pictures.split(_EVALUATION_BATCH)])
+        accuracy = knn_accuracy(features, held_out.labels.to(features.device), self.neighbours)
+        asked = held_out.one_of_each(_SHOWN_PICTURES).to(features.device)
+        samples, small = neighbour_samples(features, held_out.pictures, held_out.names, asked, _SHOWN_NEIGHBOURS)
+        loss = self._held_out_loss(model, held_out.pictures)
+        return Evaluation(loss=loss, metrics={"k-NN accuracy": accuracy}, samples=samples, pictures=small)
+
+    def labelled(self, held_out: bool) -> Iterator[tuple[torch.Tensor, list[str]]]:
+        """Pictures at the size of a large crop."""
+        if held_out:
+            kept = self._evaluation_pictures()
+            pictures, names = iter(kept.pictures), iter(kept.names)
+            while some := list(islice(pictures, _EVALUATION_BATCH)):
+                yield torch.stack(some), list(islice(names, len(some)))
+        for source in () if held_out else self.run.data.train:
+            items = self._labelled(source)
+            while found := list(islice(items, _EVALUATION_BATCH)):
+                yield _stacked([pixels for pixels, _ in found]), [str(label) for _, label in found]
+
+    @torch.no_grad()
+    def features(self, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        """With the statistics of batch normalisation measured on the held-out pictures."""
+        assert isinstance(model, SwavModel)
         device = next(model.parameters()).device
+        held_out = self._evaluation_pictures().pictures.split(_EVALUATION_BATCH)
+        fixed = calibrated(model, (as_they_are(part.to(device)) for part in held_out))
 
-        def parts() -> Iterator[torch.Tensor]:
-            return (as_they_are(part.to(device)) for part in pictures.split(_EVALUATION_BATCH))
+        @torch.no_grad()
+        def features_of(pictures: torch.Tensor) -> torch.Tensor:
+            return fixed.features(as_they_are(pictures.to(device)))
 
-        fixed = calibrated(model, parts())
-        features = torch.cat([fixed.features(part) for part in parts()])
-        accuracy = knn_accuracy(features, labels.to(device), self.options.neighbours)
-        return Evaluation(loss=self._held_out_loss(model, pictures), metrics={"k-NN accuracy": accuracy})
+        return features_of
+
+    def bare_features(self, samples: torch.Tensor) -> torch.Tensor:
+        """Pixels, of large pictures those of a smaller copy."""
+        side = min(_BARE_SIDE, samples.shape[-1])
+        return nn.functional.interpolate(samples.float(), size=(side, side), mode="area").flatten(1)
 
     def _held_out_loss(self, model: SwavModel, pictures: torch.Tensor) -> float:
         device = next(model.parameters()).device
@@ -170,15 +224,13 @@ class Swav:
             total += float(swapped_loss(scores, assignments, self.options.temperature)) * len(part)
         return total / len(some)
 
-    def _evaluation_pictures(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Kept in memory, in an order of their own: uint8 [samples, 3, size, size], and classes from 0 on."""
+    def _evaluation_pictures(self) -> _HeldOut:
+        """Kept in memory, in an order of their own."""
         if self._held_out is None:
             source = self.run.data.evaluation
             if source is None:
                 raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
-            read = partial(encoded_images, label=self.options.label)
-            found = decoded(in_order(source, read, warn=_logger.warning), self.options.large.size, _logger.warning)
-            samples = list(islice(found, self.options.evaluation_samples))
+            samples = list(islice(self._labelled(source), self.options.evaluation_samples))
             classes, labels = np.unique([str(label) for _, label in samples], return_inverse=True)
             if len(classes) < 2:
                 raise UserError(
@@ -187,8 +239,19 @@ class Swav:
                 )
             # In an order of our own: batch normalisation must not meet one class at a time.
             order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(samples))
-            self._held_out = _stacked([samples[number][0] for number in order]), torch.from_numpy(labels[order])
+            pictures = _stacked([samples[number][0] for number in order])
+            self._held_out = _HeldOut(pictures, torch.from_numpy(labels[order]), classes.tolist())
         return self._held_out
+
+    def _labelled(self, source: Source) -> Iterator[Labelled[Pixels]]:
+        """The source's pictures at the size of a large crop, with the names of their classes, in their order."""
+
+        def read(source: Source, shard: Shard, warn: Warn) -> Iterator[Labelled[bytes]]:
+            names = names_of(source, shard, self.options.label, warn)
+            for data, label in encoded_images(source, shard, warn, self.options.label):
+                yield data, named(label, names)
+
+        return decoded(in_order(source, read, warn=_logger.warning), self.options.large.size, _logger.warning)
 
 
 def _stacked(pictures: Sequence[Pixels]) -> torch.Tensor:

@@ -9,8 +9,18 @@ import pytest
 
 from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Announcement, Contribution, Evaluation, FillMask, GlobalStep
+from dedloc_kit.records import (
+    Announcement,
+    Contribution,
+    Evaluation,
+    FillMask,
+    GlobalStep,
+    Neighbour,
+    Neighbours,
+    Picture,
+)
 from dedloc_kit.run import parse_run
+from tests.pictures import CLASSES, draw
 
 RUN = parse_run(
     {
@@ -146,3 +156,23 @@ def evaluation(step: int) -> Evaluation:
     )
     metrics = {"masked accuracy": 0.5 * part, "sentence order accuracy": 0.5 + 0.3 * part}
     return Evaluation(loss=4.2 + 6 * 0.96**step, metrics=metrics, samples=samples)
+
+
+def sample_picture(kind: int, number: int) -> Picture:
+    """One of a kind of striped pictures."""
+    return Picture(pixels=draw(CLASSES * number + kind).tobytes())
+
+
+def similar_pictures(step: int) -> Evaluation:
+    """What a model of pictures can do at that step: more and more."""
+    kinds = ("rings", "stripes", MARKUP)
+    found = []
+    for kind, label in enumerate(kinds):
+        near = []
+        for number in (1, 2, 3):
+            other = kind if number <= step / 20 else (kind + 1) % len(kinds)
+            digest = sample_picture(other, number + step % 3).digest
+            near.append(Neighbour(picture=digest, label=kinds[other], similarity=1 - number / 4))
+        found.append(Neighbours(picture=sample_picture(kind, 0).digest, label=label, nearest=tuple(near)))
+    pictures = tuple(sample_picture(kind, number) for kind in range(len(kinds)) for number in range(6))
+    return Evaluation(loss=3.0, metrics={"k-NN accuracy": 0.2 + step / 100}, samples=tuple(found), pictures=pictures)

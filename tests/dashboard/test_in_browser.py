@@ -33,7 +33,9 @@ from tests.dashboard.community import (
     TURNED,
     peer_id,
     record_step,
+    sample_picture,
     seen,
+    similar_pictures,
     write_ledger,
 )
 
@@ -325,6 +327,36 @@ def test_the_model_is_heard_now_and_before(page: Page, dashboard: Dashboard) -> 
     expect(boat.locator(".guess")).to_have_text("river")
     expect(boat.locator(".was")).to_have_text(["the", "road"])
     expect(page.get_by_text("Of 100 hidden words it guesses 50, at first 0.")).to_be_visible()
+
+
+def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (0, 20, 40):
+        ledger.record_evaluation(step, similar_pictures(step), 1.0)
+    ledger._connection.execute("DELETE FROM pictures WHERE digest = ?", (sample_picture(0, 3).digest,))
+    served = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    with ExitStack() as stack:
+        served.start()
+        stack.callback(served.stop)
+        opened(page, served)
+        expect(page.get_by_text("Of 100 pictures it puts 60 among their own kind, at first 20;")).to_be_visible()
+        cards = page.locator(".neighbours > li")
+        expect(cards).to_have_count(3)
+        expect(cards.nth(1).locator(".now")).to_contain_text("Most similar now: 2 of 3 of its class")
+        expect(cards.nth(1).locator(".before .when")).to_have_text(["step 20", "untrained"])
+        for picture in page.locator(".neighbours img").all():
+            picture.scroll_into_view_if_needed()
+            expect(picture).to_have_js_property("naturalWidth", 32)
+        expect(page.get_by_role("img", name=f"{MARKUP}, similarity 0.50").first).to_be_attached()
+        expect(page.locator(".neighbours .lacking")).not_to_have_count(0)
+        expect(page.get_by_text("Some pictures are not here: a mirror has those")).to_be_visible()
+        shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
+        for theme, width in shown:
+            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+            photograph(page, f"similar-{width}-{theme}")
+            assert barriers(page) == []
 
 
 def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) -> None:

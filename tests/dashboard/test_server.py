@@ -292,16 +292,19 @@ def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> 
 
 def test_what_the_model_can_do_is_told_and_pushed(dashboard: Dashboard, path: Path) -> None:
     ledger = Ledger(path)
-    assert state_of(dashboard)["samples"] == []
     viewing = Viewing(dashboard)
     for step, share in ((1, 0.125), (3, 0.5)):
         record(ledger, step)
         sample = FillMask(before="the ", guess=HOSTILE, truth=f"boat {step}", after=" sails")
         evaluation = Evaluation(loss=4.0, metrics={"masked accuracy": share}, samples=(sample,))
         ledger.record_evaluation(step, evaluation, 1.0)
-        dashboard.publish(Evaluated(step=step, **dict(evaluation)))
-    change = viewing.wait_for(lambda _, values: any(s["truth"] == "boat 3" for s in values.get("samples", [])))
-    assert change["samples"] == [{"before": "the ", "guess": HOSTILE, "truth": "boat 3", "after": " sails"}]
+        dashboard.publish(Evaluated(step=step, loss=4.0, metrics=evaluation.metrics))
+    change = viewing.wait_for(
+        lambda _, values: bool(values.get("evaluation")) and values["evaluation"]["last"]["step"] == 3
+    )
+    assert "samples" not in change, "these are fetched: whoever looks elsewhere needs none"
+    told = {"kind": "fill-mask", "before": "the ", "guess": HOSTILE, "truth": "boat 3", "after": " sails"}
+    assert get(dashboard, "/api/samples").json()["moments"][-1] == {"step": 3, "samples": [told]}
     first, last = (state_of(dashboard)["evaluation"][end] for end in ("first", "last"))
     assert (first["metrics"], last["metrics"]) == ({"masked accuracy": 0.125}, {"masked accuracy": 0.5})
 
@@ -487,11 +490,12 @@ def test_every_view_has_an_address_and_finds_its_files_from_there(dashboard: Das
 
 def test_what_the_model_said_on_its_way_is_told_from_the_first_to_the_newest(dashboard: Dashboard, path: Path) -> None:
     ledger = Ledger(path)
-    assert get(dashboard, "/api/samples").json() == {"moments": []}
+    assert get(dashboard, "/api/samples").json() == {"moments": [], "pictures": []}
     for step in range(0, 90, 10):
         sample = FillMask(before="the ", guess=f"guess {step}", truth="boat", after=" sails")
         ledger.record_evaluation(step, Evaluation(loss=4.0, samples=(sample,)), 1.0)
     ledger.record_evaluation(90, Evaluation(loss=4.0), 1.0)  # nothing was tried
     moments = get(dashboard, "/api/samples").json()["moments"]
     assert [moment["step"] for moment in moments] == [0, 20, 40, 60, 80]
-    assert moments[-1]["samples"] == [{"before": "the ", "guess": "guess 80", "truth": "boat", "after": " sails"}]
+    told = {"kind": "fill-mask", "before": "the ", "guess": "guess 80", "truth": "boat", "after": " sails"}
+    assert moments[-1]["samples"] == [told]

@@ -13,6 +13,7 @@ from transformers.activations import NewGELUActivation
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
+from dedloc_kit.records import FillMask
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.albert import Albert
@@ -155,7 +156,7 @@ def test_what_is_evaluated_is_the_loss_and_how_often_the_model_is_right(folder: 
         "masked accuracy": pytest.approx(np.mean(words)),
         "sentence order accuracy": pytest.approx(np.mean(orders)),
     }
-    assert all(sample.truth.strip() for sample in evaluation.samples)
+    assert all(isinstance(sample, FillMask) and sample.truth.strip() for sample in evaluation.samples)
 
 
 def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path) -> None:

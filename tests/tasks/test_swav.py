@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.records import Neighbours
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.neighbours import knn_accuracy
+from dedloc_kit.tasks.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.tasks.resnet import SwavModel, calibrated
 from dedloc_kit.tasks.swav import Swav
 from dedloc_kit.training.optimizers import build_optimizer
@@ -222,6 +223,34 @@ def test_neighbours_vote_by_closeness() -> None:
     assert knn_accuracy(features, torch.tensor([0, 1, 2, 3, 4, 5]), 1) == 0.0, "nobody votes on itself"
 
 
+def test_an_evaluation_shows_a_picture_of_each_class_with_those_nearest_to_it(folder: Path) -> None:
+    task, model = swav(folder)
+    evaluation = task.evaluate(model)
+    held_out = task._evaluation_pictures()
+    samples = [sample for sample in evaluation.samples if isinstance(sample, Neighbours)]
+    assert sorted(sample.label for sample in samples) == ["0", "1", "2", "3"]
+    shown = {picture.digest: picture for picture in evaluation.pictures}
+    assert shown.keys() == {digest for sample in samples for digest in sample.pictures}
+    pixels = {picture.permute(1, 2, 0).numpy().tobytes() for picture in held_out.pictures}
+    assert {picture.pixels for picture in shown.values()} <= pixels, "as large as they are: they are small"
+    for sample in samples:
+        similar = [near.similarity for near in sample.nearest]
+        assert len(similar) == 5
+        assert similar == sorted(similar, reverse=True)
+        assert sample.picture not in [near.picture for near in sample.nearest], "none is its own neighbour"
+
+
+def test_large_pictures_are_shown_small_and_long_names_short() -> None:
+    pictures = torch.zeros(3, 3, 100, 100, dtype=torch.uint8)
+    pictures[1, 0] = 255
+    features = torch.tensor([[1.0, 0.1], [1.0, 0.0], [-1.0, 0.0]])
+    samples, shown = neighbour_samples(features, pictures, ["x" * 99, "", "y"], torch.tensor([0]), 8)
+    assert [near.label for near in samples[0].nearest] == ["", "y"]
+    assert samples[0].label == "x" * 64
+    assert {picture.side for picture in shown} == {48}
+    assert next(each for each in shown if each.digest == samples[0].nearest[0].picture).pixels == b"\xff\0\0" * 48**2
+
+
 def test_held_out_pictures_of_one_class_say_what_to_do(tmp_path: Path) -> None:
     files: list[bytes | None] = [encoded(draw(number)) for number in range(8)]
     write_pictures(tmp_path / "train.parquet", files, [3] * 8)
@@ -255,8 +284,9 @@ def test_classes_may_be_words(tmp_path: Path) -> None:
     write_pictures(tmp_path / "test.parquet", files, [f"class {number % CLASSES}" for number in range(12)])
     write_pictures(tmp_path / "train.parquet", files, [0] * 12)
     task, _ = swav(tmp_path)
-    _, labels = task._evaluation_pictures()
-    assert sorted(labels.tolist()) == sorted([0, 1, 2, 3] * 3)
+    held_out = task._evaluation_pictures()
+    assert sorted(held_out.labels.tolist()) == sorted([0, 1, 2, 3] * 3)
+    assert held_out.classes == ["class 0", "class 1", "class 2", "class 3"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import { build, section, setText } from "../dom.js";
 import { count } from "../format.js";
 import { load } from "../server.js";
 import { fillMask } from "./fill_mask.js";
+import { neighbours } from "./neighbours.js";
 
 // What shares of the held-out samples mean in words: now, and at the run's first evaluation.
 const SKILLS = {
@@ -11,7 +12,12 @@ const SKILLS = {
     `Of 100 hidden words it guesses ${now}${first === undefined ? "" : `, at first ${first}`}.`,
   "sentence order accuracy": (now) =>
     `Of 100 pairs of passages it tells for ${now} which came first; chance alone would give 50.`,
+  "k-NN accuracy": (now, first) =>
+    `Of 100 pictures it puts ${now} among their own kind${first === undefined ? "" : `, at first ${first}`}; ` +
+    "nobody told it which kinds there are.",
 };
+// Each kind of samples has a look of its own.
+const LOOKS = { "fill-mask": (moments) => [fillMask(moments)], neighbours };
 
 export function saidPanel(signal) {
   const skills = build("ul", { class: "skills" });
@@ -21,16 +27,17 @@ export function saidPanel(signal) {
 
   async function update(state) {
     const { evaluation } = state;
-    part.section.hidden = !evaluation || (!Object.keys(evaluation.last.metrics).length && !state.samples.length);
+    if (!evaluation) part.section.hidden = true;
     if (!evaluation || evaluation.last.step === shown) return;
     shown = evaluation.last.step;
     setText(part.note, `on data it has not seen, at step ${count(shown)}`);
     skills.replaceChildren(...sentences(evaluation).map((text) => build("li", { text })));
     const values = await load("api/samples");
     if (signal.aborted) return;
-    const moments = values?.moments.filter((moment) => moment.samples.length) ?? [];
-    // Each task's samples have a look of their own; so far there are sentences with a gap.
-    samples.replaceChildren(fillMask(moments.length ? moments : [{ step: shown, samples: state.samples }]));
+    const moments = values?.moments ?? [];
+    const look = LOOKS[moments.at(-1)?.samples[0].kind];
+    samples.replaceChildren(...(look ? look(moments, values.pictures) : []));
+    part.section.hidden = !look && !Object.keys(evaluation.last.metrics).length;
   }
 
   return { element: part.section, update };
