@@ -97,7 +97,7 @@ def test_a_run_s_folder_tells_which_ports_are_taken_and_that_only_its_own_networ
         taken.listen()
         port = taken.getsockname()[1]
         findings = found(tmp_path, port=port, swarm_port=port)
-    assert told(findings, f"port {port} of the dashboard is in use").must
+    assert told(findings, f"port {port} of the live page is in use").must
     assert "--swarm-port" in told(findings, f"port {port} of the swarm is in use").fix
     assert "--announce-host" in told(findings, "only machines in this network can join").fix
 

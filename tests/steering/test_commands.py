@@ -38,7 +38,7 @@ def test_the_beginning_is_enough_where_it_is_of_one_peer_only(text: str, peer: s
 
 @pytest.mark.parametrize("text", ["", "Mallory", "qmabc"])
 def test_who_is_not_known_is_not_found(text: str) -> None:
-    with pytest.raises(UserError, match="as the dashboard shows it"):
+    with pytest.raises(UserError, match="as the live page shows it"):
         find_peer(text, KNOWN)
 
 
