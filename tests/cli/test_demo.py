@@ -39,18 +39,18 @@ def _parent_of(stat: Path) -> int | None:
 
 
 @pytest.mark.slow
-def test_three_volunteers_train_for_five_global_steps(home: Path, tmp_path: Path) -> None:
+def test_two_volunteers_train_for_four_global_steps(home: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
-    demo = start_demo(home, tmp_path, "--volunteers", "3", "--steps", "5", "--report", str(report))
+    demo = start_demo(home, tmp_path, "--volunteers", "2", "--steps", "4", "--report", str(report))
     said, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, said
     result = json.loads(report.read_text())
-    assert result["global_steps"] == 5
+    assert result["global_steps"] == 4
     assert all(samples >= result["global_batch"] for samples in result["samples_per_step"])
-    assert len(result["contributions"]) == 3
+    assert len(result["contributions"]) == 2
     assert sum(result["contributions"].values()) == result["samples_total"] == sum(result["samples_per_step"])
-    assert result["loss_last"] < result["loss_first"] - 0.5
-    assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5
+    assert result["loss_last"] < result["loss_first"] - 0.2
+    assert result["eval_loss_last"] < result["eval_loss_first"] - 0.4
     assert result["max_parameter_difference"] == 0.0, "everyone applied the same bits"
     assert 0 < result["seconds_to_first_step"] < result["wall_seconds"]
     assert list(tmp_path.glob("dedloc-demo-*")) == [], "nothing is left on the disk"
