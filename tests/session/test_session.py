@@ -158,8 +158,10 @@ def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_ste
         before = session.snapshot().session_samples
         OrderBook(folder).announce("Half way there!")
         wait_for(session, lambda now: now.announcement == "Half way there!")
-        announced = fetch_state(coordinator.dashboard.url)["announcement"]
-        assert announced["text"] == "Half way there!"
+        wait_until(
+            lambda: (fetch_state(coordinator.dashboard.url)["announcement"] or {}).get("text") == "Half way there!",
+            "the page does not tell it",
+        )
         OrderBook(folder).resume()
         wait_for(session, lambda now: now.phase == "training" and now.session_samples > before + 64)
 

@@ -107,16 +107,18 @@ class Sharing(StateSharing):
         index = self.donors.value.decode().split().index(donor)
         return stream, CountingReader(reader, self.counts, index), writer  # type: ignore[return-value]
 
-    async def _line(self, free: bool) -> None:
+    async def _line(self, free: bool, done: Any) -> None:
         self._line_free.set() if free else self._line_free.clear()
+        done.set_result(None)
 
-    async def _keep(self, **names: Any) -> None:
+    async def _keep(self, done: Any, **names: Any) -> None:
         self.keep(average_of(**names))
+        done.set_result(None)
 
-    async def _look(self, seen: Any) -> None:
+    async def _look(self, done: Any) -> None:
         self.places_taken.value = len(self._giving._uploads["state"])
         self.offers_held.value = len(self._giving._offers)
-        seen.set_result(None)
+        done.set_result(None)
 
 
 def state_of(seed: int) -> list[torch.Tensor]:
@@ -172,7 +174,9 @@ class Peer:
         return {"info": self.info.model_dump(), "receipts": []}, self.tensors
 
     def in_averager(self, method: str, **arguments: Any) -> None:
-        self.averager._outer_pipe.send((method, [], arguments))
+        done = MPFuture()
+        self.averager._outer_pipe.send((method, [], {"done": done, **arguments}))
+        done.result()
 
     def download(self, job: dict[str, Any]) -> None:
         progress, warnings, averager = list[tuple[int, int]](), list[str](), self.averager
@@ -200,13 +204,16 @@ class Peer:
         match job.pop("do"):
             case "share":
                 self.averager.share(job["on"])
+                answer({"shares": job["on"]})
             case "be":
                 self.be(**job)
                 answer({"digest": digest_of_state(self.tensors)})
             case "fault":
                 self.faults.kind.value = job["kind"].encode()
+                answer({"fault": job["kind"]})
             case "line":
                 self.in_averager("_line", free=job["free"])
+                answer({"free": job["free"]})
             case "keep":
                 self.in_averager("_keep", **job)
                 answer({"digest": digest_of_average(average_of(**job))})
@@ -215,9 +222,7 @@ class Peer:
             case "stop":
                 self.stop.set()
             case "tell":
-                seen = MPFuture()
-                self.in_averager("_look", seen=seen)
-                seen.result()
+                self.in_averager("_look")
                 averager = self.averager
                 places, offers = averager.places_taken.value, averager.offers_held.value
                 answer({"snapshots": self.snapshots, "places": places, "offers": offers})

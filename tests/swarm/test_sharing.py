@@ -54,9 +54,9 @@ class Peer:
 
     def has(self, round: str, seed: int = 1, **arguments: Any) -> str:
         """Let it hold and share a state; returns its digest."""
-        self.do("fault", kind="")
-        self.do("line", free=True)
-        self.do("share", on=True)
+        self.ask("fault", kind="")
+        self.ask("line", free=True)
+        self.ask("share", on=True)
         digest: str = self.ask("be", step=1, round=round, seed=seed, **arguments)["digest"]
         return digest
 
@@ -145,11 +145,11 @@ def test_newcomers_at_the_same_time_share_one_snapshot_that_is_let_go_afterwards
     donor, one, other, _ = peers
     digest = donor.has(next(ROUNDS), seed=2)
     before = donor.ask("tell")["snapshots"]
-    donor.do("line", free=False)
+    donor.ask("line", free=False)
     one.begins_download(donor)
     other.begins_download(donor)
     wait_until(lambda: donor.ask("tell")["places"] == 2, "not both are being served")
-    donor.do("line", free=True)
+    donor.ask("line", free=True)
     assert [peer.hear()["result"]["digest"] for peer in (one, other)] == [digest] * 2
     assert donor.ask("tell")["snapshots"] == before + 1
     newer = donor.has(next(ROUNDS), seed=3)
@@ -162,7 +162,7 @@ def test_a_newcomer_goes_from_a_busy_donor_to_another_or_waits_for_it(peers: lis
     round = next(ROUNDS)
     digest = busy.has(round)
     assert one.has(round) == digest
-    busy.do("line", free=False)
+    busy.ask("line", free=False)
     one.begins_download(busy)
     other.begins_download(busy)
     wait_until(lambda: busy.ask("tell")["places"] == 2, "not both are being served")
@@ -170,7 +170,7 @@ def test_a_newcomer_goes_from_a_busy_donor_to_another_or_waits_for_it(peers: lis
     assert answer["result"]["digest"] == digest
     assert answer["counts"][0] < 1000 < SIZE < answer["counts"][1]
     newcomer.begins_download(busy)
-    busy.do("line", free=True)
+    busy.ask("line", free=True)
     assert [peer.hear()["result"]["digest"] for peer in (one, other, newcomer)] == [digest] * 3
 
 
@@ -179,12 +179,12 @@ def test_a_download_goes_on_elsewhere_without_starting_over(swarm: Swarm, peers:
     other, newcomer = peers[0], peers[1]
     donor, round = swarm.another(), next(ROUNDS)
     digest = donor.has(round)
-    donor.do("fault", kind=fault)
+    donor.ask("fault", kind=fault)
     assert other.has(round) == digest
-    other.do("line", free=False)  # so that most comes from the one that fails
+    other.ask("line", free=False)  # so that most comes from the one that fails
     newcomer.begins_download(donor, other)
     wait_until(lambda: not running(donor), "the donor has not been asked for enough to fail")
-    other.do("line", free=True)
+    other.ask("line", free=True)
     answer = newcomer.hear()
     donor.end()
     assert answer["result"]["digest"] == digest
@@ -197,12 +197,12 @@ def test_a_download_starts_again_where_there_is_only_a_newer_version(swarm: Swar
     other, newcomer = peers[0], peers[1]
     donor = swarm.another()
     donor.has(next(ROUNDS), seed=4)
-    donor.do("fault", kind="dies")
+    donor.ask("fault", kind="dies")
     newest = other.has(next(ROUNDS), seed=5)
-    other.do("share", on=False)
+    other.ask("share", on=False)
     newcomer.begins_download(donor, other)
     wait_until(lambda: not running(donor), "the donor has not been asked for enough to die")
-    other.do("share", on=True)
+    other.ask("share", on=True)
     answer = newcomer.hear()
     donor.end()
     assert answer["result"]["digest"] == newest
@@ -230,7 +230,7 @@ def test_a_donor_that_sends_nonsense_is_skipped_with_a_reason(peers: list[Peer],
     round = next(ROUNDS)
     hostile.has(round)
     digest = honest.has(round)
-    hostile.do("fault", kind=fault)
+    hostile.ask("fault", kind=fault)
     answer = newcomer.downloads(hostile)
     assert answer["result"] is None
     assert all(reason in warning and hostile.id in warning for warning in answer["warnings"]), answer["warnings"]
@@ -248,7 +248,7 @@ def test_a_donor_of_another_run_is_skipped(peers: list[Peer]) -> None:
 def test_streams_that_break_off_again_and_again_still_bring_the_state(peers: list[Peer]) -> None:
     donor, newcomer = peers[0], peers[1]
     digest = donor.has(next(ROUNDS))
-    donor.do("fault", kind="breaks off")
+    donor.ask("fault", kind="breaks off")
     answer = newcomer.downloads(donor)
     assert answer["result"]["digest"] == digest
     assert sum(answer["counts"]) < 1.01 * SIZE
@@ -265,7 +265,7 @@ def test_a_missed_average_is_fetched_as_it_was_kept(peers: list[Peer]) -> None:
     for name, digest in zip(names[1:], digests[1:], strict=True):
         assert newcomer.fetches_average(name["after"], one, other)["result"] == {"digest": digest}
     assert newcomer.fetches_average(names[0]["after"], one, other)["result"] is None, "only the last four are kept"
-    one.do("fault", kind="garbage content")
+    one.ask("fault", kind="garbage content")
     answer = newcomer.fetches_average(names[1]["after"], one)
     assert answer["result"] is None
     assert "cannot be decoded" in answer["warnings"][0]
@@ -274,7 +274,7 @@ def test_a_missed_average_is_fetched_as_it_was_kept(peers: list[Peer]) -> None:
 def test_stop_ends_a_download_and_frees_the_place(peers: list[Peer]) -> None:
     donor, newcomer = peers[0], peers[1]
     donor.has(next(ROUNDS))
-    donor.do("line", free=False)
+    donor.ask("line", free=False)
     newcomer.begins_download(donor)
     wait_until(lambda: donor.ask("tell")["places"] == 1, "it is not being served")
     newcomer.do("stop")
@@ -285,7 +285,7 @@ def test_stop_ends_a_download_and_frees_the_place(peers: list[Peer]) -> None:
 def test_who_does_not_share_gives_nothing(peers: list[Peer]) -> None:
     silent, newcomer = peers[0], peers[1]
     silent.has(next(ROUNDS))
-    silent.do("share", on=False)
+    silent.ask("share", on=False)
     assert newcomer.downloads(silent)["result"] is None
 
 
