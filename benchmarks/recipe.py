@@ -2,8 +2,8 @@
 
 First a coordinator and volunteers, each a process on this machine, train for all of the run's steps. Then one process
 without any code of the swarm takes as many steps with as many samples each, from the same first weights and with the
-same optimizer and schedule. Both are measured on the same held-out samples. The folder keeps `swarm.safetensors` and
-`plain.safetensors`, which `dedloc evaluate FILE --run RUN.toml` takes.
+same optimizer and schedule. Both are measured on the same held-out samples, with several seeds if asked. The folder
+keeps `swarm.safetensors` and `plain.safetensors` of each seed, which `dedloc evaluate FILE --run RUN.toml` takes.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 
@@ -26,6 +27,7 @@ from dedloc_kit.training.schedule import learning_rate
 
 _ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"
 _METRIC_ROW = "{:>6}{:>30}{:>10}{:>10}"
+_SUMMARY_ROW = "{:>6}{:>30}{:>10}{:>10}{:>10}{:>12}"
 
 
 @dataclass
@@ -40,18 +42,37 @@ class Curve:
     """What the task measures beside it, by global step."""
     seconds: float
 
+    def told(self) -> dict[tuple[int, str], float]:
+        """Everything that was measured, by global step and name."""
+        losses = {(step, "held-out loss"): loss for step, loss in self.held_out.items()}
+        return losses | {(step, name): value for step, of in self.metrics.items() for name, value in of.items()}
+
 
 def main() -> int:
     options = _parse()
     end_on_signal()
-    run = load_run(options.run, options.overrides)
-    options.microbatch = options.microbatch or run.microbatch or 4
-    if "tokenizer" in run.task.options and not Path(str(run.task.options["tokenizer"])).exists():
-        prepare_tokenizer(run)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    swarm = _swarm(run, options)
-    plain = _plain(run, swarm.samples, options)
-    print(f"{run.run_id}, {options.volunteers} volunteers: {sum(swarm.samples)} samples, {len(swarm.samples)} steps")
+    base = load_run(options.run, options.overrides)
+    options.microbatch = options.microbatch or base.microbatch or 4
+    if "tokenizer" in base.task.options and not Path(str(base.task.options["tokenizer"])).exists():
+        prepare_tokenizer(base)
+    found = []
+    for seed in options.seeds or [base.seed]:
+        run, folder = base.model_copy(update={"seed": seed}), options.folder / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        swarm = _swarm(run, folder, options)
+        plain = _plain(run, swarm.samples, folder, options)
+        found.append((swarm, plain))
+        _show(run, swarm, plain, options.volunteers)
+        if options.json:
+            kept = [{"swarm": vars(swarm), "plain": vars(plain)} for swarm, plain in found]
+            options.json.write_text(json.dumps(kept, indent=1) + "\n")
+    if len(found) > 1:
+        _summarize(found)
+    return 0
+
+
+def _show(run: RunConfig, swarm: Curve, plain: Curve, volunteers: int) -> None:
+    print(f"{run.run_id}, {volunteers} volunteers: {sum(swarm.samples)} samples, {len(swarm.samples)} steps")
     print(_ROW.format("step", "samples", "swarm", "plain", "ratio"))
     for step in sorted(swarm.held_out.keys() & plain.held_out.keys()):
         one, other = swarm.held_out[step], plain.held_out[step]
@@ -60,24 +81,31 @@ def main() -> int:
     for step in sorted(swarm.metrics.keys() & plain.metrics.keys()):
         for name, value in swarm.metrics[step].items():
             print(_METRIC_ROW.format(step, name, f"{value:.4f}", f"{plain.metrics[step][name]:.4f}"))
-    print(f"swarm {swarm.seconds:.0f} s, plain loop {plain.seconds:.0f} s")
-    if options.json:
-        options.json.write_text(json.dumps({"swarm": vars(swarm), "plain": vars(plain)}, indent=1) + "\n")
-    return 0
+    print(f"swarm {swarm.seconds:.0f} s, plain loop {plain.seconds:.0f} s", flush=True)
 
 
-def _swarm(run: RunConfig, options: argparse.Namespace) -> Curve:
+def _summarize(found: list[tuple[Curve, Curve]]) -> None:
+    """Means over the seeds, and how far apart they are in standard deviations of the plain loop."""
+    print(f"{len(found)} seeds, means; the deviation is the plain loop's from seed to seed")
+    print(_SUMMARY_ROW.format("step", "", "swarm", "plain", "deviation", "difference"))
+    told = [(swarm.told(), plain.told()) for swarm, plain in found]
+    for step, name in sorted(set.intersection(*(each.keys() & other.keys() for each, other in told))):
+        swarms, plains = zip(*((each[step, name], other[step, name]) for each, other in told), strict=True)
+        apart, deviation = mean(swarms) - mean(plains), stdev(plains)
+        numbers = [f"{value:.4f}" for value in (mean(swarms), mean(plains), deviation)]
+        print(_SUMMARY_ROW.format(step, name, *numbers, f"{apart / deviation:+.2f}" if deviation else "n/a"))
+
+
+def _swarm(run: RunConfig, folder: Path, options: argparse.Namespace) -> Curve:
     last = run.optimizer.total_steps
     with start_coordinator(
-        run, options.folder, evaluate_every=options.every, export=options.folder / "swarm.safetensors"
+        run, folder, evaluate_every=options.every, export=folder / "swarm.safetensors"
     ) as coordinator:
         addresses = tuple(coordinator.wait_for("joined")["addresses"])
         invitation = Invitation.of(run, addresses)
         began = time.monotonic()
         names = [f"volunteer-{number}" for number in range(options.volunteers)]
-        volunteers = [
-            start_volunteer(invitation, options.folder, name, microbatch=options.microbatch) for name in names
-        ]
+        volunteers = [start_volunteer(invitation, folder, name, microbatch=options.microbatch) for name in names]
         try:
             done = coordinator.wait_for_step(last, deadline=options.hours * 3600)
             seconds = done["at"] - began
@@ -96,7 +124,7 @@ def _swarm(run: RunConfig, options: argparse.Namespace) -> Curve:
     return Curve([samples[step] for step in range(1, last + 1)], held_out, metrics, seconds)
 
 
-def _plain(run: RunConfig, samples: list[int], options: argparse.Namespace) -> Curve:
+def _plain(run: RunConfig, samples: list[int], folder: Path, options: argparse.Namespace) -> Curve:
     task, settings = create_task(run), run.optimizer
     model = task.build_model()
     optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
@@ -118,7 +146,7 @@ def _plain(run: RunConfig, samples: list[int], options: argparse.Namespace) -> C
             print(f"plain loop: step {step + 1}, {found[step + 1]}", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began - evaluating
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save(options.folder / "plain.safetensors", named, StateInfo(run_id=run.run_id, step=len(samples), rounds=()))
+    save(folder / "plain.safetensors", named, StateInfo(run_id=run.run_id, step=len(samples), rounds=()))
     held_out = {step: each.loss for step, each in found.items()}
     return Curve(samples, held_out, {step: each.metrics for step, each in found.items()}, seconds)
 
@@ -129,6 +157,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml")
     parser.add_argument("--volunteers", type=int, default=3)
     parser.add_argument("--microbatch", type=int, help="samples that a peer takes at once; default: the run's, or 4")
+    parser.add_argument("--seeds", type=int, nargs="+", help="train once with each; default: the run's seed")
     parser.add_argument("--every", type=int, default=40, help="global steps between two evaluations")
     parser.add_argument("--folder", type=Path, required=True, help="for logs and what was learned; must be new")
     parser.add_argument("--hours", type=float, default=1.0, help="give up after so long")
