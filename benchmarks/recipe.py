@@ -143,7 +143,7 @@ def _plain(run: RunConfig, samples: list[int], folder: Path, options: argparse.N
             paused = time.monotonic()
             found[step + 1] = task.evaluate(model)
             evaluating += time.monotonic() - paused
-            print(f"plain loop: step {step + 1}, {found[step + 1]}", file=sys.stderr, flush=True)
+            print(f"plain loop: step {step + 1}, held-out loss {found[step + 1].loss:.4f}", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began - evaluating
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     save(folder / "plain.safetensors", named, StateInfo(run_id=run.run_id, step=len(samples), rounds=()))

@@ -355,6 +355,7 @@ def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) ->
             page.emulate_media(color_scheme=theme, reduced_motion="reduce")
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+            page.evaluate(CHARTS_FIT)
             photograph(page, f"similar-{width}-{theme}")
             assert barriers(page) == []
 
