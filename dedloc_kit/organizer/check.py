@@ -103,7 +103,7 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
         f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
-        f"other and begin; {'both' if run.averaging.overlap else 'the latter'} while computing",
+        f"other and begin{', meanwhile' if run.averaging.overlap else ''}",
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
         f"to finish     {duration(predicted.days * 86_400)} for {run.optimizer.total_steps:,} global steps, if so many "
         "are at work all the time",

@@ -145,16 +145,16 @@ def predict(
 ) -> Prediction:
     """The time of a global step with these volunteers at work.
 
-    Where averaging overlaps with computing the longer of the two decides (DeDLOC, section 3.2). Without overlap the
-    group still gathers while its members compute, and only the all-reduce comes after that.
+    Where averaging overlaps with computing the longer of the two decides, else they come one after the other (DeDLOC,
+    section 3.2).
 
     :param coordinator_line: bytes per second of the coordinator, which can be reached and computes no samples
     """
     rate = sum(each.count * samples_per_second(each.device, rehearsed) for each in volunteers)
     computing = run.global_batch / (COLLABORATING * rate)
     network = allreduce_seconds(rehearsed, volunteers, coordinator_line) / SHARE_OF_LINE
-    hidden, after = (network, 0.0) if run.averaging.overlap else (0.0, network)
-    step = max(computing, ROUND_SECONDS + hidden) + after
+    averaging = network + ROUND_SECONDS
+    step = max(computing, averaging) if run.averaging.overlap else computing + averaging
     return Prediction(computing, network, ROUND_SECONDS, step, step * run.optimizer.total_steps / DAY)
 
 

@@ -7,6 +7,7 @@ from dedloc_kit.events import Rehearsed, SampleCost
 from dedloc_kit.organizer.prediction import (
     COLLABORATING,
     DEVICES,
+    ROUND_SECONDS,
     SHARE_OF_LINE,
     Volunteers,
     allreduce_seconds,
@@ -57,7 +58,7 @@ def test_computing_decides_while_averaging_hides_behind_it() -> None:
     assert (slow.step, slow.limit) == (slow.computing, "computing")
     assert slow.days == pytest.approx(slow.step * 1000 / 86_400)
     exact = predict(run(overlap=False), rehearsed(), [Volunteers(10, "cpu")], 100 * MBIT)
-    assert exact.step == pytest.approx(slow.computing + slow.network), "the group gathers while it computes"
+    assert exact.step == pytest.approx(slow.computing + slow.network + ROUND_SECONDS)
 
 
 def test_a_slow_line_and_a_tiny_batch_are_named_as_what_limits() -> None:
