@@ -18,7 +18,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -26,7 +28,6 @@ from typing import Any, TypeVar
 import numpy as np
 import requests
 
-from benchmarks import directory
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers, PeerSeen, StepDone, parse_event
 from dedloc_kit.ledger import Ledger, schema
@@ -367,9 +368,10 @@ class Results:
 def main() -> int:
     options = _parse()
     results = Results(options.json)
-    if options.peers:  # first, and alone: hivemind forks its processes
-        stands = directory.measure(options.peers, options.directory_steps)
-        results.add("directory", directory.rows(stands), show_directory)
+    if options.peers:  # in a process of its own: this one is to be like that of `dedloc launch`, without hivemind
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            stands = process.submit(_measure_directory, options.peers, options.directory_steps).result()
+        results.add("directory", stands, show_directory)
     with tempfile.TemporaryDirectory(prefix="dedloc-dashboard-") as folder:
         path = Path(folder) / "ledger.sqlite"
         made = make_ledger(path, options.people, options.steps, options.contributions)
@@ -387,6 +389,12 @@ def main() -> int:
         dashboard.stop()
         run.ledger.close()
     return 0
+
+
+def _measure_directory(peers: int, steps: int) -> list[dict[str, Any]]:
+    from benchmarks import directory
+
+    return directory.rows(directory.measure(peers, steps))
 
 
 def _config(steps: int) -> RunConfig:

@@ -1,3 +1,4 @@
+import gc
 import json
 import re
 import socket
@@ -499,3 +500,14 @@ def test_what_the_model_said_on_its_way_is_told_from_the_first_to_the_newest(das
     assert [moment["step"] for moment in moments] == [0, 20, 40, 60, 80]
     told = {"kind": "fill-mask", "before": "the ", "guess": "guess 80", "truth": "boat", "after": " sails"}
     assert moments[-1]["samples"] == [told]
+
+
+def test_garbage_collection_passes_over_all_that_stood_before_the_page_was_served(path: Path) -> None:
+    before = [["a module's table"]]
+    served = Dashboard(RUN, path)
+    assert any(each is before for each in gc.get_objects())
+    served.start()
+    try:
+        assert not any(each is before for each in gc.get_objects())
+    finally:
+        served.stop()
