@@ -311,4 +311,5 @@ class _Coordinator:
             announcement=orders.announcement,
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
             countries=None if self._regions is None else self._regions.count(volunteers),
+            countries_title="" if self._regions is None else self._regions.title,
         )

@@ -96,6 +96,8 @@ class Peers(Event):
     announcement: Announcement | None = None
     countries: dict[str, int] | None = None
     """How many volunteers are in which country (ISO 3166), as far as it is known, if the organizer wants it shown."""
+    countries_title: str = ""
+    """The title of the database that says so."""
 
 
 class Announced(Event):

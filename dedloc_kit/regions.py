@@ -16,6 +16,7 @@ import maxminddb
 
 from dedloc_kit.errors import UserError
 
+_LONGEST_TITLE = 100
 LOOK_SECONDS = 15.0
 """Between two looks for those whose country is not known."""
 _CODE = re.compile(r"[A-Z]{2}")
@@ -33,9 +34,14 @@ class Countries:
             raise UserError(f"{path} cannot be read ({error.strerror}); {_FIX}") from None
         except Exception:  # whatever is in it: the reader raises what the bytes lead it to
             raise UserError(f"{path} is no database of addresses, or only a part of one; {_FIX}") from None
-        kind = str(self._database.metadata().database_type)
+        metadata = self._database.metadata()
+        kind = str(metadata.database_type)
         if "Country" not in kind:
             raise UserError(f"{path} is a database of another kind ({kind}); {_FIX}")
+        description: Any = metadata.description
+        title = description.get("en") if isinstance(description, dict) else None
+        self.title = " ".join(str(title or kind).split())[:_LONGEST_TITLE]
+        """How its makers call it; whoever shows what it tells names them."""
 
     def of(self, host: str) -> str | None:
         """The ISO 3166 code of the country that an address belongs to; private ones and many others have none."""
@@ -55,6 +61,7 @@ class Regions:
 
     def __init__(self, countries: Countries, hosts: Callable[[], Mapping[str, str]]) -> None:
         self._countries, self._hosts = countries, hosts
+        self.title = countries.title
         self._known: dict[str, str] = {}
         self._due = -math.inf
 

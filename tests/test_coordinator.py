@@ -14,7 +14,7 @@ from dedloc_kit.hub import training_state
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import recall
 from dedloc_kit.training.checkpoint import Checkpoints
-from tests.geoip import write_countries
+from tests.geoip import TITLE, write_countries
 from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
@@ -106,7 +106,8 @@ def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and
     seen = [peer for event in coordinator.events if isinstance(event, Peers) for peer in event.peers]
     assert seen[0].team == "delta"
     assert any(peer.upload for peer in seen), "it never told how fast its line is"
-    assert {"BD": 1} in [event.countries for event in coordinator.events if isinstance(event, Peers)]
+    told = [event for event in coordinator.events if isinstance(event, Peers)]
+    assert ({"BD": 1}, TITLE) in [(event.countries, event.countries_title) for event in told]
     ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
     (volunteer,) = ledger.people()
     assert (volunteer.team, volunteer.devices) == ("delta", (seen[0].device,))

@@ -35,6 +35,12 @@ def test_an_address_has_a_country_unless_it_is_private_unknown_or_the_database_t
         assert countries.of(host) is None
 
 
+def test_a_database_has_the_title_that_its_makers_gave_it_or_the_name_of_its_kind(tmp_path: Path, path: Path) -> None:
+    assert Countries(path).title == "An Atlas of Addresses"
+    assert Countries(write_countries(tmp_path / "long.mmdb", NETWORKS, title="a\n b " * 99)).title == ("a b " * 25)
+    assert Countries(write_countries(tmp_path / "none.mmdb", NETWORKS, title="")).title == "Test-Country"
+
+
 def test_what_is_seen_is_the_address_of_a_direct_connection() -> None:
     assert seen_host(connection("/ip4/198.51.100.7/tcp/4001")) == "198.51.100.7"
     assert seen_host(connection(f"/ip4/198.51.100.7/tcp/4001/p2p/{PEER}/p2p-circuit")) is None

@@ -259,6 +259,8 @@ class Regions(Answer):
     """Most volunteers first."""
     elsewhere: int
     """Volunteers whose country is not known."""
+    title: str
+    """What the database of countries is called by its makers."""
 
 
 class Round(Answer):

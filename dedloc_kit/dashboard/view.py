@@ -242,14 +242,16 @@ class RunView:
         """How many volunteers are in which country; nothing while the coordinator, which sees them, is away."""
         with self._lock:
             countries = None if self._lost() else self._wanted.countries
+            title = self._wanted.countries_title
             volunteers = sum(not peer.follower for peer in self._peers)
         if countries is None:
-            return answers.Regions(on=False, regions=[], elsewhere=0)
+            return answers.Regions(on=False, regions=[], elsewhere=0, title="")
         ordered = sorted(countries.items(), key=lambda item: (-item[1], item[0]))
         return answers.Regions(
             on=True,
             regions=[answers.Region(country=country, volunteers=number) for country, number in ordered],
             elsewhere=volunteers - sum(countries.values()),
+            title=title,
         )
 
     def rounds(self, after: int) -> answers.Rounds:

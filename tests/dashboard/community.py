@@ -86,6 +86,7 @@ EVERYONE = Peers(
     peers=(COORDINATOR, seen(11, step=STEPS - 1), *(seen(number, samples=900 // (number + 1)) for number in range(10))),
     announcement=Announcement(text="Tomorrow at 18:00 UTC we double the batch.", time=time.time() - 3000),
     countries={"BD": 5, "IN": 2, "DE": 1, "MQ": 1, "AQ": 1},
+    countries_title="An Atlas of Addresses",
 )
 
 

@@ -114,7 +114,7 @@ def test_before_anything_happened_every_list_is_empty(tmp_path: Path) -> None:
     assert told(client, "people") == {"total": 0, "samples_total": 0, "people": []}
     assert told(client, "teams") == {"teams": []}
     assert told(client, "peers") == {"step": 0, "peers": []}
-    assert told(client, "regions") == {"on": False, "regions": [], "elsewhere": 0}
+    assert told(client, "regions") == {"on": False, "regions": [], "elsewhere": 0, "title": ""}
     assert told(client, "rounds") == {
         "rounds": [],
         "failed": [],
@@ -207,13 +207,13 @@ def test_countries_are_told_as_numbers_only_and_only_where_the_organizer_wants_i
     client: TestClient, dashboard: Dashboard
 ) -> None:
     here = Peers(peers=(COORDINATOR, *(volunteer(name) for name in ("asha", "bo", "cy", "di"))))
-    off = {"on": False, "regions": [], "elsewhere": 0}
+    off = {"on": False, "regions": [], "elsewhere": 0, "title": ""}
     dashboard.publish(here)
     assert told(client, "regions") == off
     before = told(client, "peers"), told(client, "state")
-    dashboard.publish(here.model_copy(update={"countries": {"BD": 1, "IN": 2}}))
+    dashboard.publish(here.model_copy(update={"countries": {"BD": 1, "IN": 2}, "countries_title": "Atlas"}))
     counted = [{"country": "IN", "volunteers": 2}, {"country": "BD", "volunteers": 1}]
-    assert told(client, "regions") == {"on": True, "regions": counted, "elsewhere": 1}
+    assert told(client, "regions") == {"on": True, "regions": counted, "elsewhere": 1, "title": "Atlas"}
     assert (told(client, "peers"), told(client, "state")) == before, "nowhere else"
     dashboard.publish(Failed(text="the coordinator stopped"))
     assert told(client, "regions") == off

@@ -187,6 +187,7 @@ def test_what_happens_is_shown_without_a_reload(page: Page, dashboard: Dashboard
     expect(page.get_by_role("row").filter(has_text=NAMES[9])).to_be_visible()
     expect(where.get_by_role("img", name="Bangladesh 5, India 2, Antarctica 1, Germany 1")).to_be_visible()
     expect(where.locator(".mark")).to_have_count(4)  # Antarctica is not on the map
+    expect(where.get_by_text("Countries: An Atlas of Addresses")).to_be_visible()
     assert page.evaluate("() => window.mark") == "the same page"
 
 

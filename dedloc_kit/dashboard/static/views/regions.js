@@ -23,12 +23,13 @@ export function regions(signal) {
   );
   const list = build("ol", { class: "teams" });
   const more = build("p", { class: "note" });
+  const source = build("p", { class: "note" });
   const beside = tableBeside("The countries as a table", ["Country", "Volunteers"], () =>
     known.map(({ name, volunteers }) => [name, count(volunteers)]),
   );
   const part = section(
     "Where they are",
-    build("div", { class: "upper where" }, picture, build("div", {}, list, more)),
+    build("div", { class: "upper where" }, picture, build("div", {}, list, more, source)),
     beside.element,
   );
   part.section.hidden = true;
@@ -44,7 +45,7 @@ export function regions(signal) {
     signal,
   );
 
-  function draw({ regions: countries, elsewhere }) {
+  function draw({ regions: countries, elsewhere, title }) {
     const named = countries.map((one) => ({ ...one, name: NAMES.of(one.country) }));
     known = elsewhere ? [...named, { name: "Not known", volunteers: elsewhere }] : named;
     const most = Math.max(1, ...known.map(({ volunteers }) => volunteers));
@@ -83,6 +84,7 @@ export function regions(signal) {
       },
     );
     setText(more, known.length > LISTED ? `and ${count(known.length - LISTED)} more in the table` : "");
+    setText(source, title && `Countries: ${title}`);
     beside.element.hidden = !known.length;
     const first = known.slice(0, LISTED).map(({ name, volunteers }) => `${name} ${count(volunteers)}`);
     setAttribute(picture, "aria-label", `A map of where volunteers are: ${first.join(", ") || "nobody is here"}.`);
