@@ -1,6 +1,8 @@
 """Identity, signatures and the directory, with real nodes on loopback."""
 
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,10 +159,24 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         mine.leave()
 
 
-def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone(start: Start) -> None:
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port of this machine that does not answer: who waits there to be let in already fills its queue."""
+    with ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(door.getsockname())
+        yield door.getsockname()[1]
+
+
+def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone(
+    start: Start, silent_port: int
+) -> None:
     node, signer = start()
     peer = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
-    silent, closed = f"/ip4/192.0.2.1/tcp/9/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
+    silent, closed = f"/ip4/127.0.0.1/tcp/{silent_port}/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
 
     def cut_off(*known: str) -> bool:
         return Tracker(node, signer, RUN, 64, known, pytest.fail, Troubles(pytest.fail)).cut_off()
