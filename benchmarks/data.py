@@ -230,7 +230,7 @@ def _parse() -> argparse.Namespace:
         nargs="*",
         default=[],
         metavar="DATASET",
-        help="Parquet folders or files; default: Python's docstrings",
+        help="Parquet folders or files, or OWNER/NAME on the Hub; default: Python's docstrings",
     )
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)
