@@ -6,8 +6,7 @@ update before it can apply it, so it moves at least ten numbers for each paramet
 weight and writes moments and update, then reads weight and update and writes the weight. Two limits follow, by what is
 taken for the memory's speed: that of a plain copy (two numbers, as STREAM counts), and that of `fused AdamW`, which is
 no LAMB and moves seven. The second is stricter: AdamW writes only where it has just read, which spares the memory the
-reading of what is to be overwritten; a copy cannot, nor can LAMB's update. All take turns, so that a busy moment hits
-all of them.
+reading of what is to be overwritten. All take turns, so that a busy moment hits all of them.
 """
 
 import argparse

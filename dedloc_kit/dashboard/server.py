@@ -100,8 +100,8 @@ class Dashboard:
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="dashboard", daemon=True)
         self._thread.start()
         self._ready.wait()
-        # What stands now, all modules, will stand to the end. Looked through for garbage every now and then, it would
-        # make one answer in ten or twenty wait 0.1 to 0.3 s.
+        # What stands now, all modules, will stand to the end. Looking through it for garbage would make an answer wait
+        # 0.1 to 0.3 s every now and then.
         gc.collect()
         gc.freeze()
 
