@@ -83,7 +83,7 @@ def probe(
             ("trained weights", task.features(with_weights(task, run, Path(checkpoint).expanduser()).to(where)))
         ]
         if baseline:
-            makers += [("random weights", maker) for maker in _random(run, settings.seeds, where)]
+            makers += [("random weights", maker) for maker in random_makers(run, settings.seeds, where)]
             makers += [("no model", task.bare_features)]
         learned = _collect(task.labelled(held_out=False), [maker for _, maker in makers], settings.train_samples)
         tested = _collect(task.labelled(held_out=True), [maker for _, maker in makers], None)
@@ -127,7 +127,7 @@ def spread(scores: list[float]) -> float | None:
     return statistics.stdev(scores) if len(scores) > 1 else None
 
 
-def _random(run: RunConfig, seeds: int, where: torch.device) -> Iterator[Maker]:
+def random_makers(run: RunConfig, seeds: int, where: torch.device) -> Iterator[Maker]:
     """The model of the run before any step, for each seed another one."""
     for number in range(1, seeds + 1):
         task = create_task(run.model_copy(update={"seed": number}))

@@ -9,15 +9,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
-from hivemind.utils import MSGPackSerializer, amap_in_executor
-from hivemind.utils.asyncio import aiter_with_timeout
+from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.compression import Codec, decode
@@ -25,9 +23,10 @@ from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.introductions import Introductions, RollCall
 from dedloc_kit.swarm.parts import Outgoing, PartMeans, safe_fractions
+from dedloc_kit.swarm.window import AHEAD, LEAST_AHEAD, SendWindow, Taken
 
 PREFETCH = 4
-"""Parts that are encoded or decoded ahead in each stream."""
+"""Parts that are encoded ahead for each reducer."""
 
 
 class Refused(Exception):
@@ -101,6 +100,8 @@ class ExactAllReduce(AllReduceRunner):
         loop = asyncio.get_running_loop()
         self._roll_call = RollCall(self.ordered_peer_ids, introduced)
         self._failure: asyncio.Future[Exception] = loop.create_future()
+        ahead = max(LEAST_AHEAD, AHEAD // max(1, len(self._untold)))
+        self._windows = [SendWindow(ahead) for _ in parts]
         self._encodings: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self.messages: list[runtime_pb2.Tensor | None] = [None] * len(chunks)
         """The encoded average, as everyone got it."""
@@ -110,9 +111,11 @@ class ExactAllReduce(AllReduceRunner):
         """Who did so as others say."""
         self.longest_silence = 0.0
         """Seconds between two messages of a stream."""
-        self.sent_bytes = 0
-        """Of gradients, not of averages."""
-        self.sending_seconds = 0.0
+
+    @property
+    def upload_rate(self) -> float | None:
+        """Bytes per second at which this peer's gradients came to the reducers, if it sent any."""
+        return sum(window.rate for window in self._windows) or None
 
     # The round as a whole
 
@@ -124,7 +127,9 @@ class ExactAllReduce(AllReduceRunner):
             waiting: set[asyncio.Future[Any]] = {collecting, self._failure}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if collecting.done() and (not self._failure.done() or collecting.exception() is None):
-                return collecting.result()
+                collecting.result()
+                await self._let_all_begin()
+                return
             if isinstance(self._failure.result(), Refused):
                 # The others need our introduction to see the same; a stream that breaks before looks like a fault.
                 with contextlib.suppress(TimeoutError):
@@ -136,6 +141,12 @@ class ExactAllReduce(AllReduceRunner):
             failed = collecting.cancelled() or collecting.exception() is not None
             self.finalize(exception=AllreduceException("the round is over") if failed else None)
             self._future.exception()  # hivemind's own, for which nobody asks: without this asyncio complains
+
+    async def _let_all_begin(self) -> None:
+        """A member without samples may begin after this peer has everything: its averages are still to be had here."""
+        if self._parts[self._mine]:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._roll_call.all_met.wait(), self._patience)
 
     async def _collect(self) -> None:
         """Exchange with all reducers; hivemind's own loop over them would copy every part once more."""
@@ -185,20 +196,18 @@ class ExactAllReduce(AllReduceRunner):
         index = self.ordered_peer_ids.index(peer_id)
         try:
             stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(self._generate_input_for_peer(index))
-            replies = aiter(stream)
-            first = await asyncio.wait_for(anext(replies), self._start_patience + self._patience)
+            answers = aiter(stream)
+            first = await asyncio.wait_for(anext(answers), self._start_patience + self._patience)
             self._check(first)
             self._agree(self._roll_call.told(tuple(MSGPackSerializer.loads(first.tensor_part.buffer))))
             self._untold.discard(peer_id)
             if not self._untold:
                 self._told.set()
-            # A reducer falls silent when one of its senders does; it must find that out before we blame it.
+            averages = self._windows[index].averages(answers)
             received = 0
-            async for _ in amap_in_executor(
-                partial(self._take, self._first[index]),
-                aiter_with_timeout(self._timed(replies, self._parts[index]), 2 * self._patience),
-                max_prefetch=PREFETCH,
-            ):
+            # A reducer falls silent when one of its senders does; it must find that out before we blame it.
+            async for message in self._timed(averages, self._parts[index], 2 * self._patience):
+                self._take(self._first[index] + received, message)
                 received += 1
             if received != self._parts[index]:
                 raise AllreduceException(f"it sent {received} parts of {self._parts[index]}")
@@ -218,23 +227,19 @@ class ExactAllReduce(AllReduceRunner):
         )
         if not self.weight:
             return  # nothing to add: a follower's zeros need not travel
-        began = time.monotonic()
         try:
             async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
+                await self._windows[peer_index].room(len(part.buffer))
                 yield averaging_pb2.AveragingData(tensor_part=part)
-                self.sent_bytes += len(part.buffer)
-                self.sending_seconds = max(self.sending_seconds, time.monotonic() - began)
         except Exception as error:
             self._fail(AllreduceException(f"encoding failed here ({error!r:.100})"), self.peer_id)
             raise
 
-    def _take(self, first: int, numbered: tuple[int, averaging_pb2.AveragingData]) -> None:
-        """A part of the average, from the reducer whose first chunk is number `first`."""
-        number, message = numbered
+    def _take(self, number: int, message: averaging_pb2.AveragingData) -> None:
+        """The average of chunk `number`."""
         self._check(message)
-        place = self._places[first + number]
-        decode(message.tensor_part, len(place), place)
-        self.messages[first + number] = message.tensor_part
+        decode(message.tensor_part, len(self._places[number]), self._places[number])
+        self.messages[number] = message.tensor_part
 
     def _check(self, message: averaging_pb2.AveragingData) -> None:
         if message.code == averaging_pb2.CANCELLED:
@@ -245,17 +250,18 @@ class ExactAllReduce(AllReduceRunner):
             raise AllreduceException(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
 
     async def _timed(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], expected: int
-    ) -> AsyncIterator[tuple[int, averaging_pb2.AveragingData]]:
-        """As many messages as there must be, numbered from 0, and no look beyond the last."""
-        for number in range(expected):
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], expected: int, patience: float
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """As many messages as there must be, and no look beyond the last; raises TimeoutError after a silence."""
+        for _ in range(expected):
             before = time.monotonic()
             try:
-                message = await anext(stream)
+                async with asyncio.timeout(patience):
+                    message = await anext(stream)
             except StopAsyncIteration:
                 return
             self.longest_silence = max(self.longest_silence, time.monotonic() - before)
-            yield number, message
+            yield message
 
     # As a reducer: add up what the members send, send them all the same average
 
@@ -269,7 +275,7 @@ class ExactAllReduce(AllReduceRunner):
                     exact = await loop.run_in_executor(None, self._sent.exact, part, begin)
                     self.tensor_part_reducer.add(index, exact, self.weight)
             for index in range(len(self.parts_for_local_averaging)):
-                self.messages[self._first[self._mine] + index] = await self._encoded(index)
+                self.messages[self._first[self._mine] + index] = await asyncio.shield(self._encoding(index))
         except Exception as error:
             if not self._failure.done():
                 self._fail(AllreduceException(f"adding up failed here ({error!r:.100})"), self.peer_id)
@@ -294,14 +300,14 @@ class ExactAllReduce(AllReduceRunner):
             except Exception as error:
                 self._fail(AllreduceException(f"{sender} did not introduce itself ({error!r:.100})"), sender)
                 raise
-            receiving = asyncio.create_task(self._receive(sender, stream))
+            taken = Taken()
+            receiving = asyncio.create_task(self._receive(sender, stream, taken))
             signed = MSGPackSerializer.dumps(list((await self.introductions()).signed))
             yield averaging_pb2.AveragingData(
                 code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=signed)
             )
-            for index in range(len(self.parts_for_local_averaging)):
-                message = await self._encoded(index)
-                yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=message)
+            async for answer in taken.answers(map(self._encoding, range(len(self.parts_for_local_averaging)))):
+                yield answer
             await receiving
             # p2pd resets a stream as soon as its server closes it, and what is still on the way is lost (about one
             # last part in a hundred on a slow line). So the member closes, which cancels this handler.
@@ -317,42 +323,38 @@ class ExactAllReduce(AllReduceRunner):
             if receiving is not None:
                 receiving.cancel()
 
-    async def _receive(self, sender: PeerID, stream: AsyncIterator[averaging_pb2.AveragingData]) -> None:
+    async def _receive(self, sender: PeerID, stream: AsyncIterator[averaging_pb2.AveragingData], taken: Taken) -> None:
         """A member's gradients for the values that this peer reduces."""
         contribution = self._roll_call.contribution_of(sender)
         if contribution is None or not contribution.samples:
             return
         sizes = [len(part) for part in self.parts_for_local_averaging]
-        received = 0
         try:
-            async for part in amap_in_executor(
-                lambda numbered: decode(numbered[1].tensor_part, sizes[numbered[0]]),
-                aiter_with_timeout(self._timed(stream, len(sizes)), self._patience),
-                max_prefetch=PREFETCH,
-            ):
-                self.tensor_part_reducer.add(received, part, float(contribution.samples))
-                received += 1
-            if received != len(sizes):
-                raise AllreduceException(f"it sent {received} parts of {len(sizes)}")
+            async for message in self._timed(stream, len(sizes), self._patience):
+                part = decode(message.tensor_part, sizes[taken.parts])
+                self.tensor_part_reducer.add(taken.parts, part, float(contribution.samples))
+                taken.add()
+            if taken.parts != len(sizes):
+                raise AllreduceException(f"it sent {taken.parts} parts of {len(sizes)}")
         except Exception as error:
             self._fail(AllreduceException(f"{sender} stopped sending ({error!r:.100})"), sender)
             raise
 
-    async def _encoded(self, index: int) -> runtime_pb2.Tensor:
-        """The average of a part as it travels; made once, and taken by this peer as everyone reads it."""
+    def _encoding(self, index: int) -> "asyncio.Future[runtime_pb2.Tensor]":
+        """The average of a part as it travels; made once, and taken by this peer as everyone reads it.
+
+        Several streams wait for it: none must cancel it for the others.
+        """
         if index not in self._encodings:
             self._encodings[index] = asyncio.ensure_future(self._encode(index))
-        # Several streams wait for it: one that breaks must not cancel it for the others.
-        return await asyncio.shield(self._encodings[index])
+        return self._encodings[index]
 
     async def _encode(self, index: int) -> runtime_pb2.Tensor:
         average = await self.tensor_part_reducer.mean(index)
         number = self._first[self._mine] + index
         begin, place = self._begins[number], self._places[number]
         compression = self._codec.small if begin >= self._layout.large else self._codec.averages
-        loop = asyncio.get_running_loop()
-        message, _ = await loop.run_in_executor(None, self._averaged.encode, compression, average, begin, place)
-        return message
+        return self._averaged.encode(compression, average, begin, place)[0]
 
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).

@@ -270,7 +270,7 @@ class GradientAverager(StateSharing):
                 group.signed,
                 seconds=time.monotonic() - began,
                 longest_silence=runner.longest_silence,
-                upload_rate=runner.sent_bytes / runner.sending_seconds if runner.sending_seconds else None,
+                upload_rate=runner.upload_rate,
             )
         except Refused as refusal:
             assert runner is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 # Below this size a tensor is not worth compressing much: biases and normalisation layers are few and sensitive.
 SMALL_TENSOR = 8192
-CHUNK = 2**18
+CHUNK = 2**17
 """Values that travel in one message at most: small enough to overlap sending, adding up and encoding."""
 
 

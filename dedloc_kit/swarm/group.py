@@ -33,7 +33,7 @@ class Round:
     """What the all-reduce took."""
     longest_silence: float = 0.0
     upload_rate: float | None = None
-    """Bytes per second at which this peer got rid of its gradients."""
+    """Bytes per second at which this peer's gradients came to the reducers."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ class RollCall:
         self._members, self._introduced = members, introduced
         self._met: dict[PeerID, tuple[Contribution, bytes]] = {}
         self.result: asyncio.Future[Introductions] = asyncio.get_running_loop().create_future()
+        self.all_met = asyncio.Event()
+        """Has every member introduced itself to us? We may have been told what they bring before."""
 
     def missing(self) -> list[PeerID]:
         """Members that this peer has not heard of, unless it was told everything."""
@@ -49,6 +51,7 @@ class RollCall:
         self._met[peer] = (self._introduced(peer, introduction), introduction)
         if len(self._met) < len(self._members):
             return None
+        self.all_met.set()
         return self.told(tuple(self._met[member][1] for member in self._members))
 
     def told(self, signed: tuple[bytes, ...]) -> Introductions | None:

@@ -6,6 +6,7 @@ serves few at once, out of one snapshot, and lets its own all-reduce go first.
 
 import asyncio
 import ctypes
+import gc
 import multiprocessing as mp
 import threading
 from collections.abc import Callable, Sequence
@@ -77,6 +78,8 @@ class StateSharing(DecentralizedAverager):
     def _run_internal(self) -> None:
         # torch makes its thread pool anew at its first use after a fork, which fails in two threads at once.
         torch.get_num_threads()
+        # All modules stand to the end. Looking through them for garbage would hold up a round by 0.2 to 0.4 s.
+        gc.freeze()
         super()._run_internal()
 
     def share(self, on: bool) -> None:

@@ -3,6 +3,7 @@
 Reads JSON lines on standard input: first who it is, then one line per round. Writes a JSON line per answer.
 """
 
+import asyncio
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from dedloc_kit.records import Contribution, StateInfo
@@ -30,7 +32,8 @@ SIZE = 2_000_000  # 8 MB: some parts for each member
 
 
 class FaultyAllReduce(allreduce.ExactAllReduce):
-    """Sends its first part and then dies or stalls, cuts its parts short, or claims a weight that it does not have."""
+    """Sends its first part and then dies or stalls, cuts its parts short, claims a weight that it does not have, or
+    adds nothing and begins when the others have nearly finished."""
 
     fault = ""
 
@@ -38,6 +41,11 @@ class FaultyAllReduce(allreduce.ExactAllReduce):
         super().__init__(**kwargs)
         if self.fault == "claims weight":
             self.weight *= 1e6
+
+    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        if self.fault == "follows late":
+            await asyncio.sleep(2.0)
+        await super()._communicate_with_peer(peer_id)
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         async for message in super()._generate_input_for_peer(peer_index):

@@ -61,7 +61,7 @@ def group(
                 folder / str(number),
                 addresses,
                 value=float(number + 1),
-                samples=samples * (number + 1),
+                samples=0 if fault == "follows late" else samples * (number + 1),
                 fault=fault,
                 client_mode=number >= len(faults) - clients,
                 compression=compression,
@@ -110,6 +110,13 @@ def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(
     assert [answer["outcome"] for answer in answers] == ["complete"] * 3, answers
     assert len({answer["digest"] for answer in answers}) == 1
     assert answers[0]["right"] == 1.0
+
+
+def test_a_follower_that_begins_when_the_others_have_everything_gets_the_average_too(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "follows late"]) as members:
+        answers = a_round(members)
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 3, answers
+    assert len({answer["digest"] for answer in answers}) == 1
 
 
 @pytest.mark.parametrize("fault", ["dies", pytest.param("stalls", marks=pytest.mark.slow)])
