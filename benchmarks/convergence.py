@@ -122,13 +122,14 @@ class AllReduce:
             if peer == reducer:
                 part = self._sent[peer].exact(vector[begin:end], begin)
             else:
-                message, _ = self._sent[peer].encode(up, vector[begin:end], begin)
+                message = self._sent[peer].encode(up, vector[begin:end], begin)
                 self.sent_bytes += message.ByteSize()
                 part = decode(message, end - begin)
             total.add_(part, alpha=MICROBATCH)
-        message, decoded = self._averaged[reducer].encode(down, total.div_(MICROBATCH * PEERS), begin)
+        average = torch.empty(end - begin)
+        message = self._averaged[reducer].encode(down, total.div_(MICROBATCH * PEERS), begin, average)
         self.sent_bytes += message.ByteSize() * (PEERS - 1)
-        return decoded
+        return average
 
 
 class Learner:

@@ -20,7 +20,7 @@ from hivemind.utils import MSGPackSerializer
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.compression import Codec, decode
 from dedloc_kit.swarm.feedback import Feedback
-from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.swarm.flat import CHUNK, FlatLayout
 from dedloc_kit.swarm.introductions import Introductions, RollCall
 from dedloc_kit.swarm.parts import Outgoing, PartMeans, safe_fractions
 from dedloc_kit.swarm.window import AHEAD, LEAST_AHEAD, SendWindow, Taken
@@ -90,6 +90,8 @@ class ExactAllReduce(AllReduceRunner):
         self._parts = parts
         self.tensor_part_reducer.finished.set()  # hivemind's, not used; it would complain when it is collected
         self.tensor_part_reducer: PartMeans = PartMeans([sums[begin:end] for begin, end in pieces[self._mine]])
+        self._part = torch.empty(CHUNK)
+        """What one member sent, until it is added up."""
         self._untold = {
             peer for peer, share in zip(self.ordered_peer_ids, shares, strict=True) if share and peer != self.peer_id
         }
@@ -331,7 +333,7 @@ class ExactAllReduce(AllReduceRunner):
         sizes = [len(part) for part in self.parts_for_local_averaging]
         try:
             async for message in self._timed(stream, len(sizes), self._patience):
-                part = decode(message.tensor_part, sizes[taken.parts])
+                part = decode(message.tensor_part, sizes[taken.parts], self._part[: sizes[taken.parts]])
                 self.tensor_part_reducer.add(taken.parts, part, float(contribution.samples))
                 taken.add()
             if taken.parts != len(sizes):
@@ -354,7 +356,7 @@ class ExactAllReduce(AllReduceRunner):
         number = self._first[self._mine] + index
         begin, place = self._begins[number], self._places[number]
         compression = self._codec.small if begin >= self._layout.large else self._codec.averages
-        return self._averaged.encode(compression, average, begin, place)[0]
+        return self._averaged.encode(compression, average, begin, place)
 
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).

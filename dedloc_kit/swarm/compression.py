@@ -15,9 +15,12 @@ from hivemind.proto import runtime_pb2
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dedloc_kit.swarm.scratch import Scratch
+
 LARGEST = 2.0**126
 """The largest absolute value that a chunk may hold: no rounding can then carry a number to infinity."""
 _TINIEST = 2.0**-100  # blocks of still smaller numbers travel as zeros: their scale's inverse would be infinite
+_scratch = Scratch()
 
 
 class ChunkCompression(CompressionBase):
@@ -116,12 +119,13 @@ class _Blockwise(ChunkCompression):
         missing = -values.numel() % self.block
         rows = torch.nn.functional.pad(values, (0, missing)) if missing else values
         rows = rows.reshape(-1, self.block)
-        largest = _check_size(rows.abs().amax(1))  # twenty times as fast as a norm over rows, or aminmax
+        room = _scratch.like(rows)
+        largest = _check_size(torch.abs(rows, out=room).amax(1))  # twenty times as fast as a norm over rows, or aminmax
         scales = ((largest.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)  # rounded up
         scales.masked_fill_(scales < _TINIEST, 0.0)
         inverses = (127.0 / scales.float()).masked_fill_(scales == 0, 0.0)
-        codes = (rows * inverses[:, None]).round_().to(torch.int8)
-        return scales.view(torch.uint8).numpy().tobytes() + self._pack_codes(codes)
+        codes = torch.mul(rows, inverses[:, None], out=room).round_().to(torch.int8)
+        return b"".join((scales.view(torch.uint8).numpy().data, self._pack_codes(codes).data))
 
     def _unpack(self, buffer: bytes, chunk: Tensor) -> None:
         blocks = -(-chunk.numel() // self.block)
@@ -131,17 +135,17 @@ class _Blockwise(ChunkCompression):
             raise ValueError("a chunk has a scale that is negative, too large or not a number")
         whole = blocks * self.block == chunk.numel()
         rows = (chunk if whole else torch.empty(blocks * self.block)).view(blocks, self.block)
-        self._unpack_codes(buffer[2 * blocks :], rows.numpy())
+        self._unpack_codes(memoryview(buffer)[2 * blocks :], rows.numpy())
         rows.mul_((scales / 127.0)[:, None])
         if not whole:
             chunk.copy_(rows.view(-1)[: chunk.numel()])
 
     @abstractmethod
-    def _pack_codes(self, codes: Tensor) -> bytes:
+    def _pack_codes(self, codes: Tensor) -> NDArray[np.int8] | NDArray[np.uint8]:
         """The bytes of whole numbers from -127 to 127, int8 [blocks, block]."""
 
     @abstractmethod
-    def _unpack_codes(self, buffer: bytes, rows: NDArray[np.float32]) -> None:
+    def _unpack_codes(self, buffer: memoryview, rows: NDArray[np.float32]) -> None:
         """Fill the rows [blocks, block] with the numbers that were packed, or with what stands for them."""
 
 
@@ -152,10 +156,10 @@ class Blockwise8Bit(_Blockwise):
     block = 256
     bits = 8
 
-    def _pack_codes(self, codes: Tensor) -> bytes:
-        return codes.numpy().tobytes()
+    def _pack_codes(self, codes: Tensor) -> NDArray[np.int8]:
+        return codes.numpy()
 
-    def _unpack_codes(self, buffer: bytes, rows: NDArray[np.float32]) -> None:
+    def _unpack_codes(self, buffer: memoryview, rows: NDArray[np.float32]) -> None:
         np.copyto(rows, np.frombuffer(buffer, np.int8).reshape(rows.shape))
 
 
@@ -181,15 +185,15 @@ class Blockwise4Bit(_Blockwise):
         self._number_of_code = distances.argmin(1).astype(np.uint8).tobytes()
         self._code_of_low, self._code_of_high = levels[octets & 15].tobytes(), levels[octets >> 4].tobytes()
 
-    def _pack_codes(self, codes: Tensor) -> bytes:
+    def _pack_codes(self, codes: Tensor) -> NDArray[np.uint8]:
         numbers = torch.frombuffer(bytearray(codes.numpy()).translate(self._number_of_code), dtype=torch.uint8)
         low, high = numbers.view(codes.shape).chunk(2, dim=1)
-        return (low | high << 4).numpy().tobytes()
+        return (low | high << 4).numpy()
 
-    def _unpack_codes(self, buffer: bytes, rows: NDArray[np.float32]) -> None:
-        tables = self._code_of_low, self._code_of_high
+    def _unpack_codes(self, buffer: memoryview, rows: NDArray[np.float32]) -> None:
+        packed, tables = bytes(buffer), (self._code_of_low, self._code_of_high)
         for half, table in zip(np.split(rows, 2, axis=1), tables, strict=True):
-            np.copyto(half, np.frombuffer(buffer.translate(table), np.int8).reshape(half.shape))
+            np.copyto(half, np.frombuffer(packed.translate(table), np.int8).reshape(half.shape))
 
 
 @dataclass(frozen=True)

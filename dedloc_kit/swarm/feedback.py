@@ -8,6 +8,7 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.swarm.compression import ChunkCompression
+from dedloc_kit.swarm.scratch import Scratch
 
 
 class Feedback:
@@ -29,6 +30,7 @@ class Feedback:
         # What this round loses. Both are kept from round to round: new memory costs more than all the arithmetic.
         self._lost: Tensor | None = None
         self._lock = threading.Lock()
+        self._scratch = Scratch()
         # The length of a chunk and whether anything was lost of it, by its place.
         self._pending: dict[int, tuple[int, bool]] = {}
 
@@ -43,20 +45,23 @@ class Feedback:
 
     def encode(
         self, compression: ChunkCompression, chunk: Tensor, offset: int, out: Tensor | None = None
-    ) -> tuple[runtime_pb2.Tensor, Tensor]:
-        """The message of a chunk (float32 [numel]) plus its residual, and the chunk as everyone will decode it.
+    ) -> runtime_pb2.Tensor:
+        """The message of a chunk (float32 [numel]) plus its residual.
 
-        `out`, if there is one, takes the decoded chunk; it must not be the chunk itself.
+        `out`, if there is one, takes the chunk as everyone will decode it; it must not be the chunk itself.
         """
-        value = self._with_residual(chunk, offset)
+        value = self._with_residual(chunk, offset, self._scratch.like(chunk))
         message = compression.compress(value)
-        decoded = compression.extract(message, out)
         if not compression.lossless and self._weight:
             with self._lock:
-                lost = self._lost = _untouched(self._size) if self._lost is None else self._lost
-            torch.sub(value, decoded, out=lost[offset : offset + chunk.numel()]).mul_(self._weight)
+                self._lost = _untouched(self._size) if self._lost is None else self._lost
+                lost = self._lost[offset : offset + chunk.numel()]
+            decoded = compression.extract(message, lost if out is None else out)
+            torch.sub(value, decoded, out=lost).mul_(self._weight)
+        elif out is not None:
+            compression.extract(message, out)
         self._remember(offset, chunk.numel(), not compression.lossless)
-        return message, decoded
+        return message
 
     def exact(self, chunk: Tensor, offset: int) -> Tensor:
         """A chunk plus its residual (without one, the chunk itself) that a peer reduces itself, so nothing is lost."""
@@ -87,12 +92,12 @@ class Feedback:
         """Another state was loaded, to which no loss of ours belongs."""
         self._pending, self._residual = {}, None
 
-    def _with_residual(self, chunk: Tensor, offset: int) -> Tensor:
+    def _with_residual(self, chunk: Tensor, offset: int, out: Tensor | None = None) -> Tensor:
         if offset < 0 or offset + chunk.numel() > self._size:
             raise ValueError(f"a chunk at {offset} to {offset + chunk.numel()} of a vector of {self._size}")
         if self._residual is None or not self._weight:
             return chunk
-        return torch.add(chunk, self._residual[offset : offset + chunk.numel()], alpha=1.0 / self._weight)
+        return torch.add(chunk, self._residual[offset : offset + chunk.numel()], alpha=1.0 / self._weight, out=out)
 
     def _remember(self, offset: int, numel: int, lossy: bool) -> None:
         if self._weight:

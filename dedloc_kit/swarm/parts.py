@@ -71,7 +71,7 @@ class Outgoing(CompressionBase):
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
         begin = self._begins[info.key]
         compression = self._codec.small if begin >= self._layout.large else self._codec.gradients
-        return self._feedback.encode(compression, tensor, begin)[0]
+        return self._feedback.encode(compression, tensor, begin)
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         raise NotImplementedError("parts are read with `decode`, which knows how long they must be")
