@@ -4,6 +4,7 @@ The limit is the time in which a host's line can carry what a butterfly all-redu
 each sends the others their shares of its vector and the average of its own share, 2 (N - 1) / N vectors at the
 compression's nominal bits for each value. Finding the group is not part of it: both systems do that ahead. `tcp` is no
 all-reduce: it only sends as many bytes between the same hosts, and so shows how near to the limit TCP itself comes.
+`gloo` is what torch.distributed has for machines that stand together.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from benchmarks.network import Network, open_network, read_network
 from benchmarks.peers import Peer, end_on_signal
 from dedloc_kit.errors import UserError
 
-CASES = ("tcp/8bit", "ours/8bit", "ours/4bit", "ours/float16", "hivemind/8bit", "hivemind/float16")
+CASES = ("tcp/8bit", "ours/8bit", "ours/4bit", "ours/float16", "hivemind/8bit", "hivemind/float16", "gloo/none")
 _ROW = "{:>12} {:18}{:>10}{:>16}{:>10}{:>14}{:>12}"
 _ATTEMPTS = 5
 _START_SECONDS, _ROUND_SECONDS = 180.0, 600.0
@@ -73,7 +74,7 @@ def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Pa
                 addresses = peer.wait_for("joined", deadline=_START_SECONDS)["addresses"]
         joined = [peer.wait_for("joined", deadline=_START_SECONDS) for peer in peers]
         _tell(peers, "meet", "met", addresses={event["peer"]: event["addresses"] for event in joined})
-        rounds = [_round(peers, network) for _ in range(1 + options.rounds)][1:]  # the first one also connects
+        rounds = [_round(peers, network) for _ in range(options.warm_up + options.rounds)][options.warm_up :]
     seconds = [round_seconds for round_seconds, _ in rounds]
     sent = rounds[-1][1]
     mean = sum(seconds) / len(seconds)
@@ -124,7 +125,8 @@ def _parse() -> argparse.Namespace:
     add("--peers", type=int, default=4)
     add("--parameters", type=float, nargs="+", default=[18e6, 60e6])
     add("--network", default="100mbit/60ms", help="rate and round trip (needs root), or loopback")
-    add("--rounds", type=int, default=3, help="rounds to measure, after one that connects")
+    add("--warm-up", type=int, default=4, help="rounds before: the first connects, in the next ones memory is new")
+    add("--rounds", type=int, default=3, help="rounds to measure after them")
     add("--cases", nargs="+", choices=CASES, default=list(CASES))
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""One member of a bare all-reduce, for allreduce.py: with ours, with hivemind's averager, or as bare TCP traffic.
+"""One member of a bare all-reduce, for allreduce.py: with ours, hivemind's averager or gloo, or as bare TCP traffic.
 
 After the job, a line `{"do": "meet", "addresses": {ID: ADDRESSES}}` tells it who the others are, `{"do": "gather"}`
 makes it look for the group, and `{"do": "average"}` begins the all-reduce.
@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 import hivemind
 import numpy as np
+import psutil
 import torch
 from hivemind import DHT
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.compression import CompressionBase, Float16Compression, NoCompression, Uniform8BitQuantization
 from hivemind.compression.quantization import Quantization
 from hivemind.dht import DHTNode
-from torch import Tensor
+from torch import Tensor, distributed
 
 from benchmarks.baseline import Role, play
 from benchmarks.task import shapes, simulated_run
@@ -170,6 +171,33 @@ class Hivemind:
         return len(self._control.result(timeout=_LIMIT_SECONDS) or ()), ""
 
 
+class Gloo:
+    """What a data center would take: a fixed group, full precision, and nobody may leave."""
+
+    addresses: tuple[str, ...] = ()  # they find each other in a file
+
+    def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
+        folder = Path(job["folder"])
+        self.peer, self._file, self._host = folder.name, folder.with_name("gloo"), job["host"]
+        self._flat = torch.cat([gradient.flatten() for gradient in gradients])
+
+    def meet(self, peers: dict[str, list[str]]) -> None:
+        lines = psutil.net_if_addrs().items()
+        os.environ["GLOO_SOCKET_IFNAME"] = next(
+            line for line, addresses in lines if self._host in {address.address for address in addresses}
+        )
+        rank = sorted(peers).index(self.peer)
+        distributed.init_process_group("gloo", f"file://{self._file}", rank=rank, world_size=len(peers))
+
+    def gather(self) -> None:
+        pass
+
+    def average(self) -> tuple[int, str]:
+        distributed.all_reduce(self._flat)
+        self._flat /= distributed.get_world_size()
+        return distributed.get_world_size(), ""
+
+
 class PlainTcp:
     """As many bytes over plain TCP connections, all at once and without any arithmetic: what the lines give at best."""
 
@@ -210,6 +238,7 @@ class PlainTcp:
 KINDS: dict[str, Callable[[dict[str, Any], list[Tensor]], Averaging]] = {
     "ours": Ours,
     "hivemind": Hivemind,
+    "gloo": Gloo,
     "tcp": PlainTcp,
 }
 
