@@ -8,7 +8,7 @@ from typing import Literal
 from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
-from hivemind.utils import MPFuture, MSGPackSerializer
+from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import Contribution
 
@@ -31,6 +31,8 @@ class Round:
     """Peers that did so as other members say."""
     seconds: float = 0.0
     """What the all-reduce took."""
+    ended: float = field(default_factory=get_dht_time)
+    """When it was over (DHT time)."""
     longest_silence: float = 0.0
     upload_rate: float | None = None
     """Bytes per second at which this peer's gradients came to the reducers."""

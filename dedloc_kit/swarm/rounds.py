@@ -272,6 +272,6 @@ class Rounds:
         self._troubles.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
             self._gradients.doubt(outcome.id)
-        self._tracker.suspect(outcome.culprits)
-        self._tracker.doubt(outcome.named - outcome.culprits)
+        self._tracker.suspect(outcome.culprits, outcome.ended)
+        self._tracker.doubt(outcome.named - outcome.culprits, outcome.ended)
         self._tracker.speak()

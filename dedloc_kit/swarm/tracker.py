@@ -144,9 +144,12 @@ class Tracker(threading.Thread):
         """The newest global step that anyone else holds."""
         return max((progress.step for progress in self.others().values()), default=0)
 
-    def suspect(self, peers: Collection[str]) -> None:
-        """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer."""
-        self.doubt(peers)
+    def suspect(self, peers: Collection[str], since: float = 0.0) -> None:
+        """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer.
+
+        :param since: when they failed (DHT time): what they said before may come only now
+        """
+        self.doubt(peers, since)
         with self._lock:
             for peer in peers:
                 self._offences[peer] += 1
@@ -154,10 +157,10 @@ class Tracker(threading.Thread):
                     shunned = min(LONGEST_SUSPICION, 2.0 ** self._offences[peer])
                     self._shunned[peer] = time.monotonic() + shunned
 
-    def doubt(self, peers: Collection[str]) -> None:
+    def doubt(self, peers: Collection[str], since: float = 0.0) -> None:
         """Do not count these peers until they speak again: others say that they have failed."""
         with self._lock:
-            self._suspects |= {peer: self._others[peer].time for peer in peers if peer in self._others}
+            self._suspects |= {peer: max(since, self._others[peer].time) for peer in peers if peer in self._others}
 
     def refuse(self, peers: Collection[str]) -> None:
         """Do not count these peers any more: the organizer has sent them away. Who was before and is not now may come

@@ -1,6 +1,7 @@
 """Identity, signatures and the directory, with real nodes on loopback."""
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -144,6 +145,17 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         assert mine.anyone(), "it is still alive"
         theirs.report(progress(run_id=RUN, samples=4), 0.1)
         wait_until(lambda: other.peer in mine.others(), "who speaks again is counted again")
+
+        failed = get_dht_time() + 1.0
+        mine.suspect({other.peer}, since=failed)
+        for samples in range(5, 15):
+            theirs.report(progress(run_id=RUN, samples=samples), 0.1)
+            time.sleep(0.05)
+            counted = other.peer in mine.others()
+            assert not counted or get_dht_time() > failed, "what it said before it failed does not count"
+        wait_until(lambda: get_dht_time() > failed, "time stands still")
+        theirs.report(progress(run_id=RUN, samples=15), 0.1)
+        wait_until(lambda: other.peer in mine.others(), "what it says after it failed counts")
 
         theirs.leave()
         wait_until(lambda: not mine.anyone(), "who left is still waited for")
