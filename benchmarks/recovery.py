@@ -220,8 +220,10 @@ def _missing(peer: Peer, log: Path, calm: Calm) -> int | None:
     return least
 
 
-def examine(system: str, setting: Setting, folder: Path, pause: float, deadline: float) -> dict[str, Any]:
-    """Let one system suffer all faults, one after the other, and print a line for each.
+def examine(
+    system: str, setting: Setting, faults: Sequence[str], folder: Path, pause: float, deadline: float
+) -> dict[str, Any]:
+    """Let one system suffer these faults, one after the other, and print a line for each.
 
     Raises UserError if it does not start.
     """
@@ -238,7 +240,7 @@ def examine(system: str, setting: Setting, folder: Path, pause: float, deadline:
         swarm = Swarm(volunteers[:-1], volunteers[-1], network, folder, pause, deadline)
         try:
             calm = swarm.calm()
-            for fault in FAULTS:
+            for fault in faults:
                 if fault == "line" and not isinstance(network, Network):
                     print(f"{system:10}{fault:7} n/a: only the emulator, which needs root, can cut a line")
                     continue
@@ -298,12 +300,12 @@ def main() -> int:
     results: dict[str, Any] = {}
     for system in options.systems:
         try:
-            results[system] = examine(system, setting, folder / system, options.pause, options.deadline)
+            results[system] = examine(system, setting, options.faults, folder / system, options.pause, options.deadline)
         except UserError as error:  # the other is worth knowing all the same
             print(f"{system:10} did not start: {error}", flush=True)
             results[system] = {"problem": str(error)}
     if options.json:
-        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        settings = {key: value for key, value in vars(options).items() if key not in ("json", "network")}
         options.json.write_text(json.dumps({"settings": settings, **results}, indent=2) + "\n")
     if any(result["problem"] for result in results.values()):
         return 1  # the folder stays, for its logs
@@ -322,6 +324,7 @@ def _parse() -> argparse.Namespace:
     add("--pause", type=float, default=20.0, help="seconds for which the victim is stopped, and cut off")
     add("--deadline", type=float, default=180.0, help="seconds for which the steps after a fault are awaited")
     add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to examine")
+    add("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="what the victim suffers, in this order")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
     read_network(parser, options)
