@@ -2,9 +2,10 @@
 
 The limit is the time in which a host's line can carry what a butterfly all-reduce must send through it: of N peers
 each sends the others their shares of its vector and the average of its own share, 2 (N - 1) / N vectors at the
-compression's nominal bits for each value. Finding the group is not part of it: both systems do that ahead. `tcp` is no
-all-reduce: it only sends as many bytes between the same hosts, and so shows how near to the limit TCP itself comes.
-`gloo` is what torch.distributed has for machines that stand together.
+compression's nominal bits for each value. `over sent` is the same for the bytes that really went through it, headers
+included. Finding the group is not part of it: both systems do that ahead. `tcp` is no all-reduce: it only sends as many
+bytes between the same hosts, and so shows how near to the limit TCP itself comes. `gloo` is what torch.distributed has
+for machines that stand together.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.averaging_peer import BITS
@@ -23,7 +25,7 @@ from benchmarks.peers import Peer, end_on_signal
 from dedloc_kit.errors import UserError
 
 CASES = ("tcp/8bit", "ours/8bit", "ours/4bit", "ours/float16", "hivemind/8bit", "hivemind/float16", "gloo/none")
-_ROW = "{:>12} {:18}{:>10}{:>16}{:>10}{:>14}{:>12}"
+_ROW = "{:>12} {:18}{:>10}{:>16}{:>10}{:>14}{:>12}{:>12}"
 _ATTEMPTS = 5
 _START_SECONDS, _ROUND_SECONDS = 180.0, 600.0
 
@@ -34,7 +36,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="dedloc-allreduce-"))
     results = []
     print(f"All-reduce of {options.peers} peers, {options.network_text}")
-    print(_ROW.format("parameters", "", "seconds", "(each round)", "limit", "over limit", "sent"))
+    print(_ROW.format("parameters", "", "seconds", "(each round)", "limit", "over limit", "sent", "over sent"))
     try:
         for parameters in options.parameters:
             for case in options.cases:
@@ -76,10 +78,11 @@ def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Pa
         _tell(peers, "meet", "met", addresses={event["peer"]: event["addresses"] for event in joined})
         rounds = [_round(peers, network) for _ in range(options.warm_up + options.rounds)][options.warm_up :]
     seconds = [round_seconds for round_seconds, _ in rounds]
-    sent = rounds[-1][1]
-    mean = sum(seconds) / len(seconds)
+    told = [sent for _, sent in rounds if sent is not None]
+    mean, sent = fmean(seconds), fmean(told) if told else None
     must_cross = 2 * (options.peers - 1) / options.peers * parameters * BITS[compression] / 8
-    limit = must_cross * 8 / (options.network.up_mbit * 1e6) if options.network else None
+    line = options.network.up_mbit * 1e6 / 8 if options.network else None
+    limit, limit_sent = (size / line if line and size else None for size in (must_cross, sent))
     row = _ROW.format(
         parameters,
         case,
@@ -88,6 +91,7 @@ def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Pa
         f"{limit:.2f}" if limit else "n/a",
         f"{mean / limit:.2f}" if limit else "n/a",
         f"{sent / 1e6:.1f} MB" if sent else "n/a",
+        f"{mean / limit_sent:.2f}" if limit_sent else "n/a",
     )
     print(row, flush=True)
     return {"case": case, "parameters": parameters, "seconds": seconds, "limit": limit, "bytes_per_peer": sent}
