@@ -9,7 +9,7 @@ from torch import Tensor
 class Scratch(threading.local):
     """Room for one chunk, for each thread its own, kept from call to call.
 
-    Memory that is new each time costs more than the arithmetic: the system must hand it out page by page, cleared.
+    Memory that is new each time can cost more than the arithmetic: the system hands it out page by page, cleared.
     """
 
     def __init__(self) -> None:
