@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -384,6 +385,34 @@ def test_a_database_of_something_else_is_left_alone(path: Path) -> None:
     other.close()
     with pytest.raises(UserError, match="database of something else"):
         Ledger(path)
+
+
+def statements_of_a_look(file: Path, making: int) -> int:
+    """How many statements it takes a reader to check a ledger that is made as it begins this one."""
+    statements = 0
+
+    def make(_: str) -> None:
+        nonlocal statements
+        statements += 1
+        if statements == making:
+            schema.prepare(maker)
+
+    with (
+        closing(sqlite3.connect(file, isolation_level=None)) as maker,
+        closing(sqlite3.connect(file, isolation_level=None)) as reader,
+    ):
+        maker.execute("PRAGMA journal_mode = WAL")
+        reader.set_trace_callback(make)
+        with suppress(schema.UnreadyLedger):
+            schema.check(reader, file)
+    return statements
+
+
+def test_a_ledger_that_is_made_while_somebody_looks_is_unready_or_ready_and_nothing_else(path: Path) -> None:
+    making = 1
+    while making <= statements_of_a_look(path.with_name(f"{making}.sqlite"), making):
+        making += 1
+    assert making > 1
 
 
 def test_a_ledger_of_a_newer_version_is_explained(path: Path) -> None:

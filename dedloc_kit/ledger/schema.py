@@ -121,8 +121,8 @@ def prepare(connection: sqlite3.Connection, target: int = VERSION) -> None:
     connection.create_function("now", 0, time.time)
     connection.create_function("recent_average", 2, recent_average, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
-    application, version = _marks(connection)
-    if _is_empty(connection) or (application == APPLICATION and version < target):
+    application, version, is_empty = _marks(connection)
+    if is_empty or (application == APPLICATION and version < target):
         for script in VERSIONS[version if application else 0 : target]:
             for statement in script.strip().removesuffix(";").split(";\n"):
                 connection.execute(statement)
@@ -133,8 +133,8 @@ def prepare(connection: sqlite3.Connection, target: int = VERSION) -> None:
 
 def check(connection: sqlite3.Connection, path: Path) -> None:
     """Raises UserError if this is not a ledger of this version."""
-    application, version = _marks(connection)
-    if application == 0 and _is_empty(connection):
+    application, version, is_empty = _marks(connection)
+    if application == 0 and is_empty:
         raise UnreadyLedger(f"{path} is still empty; wait until the coordinator has started")
     if application != APPLICATION:
         raise UserError(f"{path} is a database of something else; move it away or choose another folder")
@@ -144,13 +144,10 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
         raise UnreadyLedger(f"{path} was made by an earlier version; wait until the coordinator has started")
 
 
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    return bool(connection.execute("SELECT count(*) = 0 FROM sqlite_schema").fetchone()[0])
-
-
-def _marks(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Whose database this is, and of which version."""
-    application, version = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-    )
-    return application, version
+def _marks(connection: sqlite3.Connection) -> tuple[int, int, bool]:
+    """Whose database this is, of which version, and whether it is empty; all as of one moment."""
+    application, version, tables = connection.execute(
+        "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)"
+        " FROM pragma_application_id, pragma_user_version"
+    ).fetchone()
+    return application, version, tables == 0
