@@ -199,7 +199,7 @@ class Gloo:
 
 
 class PlainTcp:
-    """As many bytes over plain TCP connections, all at once and without any arithmetic: what the lines give at best."""
+    """As many bytes over plain TCP connections, all at once and without any arithmetic: what TCP makes of the lines."""
 
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
         self._server = socket.create_server((job["host"], 0))
