@@ -17,8 +17,9 @@ from dedloc_kit.swarm.signing import Signer
 MANY = 200
 """Peers from which on they spread."""
 SHARES = 16
-FULL_LOOK = 10
-"""Every so many looks all keys are asked for, however few peers are known: the many may be there already."""
+FULL_LOOK = 60
+"""Every so many looks all keys are asked for, however few peers are known: the many may be there already. Each time
+costs a request to each of the nearest nodes for each key, so it is rare."""
 
 
 class Directory:
@@ -55,8 +56,9 @@ class Directory:
         :param peers: how many others there are, as far as known; some are missed when there are many more
         :param timeout: seconds for each key
         """
-        # From half as many on, so that nobody is missed while they do not all know of as many.
-        all_keys = 2 * peers >= MANY or self._looks % FULL_LOOK == 0
+        # From half as many on, so that nobody is missed while they do not all know of as many. Who sees nobody is new
+        # or was away.
+        all_keys = peers == 0 or 2 * peers >= MANY or self._looks % FULL_LOOK == 0
         self._looks += 1
         keys = [self._name, *(self._shares if all_keys else ())]
         futures = [self._dht.get(key, latest=True, return_future=True) for key in keys]

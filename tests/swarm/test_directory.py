@@ -69,7 +69,15 @@ def test_a_newcomer_finds_the_many_at_once() -> None:
     Directory(dht, "progress").store(a_signer(1), "here", seconds=15.0, peers=MANY)
     newcomer = Directory(dht, "progress")
     assert len(newcomer.look(peers=0, timeout=1.0)) == 1
-    assert newcomer.look(peers=0, timeout=1.0) == {}
-    for _ in range(directory.FULL_LOOK - 2):
-        newcomer.look(peers=0, timeout=1.0)
-    assert len(newcomer.look(peers=0, timeout=1.0)) == 1
+
+
+def test_who_sees_few_looks_for_the_many_now_and_then_and_who_sees_nobody_each_time() -> None:
+    dht: Any = Plain()
+    kind = Directory(dht, "progress")
+    kind.look(peers=0, timeout=1.0)
+    Directory(dht, "progress").store(a_signer(1), "here", seconds=15.0, peers=MANY)
+    for _ in range(directory.FULL_LOOK - 1):
+        assert kind.look(peers=1, timeout=1.0) == {}
+    assert len(kind.look(peers=1, timeout=1.0)) == 1
+    assert kind.look(peers=1, timeout=1.0) == {}
+    assert len(kind.look(peers=0, timeout=1.0)) == 1
