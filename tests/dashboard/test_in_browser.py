@@ -66,6 +66,7 @@ CHARTS_FIT = """() => new Promise((resolve) => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     need_chromium()
+    expect.set_options(timeout=DEADLINE)
     with open_browser() as opened:
         yield opened
 

@@ -180,7 +180,7 @@ def test_the_skew_is_measured_against_the_coordinators_page(tmp_path: Path, monk
     page = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
     page.start()
     try:
-        assert clock_skew(page.url) == 0.0
+        assert clock_skew(page.url) == pytest.approx(0.0, abs=3.0)  # a busy server renews its date late
         now = time.time
         monkeypatch.setattr("dedloc_kit.machine.survey.time", _Clock(lambda: now() + 60.0))
         assert clock_skew(page.url) == pytest.approx(60.0, abs=3.0)
