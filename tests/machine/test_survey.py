@@ -23,6 +23,7 @@ from dedloc_kit.machine.survey import (
     look,
     skew_between,
 )
+from tests.swarm.harness import wait_until
 from tests.tiny import tiny_run
 
 PEER = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
@@ -180,7 +181,7 @@ def test_the_skew_is_measured_against_the_coordinators_page(tmp_path: Path, monk
     page = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
     page.start()
     try:
-        assert clock_skew(page.url) == pytest.approx(0.0, abs=3.0)  # a busy server renews its date late
+        wait_until(lambda: clock_skew(page.url) == 0.0, "a clock is ahead of itself")  # a busy page dates answers late
         now = time.time
         monkeypatch.setattr("dedloc_kit.machine.survey.time", _Clock(lambda: now() + 60.0))
         assert clock_skew(page.url) == pytest.approx(60.0, abs=3.0)
