@@ -18,15 +18,12 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.compression import Codec, decode
+from dedloc_kit.swarm.compression import ChunkCompression, Codec, decode
 from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import CHUNK, FlatLayout
 from dedloc_kit.swarm.introductions import Introductions, RollCall
-from dedloc_kit.swarm.parts import Outgoing, PartMeans, safe_fractions
-from dedloc_kit.swarm.window import AHEAD, LEAST_AHEAD, SendWindow, Taken
-
-PREFETCH = 4
-"""Parts that are encoded ahead for each reducer."""
+from dedloc_kit.swarm.parts import PartMeans, safe_fractions
+from dedloc_kit.swarm.window import SendWindow
 
 
 class Refused(Exception):
@@ -36,10 +33,13 @@ class Refused(Exception):
 class ExactAllReduce(AllReduceRunner):
     """Butterfly all-reduce of one flat vector, all of it or an error.
 
+    All arithmetic is done between two messages, in the thread that exchanges them: a part takes a millisecond, and
+    handing it to other threads would cost as much again.
+
     :param flat: this peer's vector, float32 on the CPU; it is only read
     :param average: of the same size; takes the average
-    :param sums: of the same size; room for the sums that this peer makes. After a round that failed, threads and late
-        members may still write to both
+    :param sums: of the same size; room for the sums that this peer makes. After a round that failed, late members may
+        still write to both
     :param shares: how many values each member reduces, in the order of the group; 0 for clients
     :param introduction: this peer's signed contribution
     :param introduced: checks a member's introduction and reads it; raises ValueError
@@ -70,17 +70,16 @@ class ExactAllReduce(AllReduceRunner):
         pieces = layout.chunks(shares)
         chunks = [chunk for peer in pieces for chunk in peer]
         self._begins = [begin for begin, _ in chunks]
+        self._gradients = [flat[begin:end] for begin, end in chunks]
         self._places = [average[begin:end] for begin, end in chunks]
         self._introduction, self._global_batch = introduction, global_batch
         self._layout = layout
         self._codec, self._sent, self._averaged = codec, sent, averaged
         self._patience, self._start_patience = patience, start_patience
         super().__init__(
-            tensors=[flat[begin:end] for begin, end in chunks],
+            tensors=self._gradients,
             peer_fractions=safe_fractions(shares),
-            compression=Outgoing(codec, sent, layout, self._begins),
             part_size_bytes=2**40,  # our chunks are not to be cut any further
-            prefetch=PREFETCH,
             **kwargs,
         )
         parts = self.tensor_part_container.num_parts_by_peer
@@ -102,8 +101,7 @@ class ExactAllReduce(AllReduceRunner):
         loop = asyncio.get_running_loop()
         self._roll_call = RollCall(self.ordered_peer_ids, introduced)
         self._failure: asyncio.Future[Exception] = loop.create_future()
-        ahead = max(LEAST_AHEAD, AHEAD // max(1, len(self._untold)))
-        self._windows = [SendWindow(ahead) for _ in parts]
+        self._window = SendWindow([0 if peer == self._mine else count for peer, count in enumerate(parts)])
         self._encodings: dict[int, asyncio.Future[runtime_pb2.Tensor]] = {}
         self.messages: list[runtime_pb2.Tensor | None] = [None] * len(chunks)
         """The encoded average, as everyone got it."""
@@ -117,7 +115,7 @@ class ExactAllReduce(AllReduceRunner):
     @property
     def upload_rate(self) -> float | None:
         """Bytes per second at which this peer's gradients came to the reducers, if it sent any."""
-        return sum(window.rate for window in self._windows) or None
+        return self._window.rate or None
 
     # The round as a whole
 
@@ -205,11 +203,11 @@ class ExactAllReduce(AllReduceRunner):
             self._untold.discard(peer_id)
             if not self._untold:
                 self._told.set()
-            averages = self._windows[index].averages(answers)
             received = 0
             # A reducer falls silent when one of its senders does; it must find that out before we blame it.
-            async for message in self._timed(averages, self._parts[index], 2 * self._patience):
+            async for message in self._timed(answers, self._parts[index], 2 * self._patience):
                 self._take(self._first[index] + received, message)
+                self._window.came(index, message.weight)
                 received += 1
             if received != self._parts[index]:
                 raise AllreduceException(f"it sent {received} parts of {self._parts[index]}")
@@ -229,13 +227,22 @@ class ExactAllReduce(AllReduceRunner):
         )
         if not self.weight:
             return  # nothing to add: a follower's zeros need not travel
+        first = self._first[peer_index]
         try:
-            async for part in self.tensor_part_container.iterate_input_parts_for(peer_index):
-                await self._windows[peer_index].room(len(part.buffer))
+            for number in range(first, first + self._parts[peer_index]):
+                await self._window.room(peer_index)
+                begin = self._begins[number]
+                way = self._way(begin, self._codec.gradients)
+                part = self._sent.encode(way, self._gradients[number], begin)
+                self._window.sent(peer_index, len(part.buffer))
                 yield averaging_pb2.AveragingData(tensor_part=part)
         except Exception as error:
             self._fail(AllreduceException(f"encoding failed here ({error!r:.100})"), self.peer_id)
             raise
+
+    def _way(self, begin: int, large: ChunkCompression) -> ChunkCompression:
+        """How the chunk that begins there is written down, if chunks of large tensors are written so."""
+        return self._codec.small if begin >= self._layout.large else large
 
     def _take(self, number: int, message: averaging_pb2.AveragingData) -> None:
         """The average of chunk `number`."""
@@ -270,14 +277,14 @@ class ExactAllReduce(AllReduceRunner):
     async def _reduce_own(self) -> None:
         try:
             await self.introductions()
-            loop = asyncio.get_running_loop()
+            first = self._first[self._mine]
             for index, part in enumerate(self.parts_for_local_averaging):
                 if self.weight:
-                    begin = self._begins[self._first[self._mine] + index]
-                    exact = await loop.run_in_executor(None, self._sent.exact, part, begin)
+                    exact = self._sent.exact(part, self._begins[first + index])
                     self.tensor_part_reducer.add(index, exact, self.weight)
+                    await asyncio.sleep(0)  # messages must not wait for all of it
             for index in range(len(self.parts_for_local_averaging)):
-                self.messages[self._first[self._mine] + index] = await asyncio.shield(self._encoding(index))
+                self.messages[first + index] = await asyncio.shield(self._encoding(index))
         except Exception as error:
             if not self._failure.done():
                 self._fail(AllreduceException(f"adding up failed here ({error!r:.100})"), self.peer_id)
@@ -302,14 +309,16 @@ class ExactAllReduce(AllReduceRunner):
             except Exception as error:
                 self._fail(AllreduceException(f"{sender} did not introduce itself ({error!r:.100})"), sender)
                 raise
-            taken = Taken()
-            receiving = asyncio.create_task(self._receive(sender, stream, taken))
+            arrivals: list[float] = []
+            receiving = asyncio.create_task(self._receive(sender, stream, arrivals))
             signed = MSGPackSerializer.dumps(list((await self.introductions()).signed))
             yield averaging_pb2.AveragingData(
                 code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=signed)
             )
-            async for answer in taken.answers(map(self._encoding, range(len(self.parts_for_local_averaging)))):
-                yield answer
+            for index in range(len(self.parts_for_local_averaging)):
+                average = await asyncio.shield(self._encoding(index))
+                waited = time.monotonic() - arrivals[index] if index < len(arrivals) else 0.0
+                yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=average, weight=waited)
             await receiving
             # p2pd resets a stream as soon as its server closes it, and what is still on the way is lost (about one
             # last part in a hundred on a slow line). So the member closes, which cancels this handler.
@@ -325,19 +334,22 @@ class ExactAllReduce(AllReduceRunner):
             if receiving is not None:
                 receiving.cancel()
 
-    async def _receive(self, sender: PeerID, stream: AsyncIterator[averaging_pb2.AveragingData], taken: Taken) -> None:
-        """A member's gradients for the values that this peer reduces."""
+    async def _receive(
+        self, sender: PeerID, stream: AsyncIterator[averaging_pb2.AveragingData], arrivals: list[float]
+    ) -> None:
+        """A member's gradients for the values that this peer reduces, and when each part of them has come."""
         contribution = self._roll_call.contribution_of(sender)
         if contribution is None or not contribution.samples:
             return
         sizes = [len(part) for part in self.parts_for_local_averaging]
         try:
             async for message in self._timed(stream, len(sizes), self._patience):
-                part = decode(message.tensor_part, sizes[taken.parts], self._part[: sizes[taken.parts]])
-                self.tensor_part_reducer.add(taken.parts, part, float(contribution.samples))
-                taken.add()
-            if taken.parts != len(sizes):
-                raise AllreduceException(f"it sent {taken.parts} parts of {len(sizes)}")
+                index = len(arrivals)
+                arrivals.append(time.monotonic())
+                part = decode(message.tensor_part, sizes[index], self._part[: sizes[index]])
+                self.tensor_part_reducer.add(index, part, float(contribution.samples))
+            if len(arrivals) != len(sizes):
+                raise AllreduceException(f"it sent {len(arrivals)} parts of {len(sizes)}")
         except Exception as error:
             self._fail(AllreduceException(f"{sender} stopped sending ({error!r:.100})"), sender)
             raise
@@ -355,8 +367,7 @@ class ExactAllReduce(AllReduceRunner):
         average = await self.tensor_part_reducer.mean(index)
         number = self._first[self._mine] + index
         begin, place = self._begins[number], self._places[number]
-        compression = self._codec.small if begin >= self._layout.large else self._codec.averages
-        return self._averaged.encode(compression, average, begin, place)
+        return self._averaged.encode(self._way(begin, self._codec.averages), average, begin, place)
 
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).

@@ -33,7 +33,7 @@ from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.swarm.gradients import MOST_BATCHES
-from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, read_members
+from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, read_members, sorted_group
 from dedloc_kit.swarm.introductions import Introductions
 from dedloc_kit.swarm.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
 from dedloc_kit.swarm.offers import RecentAverage
@@ -212,7 +212,7 @@ class GradientAverager(StateSharing):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **_: Any) -> Round:
         """Average with this group; every way to fail becomes a Round, so the optimizer decides in one place."""
-        search, round_id = _search.get(), group_info.group_id.hex()
+        search, round_id, group_info = _search.get(), group_info.group_id.hex(), sorted_group(group_info)
         runner: ExactAllReduce | None = None
         try:
             bandwidths, expected = read_members(group_info)
@@ -307,8 +307,8 @@ class GradientAverager(StateSharing):
         self.keep(RecentAverage(after=search.after, round=round_id, step=search.step, metadata=metadata, parts=parts))
 
     def _forget_round(self) -> None:
-        """After a failure: threads may go on for a moment, and a member that had stalled may still send its parts; they
-        must not get into the next round, so the memory of this one is not used again."""
+        """After a failure: a member that had stalled may still send its parts; they must not get into the next round,
+        so the memory of this one is not used again."""
         self._average, self._sums = torch.empty(self._layout.size), torch.empty(self._layout.size)
         self._sent.discard()
         self._averaged.discard()

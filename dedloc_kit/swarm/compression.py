@@ -85,12 +85,13 @@ class Float32(ChunkCompression):
         return np.dtype(self._dtype).itemsize * numel
 
     def _pack(self, values: Tensor) -> bytes:
-        values = _check_size(values).clamp(-self._largest, self._largest)
+        _check_size(float(values.abs().amax()))
+        values = values.clamp(-self._largest, self._largest)
         return values.numpy().astype(self._dtype, copy=False).tobytes()
 
     def _unpack(self, buffer: bytes, chunk: Tensor) -> None:
         np.copyto(chunk.numpy(), np.frombuffer(buffer, self._dtype))
-        _check_size(chunk)
+        _check_size(float(chunk.abs().amax()))
 
 
 class Float16(Float32):
@@ -120,23 +121,24 @@ class _Blockwise(ChunkCompression):
         rows = torch.nn.functional.pad(values, (0, missing)) if missing else values
         rows = rows.reshape(-1, self.block)
         room = _scratch.like(rows)
-        largest = _check_size(torch.abs(rows, out=room).amax(1))  # twenty times as fast as a norm over rows, or aminmax
-        scales = ((largest.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)  # rounded up
-        scales.masked_fill_(scales < _TINIEST, 0.0)
-        inverses = (127.0 / scales.float()).masked_fill_(scales == 0, 0.0)
-        codes = torch.mul(rows, inverses[:, None], out=room).round_().to(torch.int8)
-        return b"".join((scales.view(torch.uint8).numpy().data, self._pack_codes(codes).data))
+        largest = torch.abs(rows, out=room).amax(1).numpy()  # twenty times as fast as a norm over rows, or aminmax
+        _check_size(float(largest.max()))
+        # The scales are few: an operation of numpy on them takes a fifth of the time of one of torch.
+        scales = ((largest.view(np.uint32) + 0xFFFF) >> 16 << 16).view(np.float32)  # rounded up
+        scales[scales < _TINIEST] = 0.0
+        inverses = np.divide(127.0, scales, out=np.zeros_like(scales), where=scales > 0)
+        codes = torch.mul(rows, torch.from_numpy(inverses)[:, None], out=room).round_().to(torch.int8)
+        return b"".join(((scales.view(np.uint32) >> 16).astype(np.uint16).data, self._pack_codes(codes).data))
 
     def _unpack(self, buffer: bytes, chunk: Tensor) -> None:
         blocks = -(-chunk.numel() // self.block)
-        scales = torch.from_numpy(np.frombuffer(buffer, np.uint16, blocks).astype(np.int32) << 16).view(torch.float32)
-        smallest, largest = torch.aminmax(scales)
-        if not (float(smallest) >= 0.0 and float(largest) <= LARGEST):  # so that NaN is refused as well
+        scales = (np.frombuffer(buffer, np.uint16, blocks).astype(np.uint32) << 16).view(np.float32)
+        if not (scales.min() >= 0.0 and scales.max() <= LARGEST):  # so that NaN is refused as well
             raise ValueError("a chunk has a scale that is negative, too large or not a number")
         whole = blocks * self.block == chunk.numel()
         rows = (chunk if whole else torch.empty(blocks * self.block)).view(blocks, self.block)
         self._unpack_codes(memoryview(buffer)[2 * blocks :], rows.numpy())
-        rows.mul_((scales / 127.0)[:, None])
+        rows.mul_(torch.from_numpy(scales / 127.0)[:, None])
         if not whole:
             chunk.copy_(rows.view(-1)[: chunk.numel()])
 
@@ -237,7 +239,6 @@ def decode(message: runtime_pb2.Tensor, numel: int, out: Tensor | None = None) -
     return _BY_TAG[message.dtype].extract(message, out)
 
 
-def _check_size(values: Tensor) -> Tensor:
-    if not float(values.abs().amax()) <= LARGEST:  # so that NaN is refused as well
+def _check_size(largest: float) -> None:
+    if not largest <= LARGEST:  # so that NaN is refused as well
         raise ValueError("a chunk holds numbers that are not finite, or larger than 8e37")
-    return values

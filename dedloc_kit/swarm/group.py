@@ -87,6 +87,17 @@ class Begin:
     limit: float
 
 
+def sorted_group(group: GroupInfo) -> GroupInfo:
+    """The group with its members sorted by their ids; its leader shuffles them.
+
+    So each reduces about the same values as in the round before: what its averages lost there is made good with the
+    next ones, and its memory for them is a share of the vector, not the whole.
+    """
+    order = sorted(range(len(group.peer_ids)), key=lambda index: group.peer_ids[index].to_base58())
+    peers, gathered = (tuple(values[index] for index in order) for values in (group.peer_ids, group.gathered))
+    return GroupInfo(group.group_id, peers, gathered)
+
+
 def read_members(group: GroupInfo) -> tuple[list[float | None], float]:
     """The members' bandwidths (None: unknown, 0: client) and how many peers there should be.
 

@@ -1,16 +1,10 @@
-"""The parts in which a flat vector travels through an all-reduce: encoded at one end, added up at the other."""
+"""The parts in which a flat vector travels through an all-reduce, added up by their reducer."""
 
 import asyncio
 from collections.abc import Sequence
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException
-from hivemind.compression import CompressionBase, CompressionInfo
-from hivemind.proto import runtime_pb2
-
-from dedloc_kit.swarm.compression import Codec
-from dedloc_kit.swarm.feedback import Feedback
-from dedloc_kit.swarm.flat import FlatLayout
 
 
 class PartMeans:
@@ -58,26 +52,6 @@ class PartMeans:
                 mean.set_exception(AllreduceException("the round is over"))
                 mean.exception()  # not everyone waits: without this asyncio complains
         self.finished.set()
-
-
-class Outgoing(CompressionBase):
-    """Encodes a peer's gradient chunk by chunk, with error feedback; hivemind hands each chunk with its index."""
-
-    compression_type = runtime_pb2.CompressionType.NONE
-
-    def __init__(self, codec: Codec, feedback: Feedback, layout: FlatLayout, begins: Sequence[int]) -> None:
-        self._codec, self._feedback, self._layout, self._begins = codec, feedback, layout, begins
-
-    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
-        begin = self._begins[info.key]
-        compression = self._codec.small if begin >= self._layout.large else self._codec.gradients
-        return self._feedback.encode(compression, tensor, begin)
-
-    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        raise NotImplementedError("parts are read with `decode`, which knows how long they must be")
-
-    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        return 1.0
 
 
 def safe_fractions(shares: Sequence[int]) -> tuple[float, ...]:

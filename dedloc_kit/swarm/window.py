@@ -1,101 +1,75 @@
 """How far a member of an all-reduce is ahead of its reducers.
 
 What is sent at once only fills buffers on the way: the averages, which share the connection, wait behind it, and where
-several members send to one, its line loses packets. So gradients go as averages come. How fast a line is shows in how
-long a part is on its way; for that a reducer confirms each part whose average cannot go back at once.
+several members send to one, its line loses packets. So gradients go as averages come, to all reducers in step: more of
+them are on their way to a reducer whose averages take longer, and all reducers are done at the same time.
+
+How fast a line is shows in how long a part is on its way; for that a reducer says with each average for how long the
+member's own part had been there.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
-from hivemind.proto import averaging_pb2, runtime_pb2
-
 AHEAD, LEAST_AHEAD = 12, 4
-"""Parts of a member whose averages have not come: for all reducers together, and at least for each."""
+"""Parts of a member whose averages have not come: at least in all, and at least for each reducer."""
 LONGEST_WAIT = 1.0
 """Seconds until a member sends its next part in any case: who sends nothing for long counts as gone."""
 
 
 class SendWindow:
-    """What a member has sent to one reducer, and what of it has come.
+    """What a member has sent to its reducers, and what of it has come.
 
-    :param ahead: how many parts may be sent before their averages come
+    :param parts: how many parts go to each reducer; 0 for peers that are none, and for the member itself
     """
 
-    def __init__(self, ahead: int) -> None:
-        self._ahead = ahead
-        self._sent = self._arrived = self._averages = 0
+    def __init__(self, parts: Sequence[int]) -> None:
+        self._parts = parts
+        self._ahead = max(AHEAD, LEAST_AHEAD * sum(map(bool, parts)))
+        self._sent = [0] * len(parts)
+        self._under_way: list[deque[float]] = [deque() for _ in parts]  # since when, for parts without an average
         self._news = asyncio.Event()
-        self._bytes = 0
-        self._busy_since = self._busy_seconds = 0.0  # busy: a part of ours is on its way
+        self._bytes = [0] * len(parts)
+        self._busy_seconds = [0.0] * len(parts)  # in which a part was on its way
+        self._last_arrival = [0.0] * len(parts)
 
     @property
     def rate(self) -> float:
-        """Bytes per second while any were on their way; 0 before all have come."""
-        return self._bytes / self._busy_seconds if self._arrived == self._sent and self._busy_seconds else 0.0
+        """Bytes per second to all reducers while any were on their way; 0 before all averages have come."""
+        if any(self._under_way):
+            return 0.0
+        return sum(size / busy for size, busy in zip(self._bytes, self._busy_seconds, strict=True) if busy)
 
-    async def room(self, size: int) -> None:
-        """Wait until the next part, of so many bytes, may go."""
+    async def room(self, reducer: int) -> None:
+        """Wait until the next part for this reducer may go."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_WAIT):
-                while self._sent - self._averages >= self._ahead:
+                while sum(map(len, self._under_way)) >= self._ahead or self._progress(reducer) > min(
+                    map(self._progress, range(len(self._parts)))
+                ):
                     self._news.clear()
                     await self._news.wait()
-        if self._sent == self._arrived:
-            self._busy_since = time.monotonic()
-        self._sent += 1
-        self._bytes += size
 
-    async def averages(
-        self, answers: AsyncIterator[averaging_pb2.AveragingData]
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """What the reducer answers, without its receipts; those for parts that were never sent are left in."""
-        async for answer in answers:
-            if self._arrived < self._sent and _is_receipt(answer):
-                self._come(self._arrived + 1)
-            else:
-                self._averages += 1
-                self._news.set()
-                if self._arrived < min(self._averages, self._sent):
-                    self._come(self._averages)  # for our part of it has come
-                yield answer
-
-    def _come(self, parts: int) -> None:
-        self._arrived = parts
-        if parts == self._sent:
-            self._busy_seconds += time.monotonic() - self._busy_since
-
-
-class Taken:
-    """How many parts of a member its reducer has added up."""
-
-    def __init__(self) -> None:
-        self.parts = 0
-        self._news = asyncio.Event()
-
-    def add(self) -> None:
-        self.parts += 1
+    def sent(self, reducer: int, size: int) -> None:
+        """A part, of so many bytes, goes now."""
+        self._under_way[reducer].append(time.monotonic())
+        self._sent[reducer] += 1
+        self._bytes[reducer] += size
         self._news.set()
 
-    async def answers(
-        self, averages: Iterable["asyncio.Future[runtime_pb2.Tensor]"]
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """The averages as they are done; while one takes its time, a receipt for each part that has been taken."""
-        told = 0
-        for number, average in enumerate(averages, start=1):
-            average.add_done_callback(lambda _: self._news.set())
-            while not average.done():
-                if told < self.parts:
-                    told += 1
-                    yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART)
-                else:
-                    self._news.clear()
-                    await self._news.wait()
-            yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=average.result())
-            told = max(told, number)
+    def came(self, reducer: int, waited: float) -> None:
+        """Its next average has come. Our part had been there for so many seconds, as the reducer says."""
+        if not self._under_way[reducer]:  # a follower's parts do not travel
+            return
+        began, now = self._under_way[reducer].popleft(), time.monotonic()
+        arrival = min(max(now - waited, began), now) if waited >= 0.0 else now  # so that NaN is none
+        self._busy_seconds[reducer] += max(0.0, arrival - max(began, self._last_arrival[reducer]))
+        self._last_arrival[reducer] = arrival
+        self._news.set()
 
-
-def _is_receipt(answer: averaging_pb2.AveragingData) -> bool:
-    return answer.code == averaging_pb2.AVERAGED_PART and not answer.HasField("tensor_part")
+    def _progress(self, reducer: int) -> float:
+        parts = self._parts[reducer]
+        return self._sent[reducer] / parts if parts else 1.0

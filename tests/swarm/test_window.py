@@ -1,56 +1,74 @@
-"""How far a member of an all-reduce is ahead of a reducer."""
+"""How far a member of an all-reduce is ahead of its reducers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import math
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from hivemind.proto import averaging_pb2, runtime_pb2
 
 from dedloc_kit.swarm import window
-from dedloc_kit.swarm.window import SendWindow, Taken
-
-RECEIPT = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART)
-AVERAGE = averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=b"1"))
+from dedloc_kit.swarm.window import AHEAD, SendWindow
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 20.0))
 
 
-class Reducer:
-    """Answers what it is told to."""
+async def waits(*tasks: "asyncio.Future[None]") -> bool:
+    return not (await asyncio.wait(tasks, timeout=0.2))[0]
 
-    def __init__(self, sender: SendWindow) -> None:
-        self._answers: asyncio.Queue[averaging_pb2.AveragingData] = asyncio.Queue()
-        self.averages = sender.averages(self._stream())
 
-    async def _stream(self) -> AsyncIterator[averaging_pb2.AveragingData]:
-        while True:
-            yield await self._answers.get()
-
-    def say(self, *answers: averaging_pb2.AveragingData) -> None:
-        for answer in answers:
-            self._answers.put_nowait(answer)
+async def send(sender: SendWindow, reducer: int, size: int = 100) -> None:
+    await sender.room(reducer)
+    sender.sent(reducer, size)
 
 
 def test_a_part_waits_until_an_average_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "LONGEST_WAIT", 60.0)
 
     async def test() -> None:
-        sender = SendWindow(ahead=2)
-        reducer = Reducer(sender)
-        await sender.room(100)
-        await sender.room(100)
-        third = asyncio.create_task(sender.room(100))
-        reducer.say(RECEIPT, RECEIPT)
-        coming = asyncio.ensure_future(anext(reducer.averages))
-        assert not (await asyncio.wait({third, coming}, timeout=0.2))[0], (
-            "a receipt made room, or passed for an average"
-        )
-        reducer.say(AVERAGE)
-        await third
-        assert await coming == AVERAGE
+        sender = SendWindow([0, 100])
+        for _ in range(AHEAD):
+            await send(sender, 1)
+        one_more = asyncio.create_task(send(sender, 1))
+        assert await waits(one_more)
+        sender.came(1, 0.0)
+        await one_more
+        assert await waits(asyncio.create_task(send(sender, 1)))
+
+    run(test())
+
+
+def test_all_reducers_get_their_parts_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "LONGEST_WAIT", 60.0)
+
+    async def test() -> None:
+        sender = SendWindow([3, 0, 6])  # the third reduces twice as much as the first
+        order = []
+
+        async def send_all(reducer: int, parts: int) -> None:
+            for _ in range(parts):
+                await send(sender, reducer)
+                order.append(reducer)
+
+        await asyncio.gather(send_all(0, 3), send_all(2, 6))
+        assert [order[:k].count(0) for k in (3, 6, 9)] == [1, 2, 3]
+
+    run(test())
+
+
+def test_a_slow_reducer_has_more_parts_under_way_than_a_quick_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "LONGEST_WAIT", 60.0)
+
+    async def test() -> None:
+        sender = SendWindow([100, 100])
+        for _ in range(AHEAD - 1):
+            await send(sender, 0)
+            await send(sender, 1)
+            sender.came(0, 0.0)  # while the other says nothing
+        await send(sender, 1)
+        assert await waits(asyncio.create_task(send(sender, 0)))
 
     run(test())
 
@@ -59,59 +77,50 @@ def test_a_part_goes_after_a_second_in_any_case(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(window, "LONGEST_WAIT", 0.05)
 
     async def test() -> None:
-        sender = SendWindow(ahead=1)
-        for _ in range(3):
-            await sender.room(100)
+        sender = SendWindow([100, 100])
+        for _ in range(AHEAD + 2):  # it has not begun with the other at all
+            await send(sender, 0)
 
     run(test())
 
 
 def test_the_rate_counts_only_the_time_in_which_a_part_is_on_its_way() -> None:
     async def test() -> None:
-        sender = SendWindow(ahead=3)
-        reducer = Reducer(sender)
-        await sender.room(500)
+        sender = SendWindow([9, 0])
+        await send(sender, 0, 500)
         assert sender.rate == 0.0
-        reducer.say(RECEIPT, AVERAGE)
-        await anext(reducer.averages)
-        at_once = sender.rate
-        await asyncio.sleep(0.3)  # nothing is on its way
-        assert sender.rate == at_once > 500 / 0.3
-        await sender.room(500)
         await asyncio.sleep(0.3)
-        reducer.say(AVERAGE)  # says that the part has come, too
-        await anext(reducer.averages)
-        assert 0.0 < sender.rate < 1000 / 0.3
+        sender.came(0, 0.2)  # for so long it had been there
+        at_once = sender.rate
+        assert 500 / 0.3 < at_once <= 500 / 0.1
+        await asyncio.sleep(0.3)  # nothing is on its way
+        assert sender.rate == at_once
+        await send(sender, 0, 500)
+        await asyncio.sleep(0.3)
+        sender.came(0, 0.0)
+        assert 0.0 < sender.rate <= 1000 / 0.4
 
     run(test())
 
 
-def test_a_receipt_for_what_was_never_sent_is_taken_for_an_average() -> None:
+@pytest.mark.parametrize("waited", [-5.0, 1e9, math.inf, -math.inf, math.nan])
+def test_a_time_that_cannot_be_makes_no_impossible_rate(waited: float) -> None:
     async def test() -> None:
-        sender = SendWindow(ahead=3)
-        reducer = Reducer(sender)
-        await sender.room(100)
-        reducer.say(RECEIPT, RECEIPT)
-        assert await anext(reducer.averages) == RECEIPT  # whoever reads it finds no numbers in it
+        sender = SendWindow([9])
+        for _ in range(2):
+            await send(sender, 0, 500)
+            await asyncio.sleep(0.1)
+        sender.came(0, waited)
+        sender.came(0, 0.0)
+        assert 1000 / 0.5 < sender.rate <= 1000 / 0.1 + 1
 
     run(test())
 
 
-def test_a_reducer_confirms_parts_only_while_an_average_takes_its_time() -> None:
+def test_averages_of_parts_that_never_travelled_are_no_news() -> None:
     async def test() -> None:
-        averages: list[asyncio.Future[runtime_pb2.Tensor]] = [asyncio.get_running_loop().create_future() for _ in "123"]
-        taken = Taken()
-        answers = taken.answers(averages)
-        taken.add()
-        assert await anext(answers) == RECEIPT
-        taken.add()
-        averages[0].set_result(AVERAGE.tensor_part)
-        averages[1].set_result(AVERAGE.tensor_part)
-        assert [await anext(answers) for _ in "12"] == [AVERAGE, AVERAGE]
-        last = asyncio.ensure_future(anext(answers))
-        assert not (await asyncio.wait({last}, timeout=0.2))[0], "a part was confirmed that its average had confirmed"
-        averages[2].set_exception(ValueError("the round is over"))
-        with pytest.raises(ValueError, match="over"):
-            await last
+        sender = SendWindow([9])
+        sender.came(0, 0.0)
+        assert sender.rate == 0.0
 
     run(test())
