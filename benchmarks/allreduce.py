@@ -129,7 +129,7 @@ def _parse() -> argparse.Namespace:
     add("--peers", type=int, default=4)
     add("--parameters", type=float, nargs="+", default=[18e6, 60e6])
     add("--network", default="100mbit/60ms", help="rate and round trip (needs root), or loopback")
-    add("--warm-up", type=int, default=4, help="rounds before: the first connects, in the next ones memory is new")
+    add("--warm-up", type=int, default=8, help="rounds before: the first connects, in the next ones memory is new")
     add("--rounds", type=int, default=3, help="rounds to measure after them")
     add("--cases", nargs="+", choices=CASES, default=list(CASES))
     add("--json", type=Path, help="a file for the results")

@@ -1,7 +1,5 @@
 """Error feedback: what the few bits of a round lose is sent with the next one."""
 
-import threading
-
 import numpy as np
 import torch
 from hivemind.proto import runtime_pb2
@@ -16,8 +14,7 @@ class Feedback:
 
     So nothing is lost for good, however coarse the codec (Seide et al. 2014; Karimireddy et al. 2019, arXiv
     1901.09847; for the reducer's average Tang et al. 2019, arXiv 1905.05957). Chunks are known by their place in the
-    flat vector, for it is cut differently from round to round. `encode` and `exact` may run in several threads for
-    chunks that do not overlap.
+    flat vector, for it is cut differently from round to round.
 
     :param size: how many numbers the flat vector has
     """
@@ -29,7 +26,6 @@ class Feedback:
         self._residual: Tensor | None = None
         # What this round loses. Both are kept from round to round: new memory costs more than all the arithmetic.
         self._lost: Tensor | None = None
-        self._lock = threading.Lock()
         self._scratch = Scratch()
         # The length of a chunk and whether anything was lost of it, by its place.
         self._pending: dict[int, tuple[int, bool]] = {}
@@ -53,9 +49,8 @@ class Feedback:
         value = self._with_residual(chunk, offset, self._scratch.like(chunk))
         message = compression.compress(value)
         if not compression.lossless and self._weight:
-            with self._lock:
-                self._lost = _untouched(self._size) if self._lost is None else self._lost
-                lost = self._lost[offset : offset + chunk.numel()]
+            self._lost = _untouched(self._size) if self._lost is None else self._lost
+            lost = self._lost[offset : offset + chunk.numel()]
             decoded = compression.extract(message, lost if out is None else out)
             torch.sub(value, decoded, out=lost).mul_(self._weight)
         elif out is not None:
@@ -86,7 +81,7 @@ class Feedback:
 
     def discard(self) -> None:
         """The round failed: it is as if it had never been."""
-        self._pending, self._lost = {}, None  # a thread of that round may still write to its buffer
+        self._pending = {}
 
     def reset(self) -> None:
         """Another state was loaded, to which no loss of ours belongs."""

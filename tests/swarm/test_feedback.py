@@ -1,7 +1,5 @@
 """Error feedback gives back what compression lost, whatever happens between two rounds."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -192,22 +190,3 @@ def test_without_compression_feedback_takes_no_memory() -> None:
 def test_a_chunk_outside_the_vector_is_refused(offset: int, length: int) -> None:
     with pytest.raises(ValueError, match=f"of a vector of {SIZE}"):
         Feedback(SIZE).encode(Blockwise8Bit(), torch.zeros(length), offset)
-
-
-def test_several_threads_encode_what_one_does() -> None:
-    size, step = 100_000, 1000
-    together, alone = Feedback(size), Feedback(size)
-
-    def encoder(feedback: Feedback, vector: Tensor) -> Callable[[int], bytes]:
-        feedback.begin(1.0)
-        return lambda begin: feedback.encode(Blockwise4Bit(), vector[begin : begin + step], begin).buffer
-
-    begins = range(0, size, step)
-    with ThreadPoolExecutor(8) as pool:
-        for seed in range(4):
-            vector = torch.randn(size, generator=torch.Generator().manual_seed(seed))
-            found = list(pool.map(encoder(together, vector), begins))
-            expected = list(map(encoder(alone, vector), begins))
-            together.commit()
-            alone.commit()
-            assert found == expected
