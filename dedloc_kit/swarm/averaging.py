@@ -143,6 +143,9 @@ class GradientAverager(StateSharing):
     def call_off(self, gathering: Gathering) -> None:
         """Leave the group, unless the round is over."""
         if gathering.searching():
+            # hivemind's `cancel` wakes the search before it marks the step as cancelled; one that looks in between goes
+            # on to its end, and the next round waits for it. So the mark comes first.
+            MPFuture.cancel(gathering.control)
             gathering.control.cancel()
         self._outer_pipe.send(("_begin", [], {"number": gathering.search.number, "begin": None}))
 

@@ -76,7 +76,8 @@ class Gathering:
         return float(self.search.members.result()[0])
 
     def searching(self) -> bool:
-        return not self.control.done() and bool(self.control.stage == AveragingStage.LOOKING_FOR_GROUP)
+        before = (AveragingStage.IDLE, AveragingStage.LOOKING_FOR_GROUP)
+        return not self.control.done() and self.control.stage in before
 
 
 @dataclass(frozen=True)

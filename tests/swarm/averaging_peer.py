@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hivemind.averaging.control import AveragingStage
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
@@ -22,10 +23,11 @@ from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import allreduce, averaging
 from dedloc_kit.swarm.flat import FlatLayout
-from dedloc_kit.swarm.group import Round
+from dedloc_kit.swarm.group import Gathering, Round
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.node import addresses_of, open_node
 from dedloc_kit.swarm.signing import Signer
+from tests.swarm.harness import wait_until
 from tests.tiny import tiny_run
 
 SIZE = 2_000_000  # 8 MB: some parts for each member
@@ -94,10 +96,11 @@ def main() -> None:
             name="",
             time=time.time(),
         )
+        search = {"leaders": job["leaders"], "expected": job["expected_peers"], "window": job["window"]}
         began = time.monotonic()
-        gathering = averager.gather(
-            step=job["step"], after="", leaders=job["leaders"], expected=job["expected_peers"], window=job["window"]
-        )
+        if who["fault"] == "calls off haltingly":
+            call_off_haltingly(averager, averager.gather(step=job["step"] + 100, after="", **search))
+        gathering = averager.gather(step=job["step"], after="", **search)
         averager.begin(gathering, mine, patience=10.0, start_patience=20.0, limit=60.0)
         try:
             outcome = gathering.control.result()
@@ -122,6 +125,20 @@ def main() -> None:
         )
     averager.shutdown()
     node.shutdown()
+
+
+def call_off_haltingly(averager: averaging.GradientAverager, gathering: Gathering) -> None:
+    """As on a busy machine: whoever the call goes to runs before the caller does again."""
+    wait_until(lambda: gathering.control.stage == AveragingStage.LOOKING_FOR_GROUP, "the search does not begin")
+    control = gathering.control
+    told = control._cancel.set_result
+
+    def tell(result: None) -> None:
+        told(result)
+        time.sleep(1.0)
+
+    control._cancel.set_result = tell
+    averager.call_off(gathering)
 
 
 def no_state() -> tuple[dict[str, Any], list[torch.Tensor]]:

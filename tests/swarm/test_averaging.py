@@ -141,6 +141,13 @@ def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient
     assert again[0]["right"] == 1.0
 
 
+def test_a_search_that_is_called_off_is_over_and_the_next_one_begins(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "calls off haltingly"]) as members:
+        answers = a_round(members)
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 2, answers
+    assert answers[1]["seconds"] < 20.0, "called off, not timed out"
+
+
 @pytest.mark.parametrize("fault", ["sends nan", "truncates"])
 def test_a_member_that_sends_what_cannot_be_right_poisons_nobody_and_is_named(tmp_path: Path, fault: str) -> None:
     with group(tmp_path, ["", "", fault]) as members:
