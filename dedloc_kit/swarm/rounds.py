@@ -196,7 +196,7 @@ class Rounds:
             return
         others = self._tracker.others()
         samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
-        if members & self._awaited - others.keys():  # somebody has gone since; without it the group cannot average
+        if members & self._awaited & self._tracker.gone():  # without them the group cannot average
             self._averager.call_off(gathering)
         elif samples >= self._run.global_batch or gathering.called:
             if members >= self._awaited:  # otherwise it is the window that it took

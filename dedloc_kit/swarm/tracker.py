@@ -76,6 +76,7 @@ class Tracker(threading.Thread):
         self._dirty = False
         self._period = 0.0
         self._others: dict[str, Progress] = {}
+        self._left: frozenset[str] = frozenset()
         self._ignored: set[tuple[bytes, float]] = set()  # records that the last look ignored
         self._suspects: dict[str, float] = {}
         self._shunned: dict[str, float] = {}
@@ -118,6 +119,11 @@ class Tracker(threading.Thread):
                 and self._suspects.get(peer, 0.0) < progress.time
                 and self._shunned.get(peer, 0.0) < now
             }
+
+    def gone(self) -> frozenset[str]:
+        """Peers that said that they leave, or were sent away; those whose records lapsed may only be slow to report."""
+        with self._lock:
+            return self._left | self._refused
 
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
@@ -183,12 +189,14 @@ class Tracker(threading.Thread):
         """Fetch everyone's progress now."""
         with self._looking:
             entries = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT)
-            others, ignored = {}, set()
+            others, left, ignored = {}, set(), set()
             for subkey, entry in entries.items():
-                if entry.value is None:  # left
-                    continue
                 try:
-                    peer, progress = author(subkey), self._checked(entry.value)
+                    peer = author(subkey)
+                    if entry.value is None:
+                        left.add(peer)
+                        continue
+                    progress = self._checked(entry.value)
                 except (ValueError, TypeError) as error:
                     ignored.add((subkey, entry.expiration_time))
                     if (subkey, entry.expiration_time) not in self._ignored:
@@ -198,7 +206,7 @@ class Tracker(threading.Thread):
                     others[peer] = progress
             self._ignored = ignored
         with self._lock:
-            self._others = others
+            self._others, self._left = others, frozenset(left)
 
     def _checked(self, value: object) -> Progress:
         progress = Progress.parse(value)
