@@ -55,6 +55,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
 PROGRESS = (
     "getting ready",
     "reading the invitation",
+    "checking the machine",
     "loading the libraries",
     "starting",
     "connecting",
