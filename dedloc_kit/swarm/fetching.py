@@ -11,10 +11,10 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from dedloc_kit.swarm.transfer import MESSAGE_BYTES, Download
 
-STREAMS, STREAMS_OF_DONOR = 6, 3
-"""At most, from different donors if there are several. One libp2p stream leaves a long line idle again and again."""
+STREAMS = 6
+"""From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
 CONNECT_SECONDS = 10.0
-RETRY_SECONDS = 2.0
+RETRY_SECONDS = 5.0
 """After this long a donor that failed or was busy is asked again while others are at work."""
 PAUSE_SECONDS = (1.0, 3.0)
 """Between two rounds of asking all donors."""
@@ -74,7 +74,7 @@ class Fetching:
         """One round; returns the answers of those who do not deliver (any more)."""
         answers: dict[str, str] = {}
         # Several times each, so that one donor can serve all streams if there is no other.
-        queue = deque(STREAMS_OF_DONOR * random.sample(self._donors, len(self._donors)))
+        queue = deque(STREAMS * random.sample(self._donors, len(self._donors)))
 
         warned = set[str]()
 

@@ -10,7 +10,7 @@ from typing import Any
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
 from dedloc_kit.swarm.dht import kept_alive
-from dedloc_kit.swarm.fetching import STREAMS_OF_DONOR
+from dedloc_kit.swarm.fetching import STREAMS
 from dedloc_kit.swarm.offers import Offer, RecentAverage
 from dedloc_kit.swarm.transfer import Header, Request, alive_until, encode, receive_request, send, upload
 
@@ -73,7 +73,7 @@ class Giving:
             yield False
             return
         mine = uploads.setdefault(peer, [])
-        if len(mine) >= STREAMS_OF_DONOR:
+        if len(mine) >= STREAMS:
             mine.pop(0).cancel()  # it would not ask again if that one still worked
         mine.append(task)
         try:

@@ -30,7 +30,7 @@ from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.sharing import StateSharing
 
 RUN = "sharing-0123456789abcdef"
-NUMBERS = 6_000_000  # 24 MB: several blocks for each stream
+NUMBERS = 6_000_000  # 24 MB
 
 
 class Faults:
@@ -148,6 +148,7 @@ class Peer:
 
     def __init__(self, who: dict[str, Any]) -> None:
         transfer.SLOW_SECONDS, giving.LINGER_SECONDS = 3.0, 3.0
+        transfer.BLOCK_BYTES = 2**20  # several for each stream
         torch.set_num_threads(1)
         self.faults, self.snapshots = Faults(), 0
         self.be(step=0, round="", seed=0)
