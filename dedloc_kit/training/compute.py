@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.training.eager import EagerOptimizer
 
 Batch = dict[str, Tensor]
 
@@ -32,7 +33,7 @@ class Compute:
         self.model, self.device = model, device
         self._loss, self._half = loss, half
         self._scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # only tells the scaler which parameters
+        self._optimizer = EagerOptimizer(model.parameters(), {})  # only tells the scaler which parameters
         self._checkpointing = False
         self.rescaled = False
         """Whether the last gradients overflowed because of the scale, which is smaller now: that happens now and then

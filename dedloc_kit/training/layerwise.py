@@ -7,10 +7,12 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from dedloc_kit.training.eager import Eager
+
 _BLOCK = 4096
 
 
-class LayerwiseOptimizer(torch.optim.Optimizer):
+class LayerwiseOptimizer(Eager, torch.optim.Optimizer):
     """An optimizer that updates the parameters which have a gradient, group by group."""
 
     @overload

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dedloc_kit.training.eager import Eager
 
-class NesterovSGD(torch.optim.SGD):
+
+class NesterovSGD(Eager, torch.optim.SGD):
     """SGD with Nesterov momentum, as DiLoCo's outer optimizer (Douillard et al. 2023, arXiv 2311.08105, Algorithm 1).
 
     The "gradient" is the mean of what the peers moved away from the shared parameters. Its state, one momentum tensor
