@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.session.session import Session
 from dedloc_kit.steering.access import invite
 from tests.loopback_hub import LoopbackHub, loopback_hub
@@ -76,7 +77,7 @@ def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
 
 def prepared(hub: LoopbackHub) -> Path:
     """The run's configuration, made from a recipe, data and a tokenizer that are on the Hub."""
-    dedloc("corpus", "corpus")
+    write_corpus(Path("corpus"), 600_000)
     files = [path for path in Path("corpus").rglob("*") if path.is_file()]
     hub.commits["datasets/us/corpus"] = [{str(path.relative_to("corpus")): path.read_bytes() for path in files}]
     data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]

@@ -57,8 +57,8 @@ Made to try a training without downloading anything. Each text stays under its p
 """
 
 
-def write_corpus(folder: Path) -> Path:
-    """Write the corpus as Parquet shards in the layout of a Hub dataset; returns `folder`.
+def write_corpus(folder: Path, characters: int = CHARACTERS) -> Path:
+    """Write up to `characters` of text as Parquet shards in the layout of a Hub dataset; returns `folder`.
 
     Source files are parsed and never run. The same installation gives the same files. A folder that is there already
     is left as it is; raises UserError if it holds something else.
@@ -70,7 +70,7 @@ def write_corpus(folder: Path) -> Path:
         return folder
     try:
         with new_folder(folder) as temporary:
-            texts = collect_documents()
+            texts = collect_documents(characters)
             held_out = max(1, round(HELD_OUT * len(texts)))
             test, train = texts[:held_out], texts[held_out:]
             data = temporary / "data"

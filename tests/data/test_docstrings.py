@@ -20,10 +20,7 @@ def read(corpus: Path, split: str) -> list[str]:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "corpus"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(docstrings, "CHARACTERS", 300_000)
-        patch.setattr(docstrings.collect_documents, "__defaults__", (300_000, docstrings.SOURCE_BYTES))
-        assert write_corpus(folder) == folder
+    assert write_corpus(folder, 300_000) == folder
     return folder
 
 
