@@ -118,7 +118,7 @@ class Rounds:
             return None
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
-            alone = left == 0.0 and not self._averager.client_mode and not self._tracker.anyone()
+            alone = left == 0.0 and not self._averager.client_mode and self._tracker.alone()
             return self._alone() if alone and not self._tracker.cut_off() else None
         self._awaited = frozenset(expected)
         self._averager.bandwidth = self._pace.bandwidth

@@ -84,6 +84,8 @@ class Tracker(threading.Thread):
         self._refused: frozenset[str] = frozenset()
         self._dialled: dict[str, float] = {}
         self._online_until = 0.0
+        self._looked = math.nan  # when the directory last answered (DHT time)
+        self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
 
     def report(self, mine: Progress, period: float) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
@@ -129,6 +131,17 @@ class Tracker(threading.Thread):
         """Is anybody else alive, as far as known?"""
         with self._lock:
             return any(_alive(progress) for peer, progress in self._others.items() if peer not in self._refused)
+
+    def alone(self) -> bool:
+        """Have looks found nobody alive for as long as a record lives, or ever?
+
+        That all records have lapsed is not enough: on a machine that slept they have, and a look right after it may
+        find its connections dead.
+        """
+        with self._lock:
+            lately = get_dht_time() - self._looked <= TIME_TO_LIVE
+            lonely = self._lonely >= TIME_TO_LIVE
+        return lately and lonely and not self.anyone()
 
     def cut_off(self) -> bool:
         """Is nobody there because this machine's line is down? Then no machine says anything. May take some seconds.
@@ -207,6 +220,16 @@ class Tracker(threading.Thread):
             self._ignored = ignored
         with self._lock:
             self._others, self._left = others, frozenset(left)
+        self._note(get_dht_time())
+
+    def _note(self, now: float) -> None:
+        """For how long have looks found nobody? Time in which nobody looked does not count, nor what was before it."""
+        anyone = self.anyone()
+        with self._lock:
+            since, self._looked = now - self._looked, now
+            if math.isnan(since):
+                since = 0.0
+            self._lonely = 0.0 if anyone or since > TIME_TO_LIVE else self._lonely + since
 
     def _checked(self, value: object) -> Progress:
         progress = Progress.parse(value)

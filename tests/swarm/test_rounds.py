@@ -12,6 +12,7 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm import tracker
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.identity import Identity
@@ -50,47 +51,102 @@ class Averager:
         self.asked.append("call off")
 
 
+class Peer:
+    """One that trains, and what it does when another one tells the directory something."""
+
+    def __init__(self, folder: Path) -> None:
+        run, self._dht = tiny_run(global_batch=10), Plain()
+        self._run_id = run.run_id
+        state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+        self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
+        as_averager: Any = self.averager
+        me, self._other = (Signer(Identity(folder / name)) for name in ("me", "other"))
+        troubles = Troubles(pytest.fail)
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles)
+        self.rounds = Rounds(
+            run,
+            state,
+            self.gradients,
+            as_averager,
+            self.tracker,
+            me,
+            follower=False,
+            session="ab",
+            name="x",
+            warn=pytest.fail,
+            troubles=troubles,
+        )
+
+    def hear(self, samples: int | None, time: float) -> None:
+        """The other one has so many samples, as of then; none: it leaves."""
+        told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time).model_dump()
+        directory = Directory(self._dht, f"{self._run_id}_progress")
+        directory.store(self._other, told if samples is not None else None, seconds=60.0, peers=1)
+        self.tracker.look()
+
+
 @pytest.mark.parametrize(("leaves", "asked"), [(False, "begin"), (True, "call off")])
 def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_left(
     tmp_path: Path, leaves: bool, asked: str
 ) -> None:
-    run, dht = tiny_run(global_batch=10), Plain()
-    state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
-    gradients, averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
-    as_averager: Any = averager
-    me, other = (Signer(Identity(tmp_path / name)) for name in ("me", "other"))
-    troubles = Troubles(pytest.fail)
-    tracker = Tracker(dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles)
-    rounds = Rounds(
-        run,
-        state,
-        gradients,
-        as_averager,
-        tracker,
-        me,
-        follower=False,
-        session="ab",
-        name="x",
-        warn=pytest.fail,
-        troubles=troubles,
-    )
-
-    def tell(value: object) -> None:
-        Directory(dht, f"{run.run_id}_progress").store(other, value, seconds=60.0, peers=1)
-        tracker.look()
-
-    nearly_lapsed = get_dht_time() - TIME_TO_LIVE + 3.0
-    tell(progress(run_id=run.run_id, step=0, round="", samples=5, time=nearly_lapsed).model_dump())
-    gradients.add(1.0, 4, 0)
-    rounds.gather_if_due(samples_per_second=100.0)
-    assert rounds.under_way
-    rounds.advance()
-    assert averager.asked == [], "the batch is not full yet"
+    me = Peer(tmp_path)
+    me.hear(5, time=get_dht_time() - TIME_TO_LIVE + 3.0)  # nearly lapsed
+    me.gradients.add(1.0, 4, 0)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    assert me.rounds.under_way
+    me.rounds.advance()
+    assert me.averager.asked == [], "the batch is not full yet"
 
     if leaves:
-        tell(None)
+        me.hear(None, time=get_dht_time())
     else:
-        wait_until(lambda: not tracker.others(), "its record does not lapse")
-    gradients.add(1.0, 6, 0)
-    rounds.advance()
-    assert averager.asked == [asked]
+        wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+    me.gradients.add(1.0, 6, 0)
+    me.rounds.advance()
+    assert me.averager.asked == [asked]
+
+
+def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.gradients.add(1.0, 10, 0)
+    assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it has not looked yet"
+    me.tracker.look()
+    complete = me.rounds.gather_if_due(samples_per_second=1.0)
+    assert complete is not None
+    assert [contribution.samples for contribution in complete.contributions.values()] == [10]
+
+
+def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_others_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = get_dht_time()
+    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    me = Peer(tmp_path)
+    me.hear(5, time=now)
+    me.gradients.add(1.0, 10, 0)
+    now += 60.0  # asleep; meanwhile all that was known of the other one has lapsed
+    assert not me.tracker.others()
+    assert me.rounds.gather_if_due(samples_per_second=1.0) is None
+    for _ in range(4):
+        me.tracker.look()  # its connections are dead: it finds nobody
+        assert me.rounds.gather_if_due(samples_per_second=1.0) is None
+        now += TIME_TO_LIVE / 4
+    me.hear(5, time=now)
+    assert not me.rounds.under_way
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert me.rounds.under_way, "with the other one it gathers"
+
+
+def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = get_dht_time()
+    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    me = Peer(tmp_path)
+    me.hear(5, time=now)
+    me.gradients.add(1.0, 10, 0)
+    began = now
+    while (complete := me.rounds.gather_if_due(samples_per_second=1.0)) is None and now < began + 10 * TIME_TO_LIVE:
+        me.rounds.call_off()
+        now += 4.0
+        me.tracker.look()
+    assert complete is not None
+    assert now > began + 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"
