@@ -275,7 +275,7 @@ class _Coordinator:
         reject = self._me.optimizer.troubles.reject
         try:
             for peer_id, contribution in collect(self._me.dht, self._run.run_id, reject).items():
-                if contribution.samples and contribution.step <= self._me.optimizer.step:
+                if contribution.samples and contribution.step <= self._ledger.last_step():
                     with self._despite_a_full_disk():
                         self._ledger.record_contribution(peer_id, contribution)
         except TimeoutError:

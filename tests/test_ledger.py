@@ -186,7 +186,28 @@ def test_a_count_that_contradicts_itself_is_no_error(path: Path) -> None:
     ledger = Ledger(path)
     ledger.record_contribution("p", given(1, 10, 10))
     ledger.record_contribution("p", given(2, 10, 0))
-    assert totals(ledger) == {"p": 10}
+    assert totals(ledger) == {"p": 20}
+
+
+def test_a_counter_is_not_believed_as_to_steps_whose_members_have_told(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 64, 10**9)})
+    ledger.record_step(a_step(2), {"p": given(2, 60, 10**9 + 60), "q": given(2, 4, 4)})
+    ledger.record_step(a_step(3), {"q": given(3, 64, 68)})
+    ledger.record_step(a_step(4), {"p": given(4, 34, 10**10), "q": given(4, 30, 98)})
+    assert totals(ledger) == {"p": 64 + 60 + 34, "q": 98}
+    assert ledger.samples_total() == sum(step.samples for step in ledger.steps())
+    ledger.record_step(a_step(6), {"p": given(6, 14, 10**10 + 64), "q": given(6, 50, 10**10)})
+    assert totals(ledger) == {"p": 64 + 60 + 34 + 64, "q": 10**10}, "nobody told of step 5"
+
+
+def test_a_contribution_to_a_step_is_that_of_its_members(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+    ledger.record_contribution("late", given(1, 102, 102))
+    assert totals(ledger) == {"p": 64}
+    ledger.record_step(a_step(2), {"p": given(2, 40, 104), "late": given(2, 24, 126)})
+    assert totals(ledger) == {"p": 104, "late": 24}
 
 
 def test_a_step_that_another_all_reduce_led_to_replaces_what_came_after(path: Path) -> None:

@@ -124,13 +124,13 @@ def test_a_state_of_another_run_or_with_other_shapes_is_refused_with_the_differe
         resumed(tmp_path / "own2", None)
 
 
-def given(step: int, session: str, samples: int, time: float) -> Contribution:
+def given(step: int, session: str, samples: int, time: float, before: int = 0) -> Contribution:
     return Contribution(
         run_id=RUN.run_id,
         step=step,
         session=session,
         samples=samples,
-        session_samples=samples,
+        session_samples=before + samples,
         loss=2.0,
         name="Asha",
         time=time,
@@ -174,7 +174,7 @@ def test_the_whole_history_is_taken_over_and_a_session_that_goes_on_counts_once(
         credit(ledger, tmp_path / place, pytest.fail)
         assert ledger.steps() == before.steps()
         assert ledger.evaluations() == before.evaluations()
-        ledger.record_contribution("12D3Koo", given(2, "a1", 100, 9.0))  # the session's counter
+        ledger.record_contribution("12D3Koo", given(2, "a1", 36, 9.0, before=64))
         assert ledger.samples_total() == 100
         assert [path.name for path in ledger.path.parent.iterdir() if path.is_dir()] == []
         ledger.close()

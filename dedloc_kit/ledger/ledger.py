@@ -3,9 +3,9 @@
 `synchronous=FULL` makes each transaction survive a power failure too; at one or two transactions per global step it
 costs nothing that anyone could notice.
 
-A peer's total is the sum over its sessions of the largest `session_samples` seen, so that contributions which
-nobody collected still count. A rewind cuts a session in two **parts**: what the first part gave after the
-rewind is forgotten, the second part counts from there (`base`).
+What the members of a global step signed counts, and nothing that is said about it later. Where steps are missing here,
+a session's own counter (`session_samples`) says what it gave to them. A rewind cuts a session in two **parts**: what
+the first part gave after the rewind is forgotten, the second part counts from there (`base`).
 """
 
 import json
@@ -92,9 +92,10 @@ class Ledger(Reader):
                 self._add(peer, contribution)
 
     def record_contribution(self, peer: str, contribution: Contribution) -> None:
-        """Record what a peer says it gave to a step, in any order; a second time changes nothing."""
+        """Record what a peer says it gave to a step that is missing here, in any order; twice is as good as once."""
         with self._transaction():
-            self._add(peer, contribution)
+            if self._connection.execute("SELECT 1 FROM steps WHERE step = ?", (contribution.step,)).fetchone() is None:
+                self._add(peer, contribution)
 
     def record_evaluation(self, step: int, evaluation: Evaluation, time: float) -> None:
         """Record an evaluation at a step. A loss that is not finite is no point on a curve: it is left out."""
@@ -209,7 +210,7 @@ class Ledger(Reader):
         ).fetchall()
         # Counters only grow, so the part is the newest that began below this count. Nothing given: the newest.
         fitting = (row for row in parts if seen > row[1] or row[1] == 0 or samples == 0)
-        part, base, until = next(fitting, (None, 0, None))
+        part, _, until = next(fitting, (None, 0, None))
         if until is not None and contribution.step > until:
             return  # delivered again, or late, after a rewind forgot that step
         if part is None:
@@ -217,17 +218,45 @@ class Ledger(Reader):
                 "INSERT INTO parts VALUES (NULL, ?, ?, ?, 0, NULL, 0, 0, ?, ?)",
                 (peer, contribution.session, contribution.name, contribution.time, contribution.time),
             ).lastrowid
+        assert part is not None
         added = execute(
             "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?)",
             (contribution.step, part, samples, seen, contribution.loss, contribution.time),
         )
         if added.rowcount:
             execute(
-                "UPDATE parts SET samples = max(samples, ?1), steps = steps + ?2, first_seen = min(first_seen, ?3),"
-                " name = iif(?3 >= last_seen, ?4, name), last_seen = max(last_seen, ?3) WHERE id = ?5",
-                (seen - base, samples > 0, contribution.time, contribution.name, part),
+                "UPDATE parts SET name = iif(?1 >= last_seen, ?2, name), first_seen = min(first_seen, ?1),"
+                " last_seen = max(last_seen, ?1), steps = steps + ?3 WHERE id = ?4",
+                (contribution.time, contribution.name, samples > 0, part),
             )
+            query = "SELECT 1 FROM contributions WHERE part = ? AND step > ?"
+            if execute(query, (part, contribution.step)).fetchone() is not None:
+                self._recount(part)  # what was missing before a later one is here now
+            else:
+                new = self._credited(part, contribution.step)
+                execute("UPDATE parts SET samples = min(samples + ?, ?) WHERE id = ?", (new, MOST_SAMPLES, part))
             self._settle(peer)
+
+    def _credited(self, part: int, since: int = 0) -> int:
+        """What a part gave to the steps from `since` on.
+
+        Its counter is believed only as to steps that are missing here: of all others their members have told.
+        """
+        query = """
+            WITH given AS (
+                SELECT step, contributions.samples AS samples, lag(step, 1, 0) OVER earlier AS before,
+                session_samples - lag(session_samples, 1, base) OVER earlier AS counted
+                FROM contributions JOIN parts ON part = id WHERE part = ?1 AND step >=
+                (SELECT coalesce(max(step), 0) FROM contributions WHERE part = ?1 AND step < ?2)
+                WINDOW earlier AS (ORDER BY step)
+            ), judged AS (
+                SELECT samples, counted, step - before - 1 >
+                (SELECT count(*) FROM steps WHERE steps.step > before AND steps.step < given.step) AS some_missing
+                FROM given WHERE step >= ?2
+            )
+            SELECT CAST(min(total(iif(some_missing, max(samples, counted), samples)), ?3) AS INTEGER) FROM judged"""
+        credited: int = self._connection.execute(query, (part, since, MOST_SAMPLES)).fetchone()[0]
+        return credited
 
     def _settle(self, peer: str) -> None:
         """Bring the running sums of a peer up to date with its parts; what is new, or forgotten, is so as of now."""
@@ -259,7 +288,8 @@ class Ledger(Reader):
         """Forget everything after this step."""
         execute = self._connection.execute
         cut = execute(
-            "SELECT DISTINCT parts.id, peer, session, name, base, until, base + parts.samples, last_seen"
+            "SELECT DISTINCT parts.id, peer, session, name, base, until,"
+            " (SELECT max(session_samples) FROM contributions WHERE part = parts.id), last_seen"
             " FROM parts JOIN contributions ON part = parts.id WHERE step > ?",
             (step,),
         ).fetchall()
@@ -280,10 +310,10 @@ class Ledger(Reader):
         """Derive a part's sums from the contributions that are left of it."""
         self._connection.execute(
             "UPDATE parts SET (samples, steps, first_seen, last_seen) ="
-            " (SELECT coalesce(max(session_samples) - base, 0), count(nullif(contributions.samples, 0)),"
+            " (SELECT ?1, count(nullif(contributions.samples, 0)),"
             " coalesce(min(time), first_seen), coalesce(max(time), last_seen)"
-            " FROM contributions WHERE part = id) WHERE id = ?",
-            (part,),
+            " FROM contributions WHERE part = id) WHERE id = ?2",
+            (self._credited(part), part),
         )
 
     def _welcome(self, peer: PeerSeen, now: float) -> _Guest:
