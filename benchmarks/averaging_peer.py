@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,7 +84,7 @@ class Ours:
             dht=node,
             signer=signer,
             run=self._run,
-            current_state=lambda: ({}, []),
+            current_state=lambda: nullcontext(({}, [])),
             current_info=lambda: StateInfo(run_id=self._run.run_id, step=0, rounds=()),
         )
         with self._averager.get_tensors() as (flat,):

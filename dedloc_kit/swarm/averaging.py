@@ -37,7 +37,7 @@ from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, re
 from dedloc_kit.swarm.introductions import Introductions
 from dedloc_kit.swarm.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
 from dedloc_kit.swarm.offers import RecentAverage
-from dedloc_kit.swarm.sharing import State, StateSharing
+from dedloc_kit.swarm.sharing import CurrentState, StateSharing
 from dedloc_kit.swarm.signing import Signer
 
 _search: ContextVar[Search] = ContextVar("search")
@@ -49,7 +49,7 @@ class GradientAverager(StateSharing):
     `get_tensors()` gives one flat vector: this peer's mean gradient (FlatLayout), which a complete round replaces by
     the average.
 
-    :param current_state: called in this process when a newcomer asks for the state (metadata, CPU tensors)
+    :param current_state: entered in this process when a newcomer asks for the state (metadata, CPU tensors)
     """
 
     _matchmaking: Matchmaking
@@ -61,7 +61,7 @@ class GradientAverager(StateSharing):
         dht: DHT,
         signer: Signer,
         run: RunConfig,
-        current_state: Callable[[], State],
+        current_state: CurrentState,
         current_info: Callable[[], StateInfo],
     ) -> None:
         self._signer, self._run_id, self._global_batch = signer, run.run_id, run.global_batch

@@ -10,7 +10,7 @@ import gc
 import multiprocessing as mp
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,6 +40,7 @@ HOST_SECONDS = 60.0
 REPORT_SECONDS = 0.25
 
 State = tuple[dict[str, Any], Sequence[torch.Tensor]]
+CurrentState = Callable[[], AbstractContextManager[State]]
 Warn = Callable[[str], None]
 
 
@@ -51,8 +52,8 @@ def stream_name(run_id: str) -> str:
 class StateSharing(DecentralizedAverager):
     """An averager that gives and fetches states and averages; peers with the same prefix can fetch from each other.
 
-    :param current_state: called in a thread of this process for a copy of the state: metadata with `info` (of a
-        StateInfo) and `receipts`, and CPU tensors
+    :param current_state: entered in a thread of this process to copy the state: metadata with `info` (of a StateInfo)
+        and `receipts`, and CPU tensors, which must not change meanwhile
     :param current_info: what `current_state` would give as `info`, without copying anything
     """
 
@@ -61,7 +62,7 @@ class StateSharing(DecentralizedAverager):
         averaged_tensors: Sequence[torch.Tensor],
         dht: DHT,
         *,
-        current_state: Callable[[], State],
+        current_state: CurrentState,
         current_info: Callable[[], StateInfo],
         **options: Any,
     ) -> None:
@@ -154,8 +155,8 @@ class StateSharing(DecentralizedAverager):
         """The state, packed, unless it is the version that the averager's process holds. hivemind's thread calls it."""
         if self._held.value.decode() == version_of(self._current_info()):
             return {}, (), None
-        metadata, tensors = self._current_state()
-        return metadata, (StateLayout(tensors).pack(tensors),), None
+        with self._current_state() as (metadata, tensors):
+            return metadata, (StateLayout(tensors).pack(tensors),), None
 
     # What follows runs in the averager's own process.
 

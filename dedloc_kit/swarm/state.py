@@ -3,7 +3,8 @@
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -122,11 +123,12 @@ class TrainingState:
         with self.lock:
             return {name: tensor.detach().clone() for name, tensor in self._named().items()}, self.info
 
-    def for_newcomer(self) -> tuple[dict[str, Any], Sequence[Tensor]]:
-        """The copy as it is handed over: metadata and a list of tensors."""
-        tensors, info = self.copy()
-        receipts = [receipt.model_dump() for receipt in self.receipts if receipt.step <= info.step]
-        return {"info": info.model_dump(), "receipts": receipts}, list(tensors.values())
+    @contextmanager
+    def for_newcomer(self) -> Iterator[tuple[dict[str, Any], Sequence[Tensor]]]:
+        """What is handed over: metadata and the live tensors, which do not change meanwhile."""
+        with self.lock, torch.no_grad():
+            receipts = [receipt.model_dump() for receipt in self.receipts if receipt.step <= self.step]
+            yield {"info": self.info.model_dump(), "receipts": receipts}, self.tensors()
 
     def parameters_copy(self) -> dict[str, Tensor]:
         """A copy of the parameters alone, by their names in the model."""

@@ -4,6 +4,7 @@ Reads JSON lines on standard input: first who it is, then what it is to do. Writ
 """
 
 import asyncio
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -12,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +171,10 @@ class Peer:
         self.info = StateInfo(run_id=run, step=step, rounds=(round,) if round else ())
         self.tensors = state_of(seed)
 
-    def current_state(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    @contextlib.contextmanager
+    def current_state(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
         self.snapshots += 1
-        return {"info": self.info.model_dump(), "receipts": []}, self.tensors
+        yield {"info": self.info.model_dump(), "receipts": []}, self.tensors
 
     def in_averager(self, method: str, **arguments: Any) -> None:
         done = MPFuture()
