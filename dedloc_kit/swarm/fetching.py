@@ -14,7 +14,7 @@ from dedloc_kit.swarm.transfer import MESSAGE_BYTES, Download
 STREAMS = 6
 """From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
 CONNECT_SECONDS = 10.0
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 2.0
 """After this long a donor that failed or was busy is asked again while others are at work."""
 PAUSE_SECONDS = (1.0, 3.0)
 """Between two rounds of asking all donors."""
