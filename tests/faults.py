@@ -1,6 +1,6 @@
-"""Faults that a worker injects into itself, by name: `TINY_FAULT="dies in round 3"`.
+"""Faults that a worker injects into itself, by name: `TINY_FAULT="dies in step 3"`.
 
-`dies`, `stalls`: kills or stops all of its processes when it has sent the first part of that round.
+`dies`, `stalls`: kills or stops all of its processes when it has sent the first part of the round for that global step.
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
 `TINY_FAULT="full disk while PATH"`: neither its ledger nor its checkpoints can be written as long as that file exists.
 """
@@ -12,7 +12,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from hivemind.proto import averaging_pb2
@@ -29,32 +28,30 @@ def inject(fault: str) -> None:
     if fault.startswith("full disk while "):
         _fill_disk_while(Path(fault.removeprefix("full disk while ")))
         return
-    match = re.fullmatch(r"(dies|stalls|drifts) in round (\d+)", fault)
+    match = re.fullmatch(r"(dies|stalls|drifts) in step (\d+)", fault)
     assert match is not None, fault
     name, number = match.group(1), int(match.group(2))
     if name == "drifts":
         _drift_at(number)
     else:
         FaultyAllReduce.signal = signal.SIGKILL if name == "dies" else signal.SIGSTOP
-        FaultyAllReduce.rounds_left = number
+        FaultyAllReduce.step = number
         averaging.ExactAllReduce = FaultyAllReduce  # type: ignore[attr-defined]
 
 
 class FaultyAllReduce(allreduce.ExactAllReduce):
     signal = signal.SIGKILL
-    rounds_left = 0
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        FaultyAllReduce.rounds_left -= 1
+    step = 0
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         messages = 0
+        mine = self._roll_call.contribution_of(self.peer_id)
+        assert mine is not None
         async for message in super()._generate_input_for_peer(peer_index):
             yield message
             messages += 1
-            if FaultyAllReduce.rounds_left == 0 and messages == 2:  # the introduction and a part
-                FaultyAllReduce.rounds_left = -1  # once: another stream of the round may get here when it goes on
+            if mine.step == FaultyAllReduce.step and messages == 2:  # the introduction and a part
+                FaultyAllReduce.step = 0  # once: another stream of the round may get here when it goes on
                 os.killpg(0, FaultyAllReduce.signal)
 
 

@@ -186,6 +186,13 @@ class ExactAllReduce(AllReduceRunner):
         await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED, timeout=self._start_patience)
         for peer in self._roll_call.missing():
             self._fail(AllreduceException(f"{peer} did not begin"), peer)
+        if self._failure.done():
+            return
+        # Who has begun elsewhere may be gone before it comes to us, and then the others wait for our share.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._roll_call.senders_met.wait(), self._patience)
+        for peer in self._roll_call.absent_senders():
+            self._fail(AllreduceException(f"{peer} did not come to this peer"), peer)
 
     # As a member: send gradients to a reducer, receive its averages
 
@@ -195,9 +202,10 @@ class ExactAllReduce(AllReduceRunner):
             return
         index = self.ordered_peer_ids.index(peer_id)
         try:
-            stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(self._generate_input_for_peer(index))
-            answers = aiter(stream)
-            first = await asyncio.wait_for(anext(answers), self._start_patience + self._patience)
+            async with asyncio.timeout(self._start_patience + self._patience):
+                stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(self._generate_input_for_peer(index))
+                answers = aiter(stream)
+                first = await anext(answers)
             self._check(first)
             self._agree(self._roll_call.told(tuple(MSGPackSerializer.loads(first.tensor_part.buffer))))
             self._untold.discard(peer_id)
@@ -331,8 +339,12 @@ class ExactAllReduce(AllReduceRunner):
                 yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, tensor_part=named)
         finally:
             _handlers.discard(handler)
-            if receiving is not None:
+            if receiving is not None and not receiving.done():
                 receiving.cancel()
+                if not self._failure.done():
+                    # It broke off. If that was because of a third one, it says so on our stream to it before this.
+                    broke_off = AllreduceException(f"{sender} broke off")
+                    asyncio.get_running_loop().call_later(self._patience, self._fail, broke_off, sender)
 
     async def _receive(
         self, sender: PeerID, stream: AsyncIterator[averaging_pb2.AveragingData], arrivals: list[float]

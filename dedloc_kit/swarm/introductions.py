@@ -37,10 +37,17 @@ class RollCall:
         self.result: asyncio.Future[Introductions] = asyncio.get_running_loop().create_future()
         self.all_met = asyncio.Event()
         """Has every member introduced itself to us? We may have been told what they bring before."""
+        self.senders_met = asyncio.Event()
+        """The same of those that bring samples."""
 
     def missing(self) -> list[PeerID]:
         """Members that this peer has not heard of, unless it was told everything."""
         return [] if self.result.done() else [peer for peer in self._members if peer not in self._met]
+
+    def absent_senders(self) -> list[PeerID]:
+        """Members that bring samples, as we were told, and have not come to us."""
+        contributions = self.result.result().contributions
+        return [peer for peer in self._members if peer not in self._met and contributions[peer.to_base58()].samples]
 
     def contribution_of(self, peer: PeerID) -> Contribution | None:
         """What this member brings, once it has introduced itself to us."""
@@ -49,6 +56,7 @@ class RollCall:
     def meet(self, peer: PeerID, introduction: bytes) -> Introductions | None:
         """A member has begun. Everyone's introductions, if they are complete with this; raises ValueError."""
         self._met[peer] = (self._introduced(peer, introduction), introduction)
+        self._look_for_senders()
         if len(self._met) < len(self._members):
             return None
         self.all_met.set()
@@ -67,6 +75,7 @@ class RollCall:
             for peer, introduction in zip(self._members, signed, strict=True)
         }
         self.result.set_result(Introductions(contributions, signed))
+        self._look_for_senders()
         return self.result.result()
 
     def fail(self, reason: Exception) -> None:
@@ -74,3 +83,7 @@ class RollCall:
         if not self.result.done():
             self.result.set_exception(AllreduceException(str(reason)))
             self.result.exception()  # not everyone waits: without this asyncio complains
+
+    def _look_for_senders(self) -> None:
+        if self.result.done() and self.result.exception() is None and not self.absent_senders():
+            self.senders_met.set()

@@ -35,8 +35,8 @@ SIZE = 2_000_000  # 8 MB: some parts for each member
 
 
 class FaultyAllReduce(allreduce.ExactAllReduce):
-    """Sends its first part and then dies or stalls, cuts its parts short, claims a weight that it does not have, or
-    adds nothing and begins when the others have nearly finished."""
+    """Sends its first part and then dies or stalls, cuts its parts short, claims a weight that it does not have, adds
+    nothing and begins when the others have nearly finished, never goes to one member, or hangs up on one."""
 
     fault = ""
 
@@ -44,10 +44,19 @@ class FaultyAllReduce(allreduce.ExactAllReduce):
         super().__init__(**kwargs)
         if self.fault == "claims weight":
             self.weight *= 1e6
+        self.last = [peer for peer in self.ordered_peer_ids if peer != self.peer_id][-1]
+        self.last_has_a_part = asyncio.Event()
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         if self.fault == "follows late":
             await asyncio.sleep(2.0)
+        if peer_id == self.last:
+            if self.fault == "hangs up on one":
+                exchange = asyncio.create_task(super()._communicate_with_peer(peer_id))
+                await self.last_has_a_part.wait()
+                exchange.cancel()
+            if self.fault in ("misses one", "hangs up on one"):
+                await asyncio.Event().wait()
         await super()._communicate_with_peer(peer_id)
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
@@ -55,6 +64,8 @@ class FaultyAllReduce(allreduce.ExactAllReduce):
             if self.fault == "truncates" and not message.group_id:  # a part, not the introduction
                 message.tensor_part.buffer = message.tensor_part.buffer[:-4]
             yield message
+            if not message.group_id and self.ordered_peer_ids[peer_index] == self.last:
+                self.last_has_a_part.set()
             if self.fault == "dies":
                 os.killpg(0, signal.SIGKILL)
             if self.fault == "stalls":
@@ -102,7 +113,7 @@ def main() -> None:
         if who["fault"] == "calls off haltingly":
             call_off_haltingly(averager, averager.gather(step=job["step"] + 100, after="", **search))
         gathering = averager.gather(step=job["step"], after="", **search)
-        averager.begin(gathering, mine, patience=10.0, start_patience=20.0, limit=60.0)
+        averager.begin(gathering, mine, patience=job["patience"], start_patience=2 * job["patience"], limit=60.0)
         try:
             outcome = gathering.control.result()
         except Exception as error:  # as hivemind reports that there is no group

@@ -85,6 +85,7 @@ def a_round(
     window: float = 8.0,
     tolerance: float = 1e-6,
     missing: int = 0,
+    patience: float = 10.0,
 ) -> list[dict[str, Any]]:
     """One round of all members; `right` in an answer is the share of numbers that equal the weighted mean.
 
@@ -92,13 +93,13 @@ def a_round(
     """
     expected = sum(m.value * m.samples for m in members) / sum(m.samples for m in members)
     absent = [f"absent-{number}" for number in range(missing)]
-    job = {"window": window, "expected": expected, "tolerance": tolerance}
+    job = {"window": window, "expected": expected, "tolerance": tolerance, "patience": patience}
     leaders: list[str] = []
     for member, step in zip(members, steps or (1,) * len(members), strict=True):
         others = [other.peer for other in members if other is not member]
         member.say({"step": step, "leaders": leaders, "expected_peers": [*others, *absent], **job})
         leaders = leaders if member.client_mode else [*leaders, member.peer]
-    return [member.hear() for member in members if member.fault not in ("dies", "stalls")]
+    return [member.hear() for member in members if member.fault not in ("dies", "stalls", "hangs up on one")]
 
 
 @pytest.mark.parametrize(("clients", "compression"), [(0, "none"), (2, "float16")])
@@ -139,6 +140,18 @@ def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient
     assert [answer["outcome"] for answer in again] == ["complete"] * 3, again
     assert len({answer["digest"] for answer in again}) == 1
     assert again[0]["right"] == 1.0
+
+
+@pytest.mark.parametrize("fault", ["misses one", "hangs up on one"])
+def test_a_member_that_does_not_bring_its_gradients_to_all_is_found_out_and_named(tmp_path: Path, fault: str) -> None:
+    with group(tmp_path, ["", "", fault]) as members:
+        answers = a_round(members, patience=3.0)[:2]
+    for answer in answers:
+        assert answer["outcome"] == "failed", answers
+        assert answer["unchanged"]
+        assert answer["seconds"] < 30.0, "found out, not timed out"
+        assert answer["culprits"] in ([], [members[2].peer])  # one may only hear that the other gave up
+    assert any(answer["culprits"] for answer in answers)
 
 
 def test_a_search_that_is_called_off_is_over_and_the_next_one_begins(tmp_path: Path) -> None:

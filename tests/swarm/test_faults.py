@@ -48,7 +48,7 @@ def test_a_volunteer_that_goes_in_the_middle_of_an_all_reduce_costs_the_others_n
     run = a_run(fault)
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator()
-        victim = swarm.volunteer("victim", {**PAUSE, "TINY_FAULT": f"{fault} in round 3"}, microbatch=2)
+        victim = swarm.volunteer("victim", {**PAUSE, "TINY_FAULT": f"{fault} in step 3"}, microbatch=2)
         survivors = [swarm.volunteer(name, PAUSE, microbatch=2) for name in ("one", "two")]
         victim.wait_for_step(2)
         # A step without the victim is no sign: on a loaded machine it may just have come too late for one.
@@ -75,7 +75,7 @@ def test_a_peer_whose_parameters_have_drifted_finds_out_and_takes_the_others(tmp
     run = a_run("drifts")
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=8)
-        sick = swarm.volunteer("sick", {**PAUSE, "TINY_FAULT": "drifts in round 3"}, microbatch=2, until_step=8)
+        sick = swarm.volunteer("sick", {**PAUSE, "TINY_FAULT": "drifts in step 3"}, microbatch=2, until_step=8)
         well = swarm.volunteer("well", PAUSE, microbatch=2, until_step=8)
         for peer in (sick, well):
             peer.wait_for(Left)
