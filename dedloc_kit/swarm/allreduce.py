@@ -372,7 +372,9 @@ class ExactAllReduce(AllReduceRunner):
         Several streams wait for it: none must cancel it for the others.
         """
         if index not in self._encodings:
-            self._encodings[index] = asyncio.ensure_future(self._encode(index))
+            encoding = self._encodings[index] = asyncio.ensure_future(self._encode(index))
+            # When a round fails, nobody may be left to ask: without this asyncio complains.
+            encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._encodings[index]
 
     async def _encode(self, index: int) -> runtime_pb2.Tensor:
