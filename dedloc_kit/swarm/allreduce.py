@@ -319,6 +319,7 @@ class ExactAllReduce(AllReduceRunner):
                 raise
             arrivals: list[float] = []
             receiving = asyncio.create_task(self._receive(sender, stream, arrivals))
+            receiving.add_done_callback(_look_at)
             signed = MSGPackSerializer.dumps(list((await self.introductions()).signed))
             yield averaging_pb2.AveragingData(
                 code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=signed)
@@ -372,9 +373,8 @@ class ExactAllReduce(AllReduceRunner):
         Several streams wait for it: none must cancel it for the others.
         """
         if index not in self._encodings:
-            encoding = self._encodings[index] = asyncio.ensure_future(self._encode(index))
-            # When a round fails, nobody may be left to ask: without this asyncio complains.
-            encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._encodings[index] = asyncio.ensure_future(self._encode(index))
+            self._encodings[index].add_done_callback(_look_at)
         return self._encodings[index]
 
     async def _encode(self, index: int) -> runtime_pb2.Tensor:
@@ -382,6 +382,12 @@ class ExactAllReduce(AllReduceRunner):
         number = self._first[self._mine] + index
         begin, place = self._begins[number], self._places[number]
         return self._averaged.encode(self._way(begin, self._codec.averages), average, begin, place)
+
+
+def _look_at(done: "asyncio.Future[Any]") -> None:
+    """When a round fails, nobody may be left to ask how this ended: without this asyncio complains."""
+    if not done.cancelled():
+        done.exception()
 
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).

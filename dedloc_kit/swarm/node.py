@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -243,6 +243,19 @@ async def _dial(peer: str, addresses: tuple[str, ...], _dht: DHT, node: DHTNode)
             node.blacklist.register_success(peer_id)
     except Exception as error:  # runs in the node's process: only the log can tell
         _log.info("no connection to %s: %r", peer, error)
+
+
+def avoid(node: DHT, peers: Collection[str]) -> None:
+    """Do not ask these peers for anything in the next seconds; in the background.
+
+    The directory finds out by itself who does not answer, but only when it has asked and waited for three seconds.
+    """
+    node.run_coroutine(partial(_avoid, tuple(peers)), return_future=True)
+
+
+async def _avoid(peers: tuple[str, ...], _dht: DHT, node: DHTNode) -> None:
+    for peer in peers:
+        node.blacklist.register_failure(PeerID.from_base58(peer))
 
 
 def _free_port(peer: PeerConfig, preferred: int) -> int:

@@ -254,6 +254,8 @@ class CollaborativeOptimizer:
         complete: Round | None = None
         if self._rounds.under_way:
             complete = self._rounds.advance()
+            if complete is None and not self._rounds.under_way:
+                self._report()  # the round came to nothing: its samples count toward the next one
         elif self._catch_up.behind():
             self._follow_the_swarm()
         elif self.step < self.last_step:
@@ -284,6 +286,7 @@ class CollaborativeOptimizer:
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
+        self._rounds.companions = frozenset(contributions)
         self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm

@@ -66,6 +66,8 @@ class Rounds:
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
+        self.companions: frozenset[str] = frozenset()
+        """Who contributed to the global step whose parameters this peer holds."""
 
     @property
     def under_way(self) -> bool:
@@ -179,10 +181,12 @@ class Rounds:
     def _expected(self) -> dict[str, Progress]:
         """Who has to come to the next round: the mates, and those who are about to finish the last one.
 
-        Without the latter a quick peer would begin with the few who were as quick, and the swarm would part.
+        Without the latter a quick peer would begin with the few who were as quick, and the swarm would part. Whoever
+        missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody waits.
         """
-        others = self._tracker.others().items()
-        return self._mates() | {peer: progress for peer, progress in others if progress.step == self._state.step - 1}
+        others = self._tracker.others()
+        before = self._state.step - 1
+        return self._mates() | {p: others[p] for p in self.companions & others.keys() if others[p].step == before}
 
     def _watch_the_batch(self) -> None:
         if self.swarm_samples() < self._run.global_batch:
@@ -260,6 +264,7 @@ class Rounds:
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
                 self._tracker.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+                self._tracker.speak()
             case "failed":
                 self._failed(outcome, begun)
         return None
@@ -274,4 +279,5 @@ class Rounds:
             self._gradients.doubt(outcome.id)
         self._tracker.suspect(outcome.culprits, outcome.ended)
         self._tracker.doubt(outcome.named - outcome.culprits, outcome.ended)
+        self._tracker.avoid(outcome.named | outcome.culprits)
         self._tracker.speak()

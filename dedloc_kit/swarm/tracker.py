@@ -10,6 +10,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any
 
 from hivemind import DHT
 from hivemind.utils import get_dht_time
@@ -18,7 +20,7 @@ from dedloc_kit.machine.dialling import any_host_responds, in_own_loop
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
-from dedloc_kit.swarm.node import dial
+from dedloc_kit.swarm.node import avoid, dial
 from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.troubles import Troubles
 
@@ -30,6 +32,8 @@ SECONDS_PER_PEER, MOST_SECONDS = 0.01, 5.0
 """Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
 time it must stay below what a record lives, or peers would seem to be gone."""
 DHT_TIMEOUT = 10.0
+STORE_SECONDS = 1.0
+"""For so long a report is waited for: those who answer have it long before those who do not are given up."""
 REDIAL = 30.0
 """Seconds between two looks whether a peer is still connected."""
 REDIAL_LOST = 5.0
@@ -73,7 +77,7 @@ class Tracker(threading.Thread):
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._mine: Progress | None = None
-        self._dirty = False
+        self._dirty = self._speaking = False
         self._period = 0.0
         self._others: dict[str, Progress] = {}
         self._left: frozenset[str] = frozenset()
@@ -94,8 +98,9 @@ class Tracker(threading.Thread):
         """
         with self._lock:
             before, self._mine = self._mine, mine
-            news = before is None or (mine.step, mine.round) != (before.step, before.round)
-            self._dirty = self._dirty or before is None or mine != before.model_copy(update={"time": mine.time})
+            news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._speaking
+            self._speaking = False
+            self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
             self._period = period + min(MOST_SECONDS, SECONDS_PER_PEER * len(self._others))
         if news:
             self._wake.set()
@@ -105,9 +110,9 @@ class Tracker(threading.Thread):
         self._period = period
 
     def speak(self) -> None:
-        """Tell the swarm at once that this peer is still there, whatever others may think after a failed round."""
-        self._dirty = True
-        self._wake.set()
+        """Tell the next report at once, and look what the others say: after a round that came to nothing nobody knows
+        how many samples there are, and some may think that this peer is gone."""
+        self._speaking = True
 
     def others(self) -> dict[str, Progress]:
         """Everyone else who is alive and not under suspicion, by peer id."""
@@ -181,6 +186,10 @@ class Tracker(threading.Thread):
         with self._lock:
             self._suspects |= {peer: max(since, self._others[peer].time) for peer in peers if peer in self._others}
 
+    def avoid(self, peers: Collection[str]) -> None:
+        """They have just fallen silent: for the next seconds the directory does not ask them, nor wait for them."""
+        avoid(self._dht, peers)
+
     def refuse(self, peers: Collection[str]) -> None:
         """Do not count these peers any more: the organizer has sent them away. Who was before and is not now may come
         back."""
@@ -249,7 +258,8 @@ class Tracker(threading.Thread):
                     mine, due = self._mine, self._dirty or time.monotonic() - published > HEARTBEAT
                     self._dirty = False
                 if mine is not None and due:
-                    self._publish(mine)
+                    with suppress(TimeoutError):
+                        self._publish(mine).result(STORE_SECONDS)
                     published = time.monotonic()
                 if time.monotonic() >= look_due:
                     self.look()
@@ -271,7 +281,7 @@ class Tracker(threading.Thread):
             self.join(DHT_TIMEOUT)
         if self._mine is not None:
             try:
-                self._store(None)
+                self._store(None).result(DHT_TIMEOUT)
             except Exception as error:  # others find out by our silence
                 self._warn(f"the swarm's directory does not answer ({error!r:.100})")
 
@@ -295,12 +305,11 @@ class Tracker(threading.Thread):
         """Does the other one dial first? Two that dial each other within a round trip both fail."""
         return self._mine is not None and not self._mine.client_mode and self._signer.peer > peer
 
-    def _publish(self, mine: Progress) -> None:
-        self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())
+    def _publish(self, mine: Progress) -> Any:
+        return self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())
 
-    def _store(self, value: object) -> None:
-        others = len(self._others)
-        self._directory.store(self._signer, value, seconds=TIME_TO_LIVE, peers=others).result(DHT_TIMEOUT)
+    def _store(self, value: object) -> Any:
+        return self._directory.store(self._signer, value, seconds=TIME_TO_LIVE, peers=len(self._others))
 
 
 def _alive(progress: Progress) -> bool:

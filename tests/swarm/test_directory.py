@@ -16,8 +16,9 @@ class Plain:
         self.keys: dict[str, dict[bytes, ValueWithExpiration[Any]]] = {}
         self.asked = 0
 
-    def store(self, key: str, subkey: bytes, value: object, expiration_time: float, return_future: bool) -> None:
+    def store(self, key: str, subkey: bytes, value: object, expiration_time: float, return_future: bool) -> Any:
         self.keys.setdefault(key, {})[subkey] = ValueWithExpiration(value, expiration_time)
+        return SimpleNamespace(result=lambda timeout: None)
 
     def get(self, key: str, latest: bool, return_future: bool) -> Any:
         self.asked += 1

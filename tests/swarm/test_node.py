@@ -18,7 +18,7 @@ from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.contributions import collect, publish
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import addresses_of, dial, open_node
+from dedloc_kit.swarm.node import addresses_of, avoid, dial, open_node
 from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.troubles import Troubles
@@ -98,6 +98,16 @@ def test_one_peer_with_a_wrong_clock_keeps_no_newcomer_out(start: Start, monkeyp
     newcomer, signer = start(addresses_of(late), client_mode=True)
     publish(newcomer, signer, contribution())
     wait_until(lambda: bool(collect(late, RUN, lambda _: None)), "nothing came")
+
+
+def test_a_peer_that_has_just_fallen_silent_is_not_asked_for_a_while(start: Start) -> None:
+    silent, signer = start()
+    one, _ = start(addresses_of(silent), client_mode=True)
+    publish(silent, signer, contribution())
+    wait_until(lambda: bool(collect(silent, RUN, lambda _: None)), "it does not hold what it published")
+    avoid(one, [signer.peer])
+    assert not collect(one, RUN, lambda _: None)
+    wait_until(lambda: bool(collect(one, RUN, lambda _: None)), "it is never asked again")
 
 
 async def _connections(_dht: DHT, node: Any) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records import Progress, Receipt
 from dedloc_kit.swarm import tracker
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import Gradients
@@ -57,10 +57,10 @@ class Peer:
     def __init__(self, folder: Path) -> None:
         run, self._dht = tiny_run(global_batch=10), Plain()
         self._run_id = run.run_id
-        state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+        self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
         as_averager: Any = self.averager
-        me, self._other = (Signer(Identity(folder / name)) for name in ("me", "other"))
+        me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         troubles = Troubles(pytest.fail)
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles)
         self.rounds = Rounds(
@@ -81,7 +81,7 @@ class Peer:
         """The other one has so many samples, as of then; none: it leaves."""
         told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time).model_dump()
         directory = Directory(self._dht, f"{self._run_id}_progress")
-        directory.store(self._other, told if samples is not None else None, seconds=60.0, peers=1)
+        directory.store(self.other, told if samples is not None else None, seconds=60.0, peers=1)
         self.tracker.look()
 
 
@@ -104,6 +104,20 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
     me.gradients.add(1.0, 6, 0)
     me.rounds.advance()
     assert me.averager.asked == [asked]
+
+
+@pytest.mark.parametrize("took_part", [True, False])
+def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
+    tmp_path: Path, took_part: bool
+) -> None:
+    me = Peer(tmp_path)
+    receipt = Receipt(step=1, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
+    me.state.apply(torch.zeros(me.state.layout.size), receipt)
+    me.rounds.companions = frozenset([me.other.peer] if took_part else [])
+    me.hear(0, time=get_dht_time())
+    me.gradients.add(1.0, 10, 1)
+    assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"
+    assert me.rounds.under_way == took_part
 
 
 def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path) -> None:
