@@ -8,7 +8,7 @@ signed contributions when they begin, so the weights are not what a sender claim
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -263,6 +263,8 @@ class ExactAllReduce(AllReduceRunner):
             named = MSGPackSerializer.loads(message.tensor_part.buffer)
             self.named |= {peer.to_base58() for peer in self.ordered_peer_ids} & set(named)
             raise _GaveUp
+        if message.code == averaging_pb2.BAD_GROUP_ID:  # its round was over before we came
+            raise _GaveUp
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
 
@@ -336,8 +338,7 @@ class ExactAllReduce(AllReduceRunner):
             if self.peer_id.to_base58() in self.culprits:
                 yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
             else:
-                named = runtime_pb2.Tensor(buffer=MSGPackSerializer.dumps(sorted(self.culprits)))
-                yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, tensor_part=named)
+                yield gave_up(self.culprits | self.named)
         finally:
             _handlers.discard(handler)
             if receiving is not None and not receiving.done():
@@ -392,6 +393,12 @@ def _look_at(done: "asyncio.Future[Any]") -> None:
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).
 _handlers: set[asyncio.Task[Any]] = set()
+
+
+def gave_up(named: Collection[str]) -> averaging_pb2.AveragingData:
+    """Tells a member that the round is over here, and whose fault that is as far as known."""
+    told = runtime_pb2.Tensor(buffer=MSGPackSerializer.dumps(sorted(named)))
+    return averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, tensor_part=told)
 
 
 class _GaveUp(AllreduceException):

@@ -27,7 +27,7 @@ from hivemind.utils.asyncio import achain, as_aiter
 from dedloc_kit.records import Contribution, Notice, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.access import Gate
-from dedloc_kit.swarm.allreduce import ExactAllReduce, Refused
+from dedloc_kit.swarm.allreduce import ExactAllReduce, Refused, gave_up
 from dedloc_kit.swarm.compression import codec_of
 from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.feedback import Feedback
@@ -74,6 +74,7 @@ class GradientAverager(StateSharing):
         self._begins: dict[int, asyncio.Future[Begin | None]] = {}
         self._search_began = 0.0
         self._waiting: dict[bytes, Search] = {}
+        self._given_up: tuple[bytes, frozenset[str]] = (b"", frozenset())  # the last group, and who is to blame
         super().__init__(
             [torch.zeros(layout.size)],
             dht,
@@ -210,8 +211,15 @@ class GradientAverager(StateSharing):
         if first.group_id in self._running_groups:
             # hivemind awaits it bare: a member that breaks off before we begin would cancel it for all others.
             await asyncio.wait({self._running_groups[first.group_id]})
-        async for message in super().rpc_aggregate_part(achain(as_aiter(first), stream), context):
-            yield message
+        over, named = self._given_up
+        if first.group_id == over:
+            yield gave_up(named)
+        else:
+            async for message in super().rpc_aggregate_part(achain(as_aiter(first), stream), context):
+                yield message
+        # Who gives a round up says whose fault it is; if that is lost with the stream, it seems to be its own (see
+        # ExactAllReduce: the other side closes).
+        await asyncio.sleep(REQUEST_TIMEOUT)
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **_: Any) -> Round:
         """Average with this group; every way to fail becomes a Round, so the optimizer decides in one place."""
@@ -285,6 +293,7 @@ class GradientAverager(StateSharing):
                 culprits, named = frozenset([error.peer] if isinstance(error, Nonsense) else []), frozenset[str]()
             else:
                 culprits, named = frozenset(runner.culprits), frozenset(runner.named)
+            self._given_up = group_info.group_id, culprits | named
             return Round("failed", round_id, detail=str(error)[:200] or repr(error), culprits=culprits, named=named)
         finally:
             self._line_free.set()

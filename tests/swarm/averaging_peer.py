@@ -129,6 +129,7 @@ def main() -> None:
                 "detail": outcome.detail,
                 "members": len(outcome.contributions),
                 "culprits": sorted(outcome.culprits),
+                "named": sorted(outcome.named),
                 "seconds": seconds,
                 "digest": digest,
                 "right": right,
