@@ -5,7 +5,7 @@ from collections import deque
 
 REMEMBERED = 8
 """Rounds that the next one is judged by."""
-FIRST_LEAD, SHORTEST_LEAD = 3.0, 1.0
+FIRST_LEAD, SHORTEST_LEAD = 3.0, 2.0
 FIRST_WINDOW, SHORTEST_WINDOW, LONGEST_WINDOW = 20.0, 8.0, 60.0
 """Seconds. A group stands as soon as everyone expected is there, so this is only what a peer may be late."""
 FIRST_PATIENCE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 10.0, 3.0, 120.0
@@ -19,14 +19,20 @@ class Pace:
 
     def __init__(self) -> None:
         self._gathering: deque[float] = deque(maxlen=REMEMBERED)
+        self._lateness: deque[float] = deque(maxlen=REMEMBERED)
         self._averaging: deque[float] = deque(maxlen=REMEMBERED)
         self._silences: deque[float] = deque(maxlen=REMEMBERED)
         self._upload_rates: deque[float] = deque(maxlen=REMEMBERED)
         self._failures = 0
 
-    def gathered(self, seconds: float) -> None:
-        """A whole group was found."""
+    def gathered(self, seconds: float, late: float) -> None:
+        """A whole group was found.
+
+        :param seconds: since this peer began to look for it
+        :param late: since the batch was full
+        """
         self._gathering.append(seconds)
+        self._lateness.append(late)
 
     def averaged(self, seconds: float, longest_silence: float, upload_rate: float | None) -> None:
         """An all-reduce is complete.
@@ -60,8 +66,12 @@ class Pace:
 
     @property
     def lead(self) -> float:
-        """How long before the batch is full the group has to gather, so that nobody waits for it."""
-        return max(SHORTEST_LEAD, 1.5 * max(self._gathering)) if self._gathering else FIRST_LEAD
+        """How long before the batch is full the group has to gather, so that nobody waits for it.
+
+        It follows from how late the group was, not from what gathering took: whoever begins early waits for those who
+        do not, and would begin earlier and earlier.
+        """
+        return max(SHORTEST_LEAD, 1.5 * max(self._lateness)) if self._lateness else FIRST_LEAD
 
     @property
     def window(self) -> float:

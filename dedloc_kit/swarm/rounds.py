@@ -97,7 +97,20 @@ class Rounds:
         """Until the batch is full, if this peer computes so fast."""
         return self._seconds_for(self._run.global_batch - self.swarm_samples(), samples_per_second)
 
-    def _seconds_for(self, samples: int, samples_per_second: float) -> float:
+    def _probably_left(self, samples_per_second: float) -> float:
+        """The same, if the others have gone on computing since they told how far they are.
+
+        What they told is some seconds old, and more if the directory waits for somebody who is gone. For a look too
+        early or a group that waits a moment this guess is good enough; a round begins with what was told.
+        """
+        now = get_dht_time()
+        untold = sum(
+            progress.samples_per_second * min(LONGEST_PERIOD, max(0.0, now - progress.time))
+            for progress in self._mates().values()
+        )
+        return self._seconds_for(self._run.global_batch - self.swarm_samples() - untold, samples_per_second)
+
+    def _seconds_for(self, samples: float, samples_per_second: float) -> float:
         rate = samples_per_second + sum(progress.samples_per_second for progress in self._mates().values())
         return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
 
@@ -105,7 +118,7 @@ class Rounds:
         """Seconds until the next look into the directory is of use."""
         if self._begun:
             return LONGEST_PERIOD  # nothing that others say now would change this round
-        left = self.seconds_left(samples_per_second)
+        left = self._probably_left(samples_per_second)
         whole = self._seconds_for(self._run.global_batch, samples_per_second)
         if math.isinf(left):
             return USUAL_PERIOD  # nobody computes yet
@@ -115,7 +128,7 @@ class Rounds:
     def gather_if_due(self, samples_per_second: float) -> Round | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
         self._watch_the_batch()
-        left, expected = self.seconds_left(samples_per_second), self._expected()
+        left, expected = self._probably_left(samples_per_second), self._expected()
         if left > self._pace.lead or time.monotonic() < self._not_before:
             return None
         if not expected:
@@ -203,12 +216,12 @@ class Rounds:
         if members & self._awaited & self._tracker.gone():  # without them the group cannot average
             self._averager.call_off(gathering)
         elif samples >= self._run.global_batch or gathering.called:
+            self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._awaited:  # otherwise it is the window that it took
-                self._pace.gathered(gathering.seconds())
+                self._pace.gathered(gathering.seconds(), self.gather_seconds)
             contribution = self._contribution()
             boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
             self._begun = True
-            self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             self._averager.begin(
                 gathering,
                 contribution,

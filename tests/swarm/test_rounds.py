@@ -77,9 +77,9 @@ class Peer:
             troubles=troubles,
         )
 
-    def hear(self, samples: int | None, time: float) -> None:
+    def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
-        told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time).model_dump()
+        told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time, **more).model_dump()
         directory = Directory(self._dht, f"{self._run_id}_progress")
         directory.store(self.other, told if samples is not None else None, seconds=60.0, peers=1)
         self.tracker.look()
@@ -104,6 +104,29 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
     me.gradients.add(1.0, 6, 0)
     me.rounds.advance()
     assert me.averager.asked == [asked]
+
+
+def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.gradients.add(1.0, 2, 0)
+    me.hear(0, time=get_dht_time(), samples_per_second=2.0)
+    assert me.rounds.gather_if_due(samples_per_second=0.1) is None
+    assert not me.rounds.under_way, "eight samples are missing"
+    me.hear(0, time=get_dht_time() - 3.0, samples_per_second=2.0)
+    me.rounds.gather_if_due(samples_per_second=0.1)
+    assert me.rounds.under_way, "by now it has six more, and the last two come in a second"
+    me.rounds.advance()
+    assert me.averager.asked == [], "nobody has told of a full batch"
+    me.hear(8, time=get_dht_time(), samples_per_second=2.0)
+    me.rounds.advance()
+    assert me.averager.asked == ["begin"]
+
+
+def test_a_peer_that_has_long_said_nothing_does_not_fill_the_batch(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 3.0, samples_per_second=1.0)
+    me.rounds.gather_if_due(samples_per_second=0.1)
+    assert not me.rounds.under_way
 
 
 @pytest.mark.parametrize("took_part", [True, False])
