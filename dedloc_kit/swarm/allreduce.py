@@ -263,8 +263,6 @@ class ExactAllReduce(AllReduceRunner):
             named = MSGPackSerializer.loads(message.tensor_part.buffer)
             self.named |= {peer.to_base58() for peer in self.ordered_peer_ids} & set(named)
             raise _GaveUp
-        if message.code == averaging_pb2.BAD_GROUP_ID:  # its round was over before we came
-            raise _GaveUp
         if message.code != averaging_pb2.AVERAGED_PART:
             raise AllreduceException(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
 

@@ -74,7 +74,7 @@ class GradientAverager(StateSharing):
         self._begins: dict[int, asyncio.Future[Begin | None]] = {}
         self._search_began = 0.0
         self._waiting: dict[bytes, Search] = {}
-        self._given_up: tuple[bytes, frozenset[str]] = (b"", frozenset())  # the last group, and who is to blame
+        self._over: tuple[bytes, frozenset[str]] = (b"", frozenset())  # the last group, and who failed in it
         super().__init__(
             [torch.zeros(layout.size)],
             dht,
@@ -211,9 +211,9 @@ class GradientAverager(StateSharing):
         if first.group_id in self._running_groups:
             # hivemind awaits it bare: a member that breaks off before we begin would cancel it for all others.
             await asyncio.wait({self._running_groups[first.group_id]})
-        over, named = self._given_up
+        over, failed = self._over
         if first.group_id == over:
-            yield gave_up(named)
+            yield gave_up(failed)
         else:
             async for message in super().rpc_aggregate_part(achain(as_aiter(first), stream), context):
                 yield message
@@ -225,6 +225,7 @@ class GradientAverager(StateSharing):
         """Average with this group; every way to fail becomes a Round, so the optimizer decides in one place."""
         search, round_id, group_info = _search.get(), group_info.group_id.hex(), sorted_group(group_info)
         runner: ExactAllReduce | None = None
+        culprits = named = frozenset[str]()
         try:
             bandwidths, expected = read_members(group_info)
             seconds = time.monotonic() - self._search_began
@@ -289,15 +290,15 @@ class GradientAverager(StateSharing):
             return Round("refused", round_id, (await runner.introductions()).contributions, detail=str(refusal))
         except Exception as error:
             self._forget_round()
-            if runner is None:
-                culprits, named = frozenset([error.peer] if isinstance(error, Nonsense) else []), frozenset[str]()
-            else:
+            if runner is not None:
                 culprits, named = frozenset(runner.culprits), frozenset(runner.named)
-            self._given_up = group_info.group_id, culprits | named
+            elif isinstance(error, Nonsense):
+                culprits = frozenset([error.peer])
             return Round("failed", round_id, detail=str(error)[:200] or repr(error), culprits=culprits, named=named)
         finally:
             self._line_free.set()
             self._waiting.pop(group_info.group_id, None)
+            self._over = group_info.group_id, culprits | named
             running = self._running_groups.get(group_info.group_id)
             if runner is None and running is not None:  # members that began already wait for us
                 running.set_exception(AllreduceException("called off"))

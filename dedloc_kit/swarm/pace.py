@@ -6,6 +6,7 @@ from collections import deque
 REMEMBERED = 8
 """Rounds that the next one is judged by."""
 FIRST_LEAD, SHORTEST_LEAD = 3.0, 2.0
+"""Seconds before the batch is full."""
 FIRST_WINDOW, SHORTEST_WINDOW, LONGEST_WINDOW = 20.0, 8.0, 60.0
 """Seconds. A group stands as soon as everyone expected is there, so this is only what a peer may be late."""
 FIRST_PATIENCE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 10.0, 3.0, 120.0

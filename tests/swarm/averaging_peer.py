@@ -113,7 +113,11 @@ def main() -> None:
         if who["fault"] == "calls off haltingly":
             call_off_haltingly(averager, averager.gather(step=job["step"] + 100, after="", **search))
         gathering = averager.gather(step=job["step"], after="", **search)
-        averager.begin(gathering, mine, patience=job["patience"], start_patience=2 * job["patience"], limit=60.0)
+        if who["fault"] == "calls off the group":
+            wait_until(lambda g=gathering: g.gathered() is not None, "there is no group")  # type: ignore[misc]
+            averager.call_off(gathering)
+        else:
+            averager.begin(gathering, mine, patience=job["patience"], start_patience=2 * job["patience"], limit=60.0)
         try:
             outcome = gathering.control.result()
         except Exception as error:  # as hivemind reports that there is no group

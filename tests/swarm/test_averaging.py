@@ -154,6 +154,16 @@ def test_a_member_that_does_not_bring_its_gradients_to_all_is_found_out_and_name
         assert {*answer["culprits"], *answer["named"]} == {members[2].peer}
 
 
+def test_a_member_that_calls_the_group_off_ends_the_round_and_nobody_is_blamed(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "calls off the group"]) as members:
+        answers = a_round(members)
+    for answer in answers:
+        assert answer["outcome"] == "failed", answers
+        assert answer["unchanged"]
+        assert answer["seconds"] < 15.0, "told, not timed out"
+        assert [*answer["culprits"], *answer["named"]] == [], answers
+
+
 def test_a_search_that_is_called_off_is_over_and_the_next_one_begins(tmp_path: Path) -> None:
     with group(tmp_path, ["", "calls off haltingly"]) as members:
         answers = a_round(members)
