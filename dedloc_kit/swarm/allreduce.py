@@ -333,10 +333,7 @@ class ExactAllReduce(AllReduceRunner):
             # last part in a hundred on a slow line). So the member closes, which cancels this handler.
             await asyncio.sleep(self._patience)
         except Exception:  # whatever it is, the round is over here, and this member need not wait
-            if self.peer_id.to_base58() in self.culprits:
-                yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
-            else:
-                yield gave_up(self.culprits | self.named)
+            yield gave_up(self.peer_id, self.culprits, self.named)
         finally:
             _handlers.discard(handler)
             if receiving is not None and not receiving.done():
@@ -393,9 +390,11 @@ def _look_at(done: "asyncio.Future[Any]") -> None:
 _handlers: set[asyncio.Task[Any]] = set()
 
 
-def gave_up(named: Collection[str]) -> averaging_pb2.AveragingData:
+def gave_up(me: PeerID, culprits: Collection[str], named: Collection[str]) -> averaging_pb2.AveragingData:
     """Tells a member that the round is over here, and whose fault that is as far as known."""
-    told = runtime_pb2.Tensor(buffer=MSGPackSerializer.dumps(sorted(named)))
+    if me.to_base58() in culprits:
+        return averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+    told = runtime_pb2.Tensor(buffer=MSGPackSerializer.dumps(sorted({*culprits, *named})))
     return averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, tensor_part=told)
 
 

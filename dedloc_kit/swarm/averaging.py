@@ -74,7 +74,7 @@ class GradientAverager(StateSharing):
         self._begins: dict[int, asyncio.Future[Begin | None]] = {}
         self._search_began = 0.0
         self._waiting: dict[bytes, Search] = {}
-        self._over: tuple[bytes, frozenset[str]] = (b"", frozenset())  # the last group, and who failed in it
+        self._over: dict[bytes, averaging_pb2.AveragingData] = {}  # the last group, and what late members hear of it
         super().__init__(
             [torch.zeros(layout.size)],
             dht,
@@ -211,9 +211,8 @@ class GradientAverager(StateSharing):
         if first.group_id in self._running_groups:
             # hivemind awaits it bare: a member that breaks off before we begin would cancel it for all others.
             await asyncio.wait({self._running_groups[first.group_id]})
-        over, failed = self._over
-        if first.group_id == over:
-            yield gave_up(failed)
+        if first.group_id in self._over:
+            yield self._over[first.group_id]
         else:
             async for message in super().rpc_aggregate_part(achain(as_aiter(first), stream), context):
                 yield message
@@ -298,7 +297,7 @@ class GradientAverager(StateSharing):
         finally:
             self._line_free.set()
             self._waiting.pop(group_info.group_id, None)
-            self._over = group_info.group_id, culprits | named
+            self._over = {group_info.group_id: gave_up(self.peer_id, culprits, named)}
             running = self._running_groups.get(group_info.group_id)
             if runner is None and running is not None:  # members that began already wait for us
                 running.set_exception(AllreduceException("called off"))
