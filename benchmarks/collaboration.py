@@ -55,7 +55,7 @@ def main() -> int:
             setting = _real(options, folder)
             print(f"\nReal ALBERT: {options.real_peers} volunteers on a core each, loopback,", end=" ")
             print(f"{options.real_step_seconds:g} s of work in a global step")
-            results["real"] = compare(options.systems, setting, folder / "real", batch_from_alone=True)
+            results["real"] = compare(options.systems, setting, folder / "real", real=True)
         if options.json:
             options.json.write_text(json.dumps({"settings": _settings(options), **results}, indent=2) + "\n")
     except UserError as error:
@@ -69,7 +69,7 @@ def main() -> int:
     return 0
 
 
-def compare(systems: list[str], setting: Setting, folder: Path, batch_from_alone: bool = False) -> dict[str, Any]:
+def compare(systems: list[str], setting: Setting, folder: Path, real: bool = False) -> dict[str, Any]:
     """Measure the systems and print a line for each as it is done; the peers alone come first.
 
     A line has: the efficiency, in all and in the steps with least and most of it; for each volunteer and global step
@@ -77,27 +77,40 @@ def compare(systems: list[str], setting: Setting, folder: Path, batch_from_alone
     the step takes; how many samples are computed in it over the global batch, and which share of them counted (where
     the system tells).
 
-    :param batch_from_alone: the global batch is what the peers alone compute in `step_seconds`
+    :param real: the peers compute: the global batch is what they compute alone in `step_seconds`; and as a machine is
+        faster in one minute than in the next, they compute alone before and after each system, whose efficiency is
+        over the mean of both
     """
     print(_ROW.format("", "efficiency", "(per step)", "waits", "longest", "sent", "CPU", "step", "batch", "counted"))
-    alone = measure("alone", replace(setting, warm_up=1, steps=2), folder / "alone")
-    results = {"alone": _report("alone", alone, alone)}
-    if batch_from_alone:
+    by_itself = replace(setting, warm_up=1, steps=2)
+    alone = measure("alone", by_itself, folder / "alone")
+    rate = alone.samples_per_second
+    results = {"alone": _report("alone", alone, rate)}
+    if real:
         share = setting.microbatch * len(setting.slowness)
-        batch = share * max(1, round(alone.samples_per_second * setting.step_seconds / share))
+        batch = share * max(1, round(rate * setting.step_seconds / share))
         setting = replace(setting, run=setting.run.model_copy(update={"global_batch": batch}))
     for system in systems:
         try:
-            results[system] = _report(system, measure(system, setting, folder / system), alone)
+            measured = measure(system, setting, folder / system)
         except UserError as error:  # the others are worth knowing all the same
             print(f"{system:10} did not finish: {error}", flush=True)
             results[system] = {"failed": str(error)}
+            continue
+        before = rate
+        if real:
+            alone = measure("alone", by_itself, folder / f"alone-after-{system}")
+            rate = alone.samples_per_second
+        results[system] = _report(system, measured, (before + rate) / 2)
+        if real:
+            results[f"alone after {system}"] = _report("alone", alone, before)
     return results
 
 
-def _report(name: str, measured: Measured, alone: Measured) -> dict[str, Any]:
-    efficiency = measured.samples_per_second / alone.samples_per_second
-    each = [rate / alone.samples_per_second for rate in measured.step_samples_per_second]
+def _report(name: str, measured: Measured, samples_per_second: float) -> dict[str, Any]:
+    """Print the line of one system; efficiency is over so many samples per second."""
+    efficiency = measured.samples_per_second / samples_per_second
+    each = [rate / samples_per_second for rate in measured.step_samples_per_second]
     row = _ROW.format(
         name,
         f"{efficiency:.3f}",
@@ -107,7 +120,7 @@ def _report(name: str, measured: Measured, alone: Measured) -> dict[str, Any]:
         "n/a" if measured.bytes_per_step is None else f"{measured.bytes_per_step / 1e6:.1f} MB",
         f"{measured.cpu_seconds_per_step:.1f} s",
         f"{measured.step_seconds:.1f} s",
-        "" if measured is alone else f"{measured.batches_per_step:.2f}",
+        "" if name == "alone" else f"{measured.batches_per_step:.2f}",
         "" if measured.counted is None else f"{measured.counted:.2f}",
     )
     print(row, flush=True)

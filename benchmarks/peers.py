@@ -16,7 +16,7 @@ from typing import Any, Self
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.worker import coordinator_job, volunteer_job
+from dedloc_kit.worker import KEPT_MEMORY, coordinator_job, volunteer_job
 
 _CHECKOUT = Path(__file__).parents[1]
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -56,6 +56,7 @@ class Peer:
                 stderr=log,
                 start_new_session=True,
                 env={
+                    **KEPT_MEMORY,  # as ours start, for all systems alike
                     **os.environ,
                     "PYTHONPATH": str(_CHECKOUT),
                     "OMP_NUM_THREADS": "1",  # every peer has the two cores' fair share, not all of them

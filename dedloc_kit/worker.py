@@ -38,6 +38,9 @@ LEAVE_SECONDS = 30.0
 """How long a role may take to leave before it is killed; a last push to the Hub takes its own time."""
 PARENT_SECONDS = 1.0
 """How often a worker looks whether its starter is still there."""
+KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+"""Environment in which glibc keeps freed memory. Else the activations of each microbatch go back to the kernel and are
+faulted in anew: on a CPU that takes 2 % of the time (benchmarks/README.md)."""
 
 
 class Worker:
@@ -73,7 +76,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
+                env={**KEPT_MEMORY, **os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
             )
         if job is not None:
             self.begin(job)

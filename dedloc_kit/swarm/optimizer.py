@@ -30,7 +30,9 @@ from dedloc_kit.swarm.troubles import Troubles
 
 HAND_OVER_SECONDS = 10.0
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
-"""How often the background looks whether something is due, and while a round is under way."""
+"""How often the background looks whether something is due, at most, and while a round is under way."""
+IDLES_PER_LOOK = 4
+"""Far from a full batch, how often it does so between two looks into the directory: nothing is new in between."""
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
@@ -241,10 +243,16 @@ class CollaborativeOptimizer:
 
     def _run(self) -> None:
         try:
-            while not self._leaving.wait(BUSY_SECONDS if self._rounds.under_way else IDLE_SECONDS):
+            while not self._leaving.wait(self._pause()):
                 self._advance()
         except BaseException as error:  # the training loop raises it at its next boundary
             self._error = error
+
+    def _pause(self) -> float:
+        """Seconds until something may be due again."""
+        if self._rounds.under_way:
+            return BUSY_SECONDS
+        return max(IDLE_SECONDS, self._rounds.look_period(self.samples_per_second) / IDLES_PER_LOOK)
 
     def _advance(self) -> None:
         """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
