@@ -78,11 +78,11 @@ def compare(systems: list[str], setting: Setting, folder: Path, real: bool = Fal
     the system tells).
 
     :param real: the peers compute: the global batch is what they compute alone in `step_seconds`; and as a machine is
-        faster in one minute than in the next, they compute alone before and after each system, whose efficiency is
-        over the mean of both
+        faster in one minute than in the next, they compute alone, half as long, before and after each system, whose
+        efficiency is over the mean of both
     """
     print(_ROW.format("", "efficiency", "(per step)", "waits", "longest", "sent", "CPU", "step", "batch", "counted"))
-    by_itself = replace(setting, warm_up=1, steps=2)
+    by_itself = replace(setting, warm_up=1, steps=max(1, setting.steps // 2))
     alone = measure("alone", by_itself, folder / "alone")
     rate = alone.samples_per_second
     results = {"alone": _report("alone", alone, rate)}
