@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.worker import Worker, coordinator_job
+from dedloc_kit.worker import KEPT_MEMORY, Worker, coordinator_job
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
 
@@ -26,6 +26,20 @@ def heard(event):
 worker = Worker("coordinator", json.loads(sys.argv[1]), folder=Path(sys.argv[2]), on_event=heard)
 time.sleep(600)
 """
+
+MICROBATCHES = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+for _ in range(20):
+    activations = [libc.malloc(2**24) for _ in range(4)]
+    for memory in activations:
+        ctypes.memset(memory, 1, 2**24)
+    for memory in reversed(activations):
+        libc.free(ctypes.c_void_p(memory))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+"""Takes and gives back 64 MB, twenty times; prints how many pages were new."""
 
 
 def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: Path) -> None:
@@ -74,3 +88,16 @@ def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path) -> None:
     assert isinstance(events[-1], Failed)
     assert events[-1].text == "there is no task 'tiny'; choose one of: albert, swav"
     assert not any(isinstance(event, Joined) for event in events)
+
+
+def test_a_worker_keeps_the_memory_of_a_microbatch_for_the_next_one(tmp_path: Path) -> None:
+    with Swarm(tiny_run(), tmp_path) as swarm:
+        environment = Path(f"/proc/{swarm.coordinator().worker.pid}/environ").read_bytes().split(b"\0")
+    for name, value in KEPT_MEMORY.items():
+        assert f"{name}={value}".encode() in environment
+    plain = {name: value for name, value in os.environ.items() if name not in KEPT_MEMORY}
+    faults = [
+        int(subprocess.run([sys.executable, "-c", MICROBATCHES], env=env, check=True, capture_output=True).stdout)
+        for env in (plain, {**plain, **KEPT_MEMORY})
+    ]
+    assert faults[1] < faults[0] / 2
