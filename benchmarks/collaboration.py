@@ -79,7 +79,7 @@ def compare(systems: list[str], setting: Setting, folder: Path, real: bool = Fal
 
     :param real: the peers compute: the global batch is what they compute alone in `step_seconds`; and as a machine is
         faster in one minute than in the next, they compute alone, half as long, before and after each system, whose
-        efficiency is over the mean of both
+        efficiency is over the mean of both; their own is over the time before
     """
     print(_ROW.format("", "efficiency", "(per step)", "waits", "longest", "sent", "CPU", "step", "batch", "counted"))
     by_itself = replace(setting, warm_up=1, steps=max(1, setting.steps // 2))

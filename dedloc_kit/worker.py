@@ -40,7 +40,7 @@ PARENT_SECONDS = 1.0
 """How often a worker looks whether its starter is still there."""
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """Environment in which glibc keeps freed memory. Else the activations of each microbatch go back to the kernel and are
-faulted in anew: on a CPU that takes 2 % of the time (benchmarks/README.md)."""
+faulted in anew, which costs a CPU a few per cent of its time (benchmarks/README.md)."""
 
 
 class Worker:
