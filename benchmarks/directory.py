@@ -34,6 +34,8 @@ ON_ONE_KEY = 200
 AT_ONCE = 2
 """Stores that one node has under way."""
 RUN = "scale-0123456789abcdef"
+SECONDS = 3600.0
+"""How long a record lives: longer than this takes."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _stand(kind: str, count: int, known: int, steps: int) -> Stand:
 
 def _measured(nodes: Sequence[Node], kind: str, everyone: Sequence[Publisher], known: int, steps: int) -> Stand:
     name = f"{RUN}_{kind}_{known}"
-    collector = Directory(nodes[-1], name)
+    collector = Directory(nodes[-1], name, SECONDS)
     check = (Progress if kind == "progress" else Contribution).parse
     keys = [collector.key(publisher.peer, known) for publisher in everyone]
     store_seconds, collect_seconds, lost, size = [], [], 0, 0
@@ -194,7 +196,7 @@ async def _store(number: int, keys: list[str], kind: str, step: int, _dht: DHT, 
     async def store(key: str, publisher: Publisher) -> None:
         value = (_progress if kind == "progress" else _contribution)(publisher, step)
         async with turn:
-            await node.store(key, value, get_dht_time() + 3600.0, subkey=publisher.subkey)
+            await node.store(key, value, get_dht_time() + SECONDS, subkey=publisher.subkey)
 
     await asyncio.gather(*map(store, keys, publishers[number::NODES]))
 

@@ -19,7 +19,7 @@ def publish(dht: DHT, signer: Signer, contribution: Contribution, *, peers: int 
 
     :param peers: how many others there are
     """
-    _directory(dht, contribution.run_id).store(signer, contribution.model_dump(), seconds=TIME_TO_LIVE, peers=peers)
+    _directory(dht, contribution.run_id).store(signer, contribution.model_dump(), peers=peers)
 
 
 def collect(dht: DHT, run_id: str, reject: Callable[[str], None]) -> dict[str, Contribution]:
@@ -37,4 +37,4 @@ def collect(dht: DHT, run_id: str, reject: Callable[[str], None]) -> dict[str, C
 
 
 def _directory(dht: DHT, run_id: str) -> Directory:
-    return Directory(dht, f"{run_id}_contributions")
+    return Directory(dht, f"{run_id}_contributions", TIME_TO_LIVE)

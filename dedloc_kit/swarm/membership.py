@@ -20,6 +20,7 @@ from dedloc_kit.swarm.access import NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.directory import answered_by_one
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.tracker import Tracker
@@ -116,7 +117,9 @@ class Membership(threading.Thread):
             self._ask()
 
     def _newest(self) -> Notice | None:
-        found = self._node.get(self._key, latest=True, return_future=True).result(DHT_SECONDS)
+        # Whoever has heard of the organizer lately has heard its newest notice.
+        lately = answered_by_one(get_dht_time() + LASTING_SECONDS - REPEAT_SECONDS - FOLLOW_SECONDS)
+        found = self._node.get(self._key, return_future=True, **lately).result(DHT_SECONDS)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         for subkey, entry in entries.items():
             try:

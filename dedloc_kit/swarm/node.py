@@ -9,7 +9,6 @@ from functools import partial
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
@@ -23,6 +22,7 @@ from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, seen_host, serve
+from dedloc_kit.swarm.signing import RememberingValidator
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
@@ -106,9 +106,13 @@ def start_node(
             start=True,
             # The same in every session: who comes back takes its old place in the others' routing tables.
             node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
-            record_validators=[RSASignatureValidator(identity.key)],
+            record_validators=[RememberingValidator(identity.key)],
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,
+            # What is cached is old, and sent to others, asked for again and checked with each look and each store.
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
             strict=False,  # else anyone among them whose clock is 3 s off would keep us out
             client_mode=around.reach.client_mode,
             network={

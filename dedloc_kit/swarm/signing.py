@@ -1,6 +1,7 @@
 """Signed records: who says so can be checked by anyone, whatever way the record came."""
 
 import re
+from functools import lru_cache
 from typing import TypeVar
 
 import multihash
@@ -10,6 +11,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils import MSGPackSerializer
+from hivemind.utils.crypto import RSAPrivateKey
 
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.identity import Identity
@@ -18,6 +20,7 @@ R = TypeVar("R", bound=Record)
 
 # Above about 16 KB a DHT value can kill the DHT process; ours are far below.
 MAX_RECORD_BYTES = 4096
+REMEMBERED_RECORDS = 1024
 _OWNER = re.compile(RSASignatureValidator.PUBLIC_KEY_REGEX, re.DOTALL)
 
 
@@ -53,6 +56,17 @@ class Signer:
         if not valid:
             raise ValueError(f"{kind.__name__}: the signature is not valid")
         return author(subkey), kind.parse(body)
+
+
+class RememberingValidator(RSASignatureValidator):
+    """hivemind's, but what it has checked it does not compute again: the same records come with answer after answer."""
+
+    def __init__(self, key: RSAPrivateKey) -> None:
+        super().__init__(key)
+        self._checked = lru_cache(REMEMBERED_RECORDS)(super().validate)
+
+    def validate(self, record: DHTRecord) -> bool:
+        return bool(self._checked(record))
 
 
 def author(subkey: bytes) -> str:

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +28,12 @@ HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
+SILENT_SECONDS = 10.0
+"""Who is silent for so long has missed a report."""
+FRESH_SECONDS = 2.0
+"""Where somebody has reported in the last so many seconds, probably everybody does."""
+LOOKS_AT_ONE = 10
+"""Every so many looks several nodes are asked in any case."""
 SECONDS_PER_PEER, MOST_SECONDS = 0.01, 5.0
 """Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
 time it must stay below what a record lives, or peers would seem to be gone."""
@@ -71,7 +77,7 @@ class Tracker(threading.Thread):
         for address in known:
             peer = address.rpartition("/p2p/")[2]
             self._known[peer] = (*self._known.get(peer, ()), address)
-        self._directory = Directory(dht, f"{run_id}_progress")
+        self._directory = Directory(dht, f"{run_id}_progress", TIME_TO_LIVE)
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -88,6 +94,7 @@ class Tracker(threading.Thread):
         self._refused: frozenset[str] = frozenset()
         self._dialled: dict[str, float] = {}
         self._online_until = 0.0
+        self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)
         self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
 
@@ -210,26 +217,43 @@ class Tracker(threading.Thread):
     def look(self) -> None:
         """Fetch everyone's progress now."""
         with self._looking:
-            entries = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT)
-            others, left, ignored = {}, set(), set()
-            for subkey, entry in entries.items():
-                try:
-                    peer = author(subkey)
-                    if entry.value is None:
-                        left.add(peer)
-                        continue
-                    progress = self._checked(entry.value)
-                except (ValueError, TypeError) as error:
-                    ignored.add((subkey, entry.expiration_time))
-                    if (subkey, entry.expiration_time) not in self._ignored:
-                        self.reject(str(error))
-                    continue
-                if peer != self._signer.peer:
-                    others[peer] = progress
-            self._ignored = ignored
+            others, left = self._seen(FRESH_SECONDS)
+            if self._looks % LOOKS_AT_ONE == 0 or self._misses_anyone(others, left):
+                others, left = self._seen(None)
+            self._looks += 1
         with self._lock:
-            self._others, self._left = others, frozenset(left)
+            self._others, self._left = others, left
         self._note(get_dht_time())
+
+    def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
+        """What the directory holds: everyone else's progress, and who has left.
+
+        :param age: as for `Directory.look`
+        """
+        entries = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age)
+        others, left, ignored = {}, set(), set()
+        for subkey, entry in entries.items():
+            try:
+                peer = author(subkey)
+                if entry.value is None:
+                    left.add(peer)
+                    continue
+                progress = self._checked(entry.value)
+            except (ValueError, TypeError) as error:
+                ignored.add((subkey, entry.expiration_time))
+                if (subkey, entry.expiration_time) not in self._ignored:
+                    self.reject(str(error))
+                continue
+            if peer != self._signer.peer:
+                others[peer] = progress
+        self._ignored = ignored
+        return others, frozenset(left)
+
+    def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
+        """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
+        heard = float(get_dht_time()) - SILENT_SECONDS
+        there = [peer for peer, progress in self._others.items() if _alive(progress) and peer not in left]
+        return not others or any(peer not in others or others[peer].time < heard for peer in there)
 
     def _note(self, now: float) -> None:
         """For how long have looks found nobody? Time in which nobody looked does not count, nor what was before it."""
@@ -309,7 +333,7 @@ class Tracker(threading.Thread):
         return self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())
 
     def _store(self, value: object) -> Any:
-        return self._directory.store(self._signer, value, seconds=TIME_TO_LIVE, peers=len(self._others))
+        return self._directory.store(self._signer, value, peers=len(self._others))
 
 
 def _alive(progress: Progress) -> bool:

@@ -80,8 +80,8 @@ class Peer:
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
         told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time, **more).model_dump()
-        directory = Directory(self._dht, f"{self._run_id}_progress")
-        directory.store(self.other, told if samples is not None else None, seconds=60.0, peers=1)
+        directory = Directory(self._dht, f"{self._run_id}_progress", 60.0)
+        directory.store(self.other, told if samples is not None else None, peers=1)
         self.tracker.look()
 
 
