@@ -98,11 +98,9 @@ class Ours:
         while missing := self._others - self._node.run_coroutine(_connected):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no connection to {missing}")
-            for peer in missing:
-                # Only one of two: libp2p dials from the port that it listens on, and two that dial each other within
-                # a round trip meet in one TCP connection of which neither is the server; both fail, and wait then.
-                if peer > self.peer:
-                    dial(self._node, peer, peers[peer])
+            # Only one of two: libp2p dials from the port that it listens on, and two that dial each other within
+            # a round trip meet in one TCP connection of which neither is the server; both fail, and wait then.
+            dial(self._node, {peer: peers[peer] for peer in missing if peer > self.peer})
             time.sleep(1.0)
 
     def gather(self) -> None:

@@ -59,8 +59,7 @@ class Ours:
         self._averager.share(bool(job["donor"]))
 
     def fetch(self, donors: dict[str, list[str]]) -> Sequence[Tensor] | None:
-        for donor, addresses in donors.items():
-            dial(self._node, donor, addresses)
+        dial(self._node, donors)
         while True:  # until a place is free
             found = self._averager.download_state(
                 list(donors),

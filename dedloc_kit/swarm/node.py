@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -222,31 +222,41 @@ async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
     return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}
 
 
-def dial(node: DHT, peer: str, addresses: Sequence[str]) -> None:
-    """Connect to a peer at the addresses that it names, unless there is a connection already, and put it back into
-    the directory's routing table; in the background.
+def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> None:
+    """Connect to peers, each at the addresses that it names, unless there is a connection already, and put those that
+    are missing there back into the directory's routing table; in the background.
 
     Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
     libp2p's own search among those often answers "routing: not found". And hivemind forgets a peer that once did not
     answer: a client would never find it again after a restart. Failing is no error here: a round will tell.
     """
-    node.run_coroutine(partial(_dial, peer, tuple(addresses)), return_future=True)
+    node.run_coroutine(partial(_dial, dict(peers)), return_future=True)
 
 
-async def _dial(peer: str, addresses: tuple[str, ...], _dht: DHT, node: DHTNode) -> None:
+async def _dial(peers: Mapping[str, Sequence[str]], _dht: DHT, node: DHTNode) -> None:
     try:
-        peer_id = PeerID.from_base58(peer)
-        if all(info.peer_id != peer_id for info in await node.p2p.list_peers()):
+        connected = {str(info.peer_id) for info in await node.p2p.list_peers()}
+    except Exception as error:  # runs in the node's process: only the log can tell
+        _log.info("the connections are not known: %r", error)
+        return
+    await asyncio.gather(*(_meet(peer, peers[peer], peer in connected, node) for peer in peers))
+
+
+async def _meet(peer_id: str, addresses: Sequence[str], connected: bool, node: DHTNode) -> None:
+    try:
+        peer = PeerID.from_base58(peer_id)
+        if not connected:
             living = await answering(addresses)
             if not living:
                 return
             # /p2p/ID at the end is how addresses are told, not how they are dialled.
             dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in living]
-            await asyncio.wait_for(node.p2p._client.connect(peer_id, dialled), DIAL_TIMEOUT)
-        if await node.protocol.call_ping(peer_id) is not None:
-            node.blacklist.register_success(peer_id)
-    except Exception as error:  # runs in the node's process: only the log can tell
-        _log.info("no connection to %s: %r", peer, error)
+            await asyncio.wait_for(node.p2p._client.connect(peer, dialled), DIAL_TIMEOUT)
+        forgotten = peer not in node.protocol.routing_table or peer in node.blacklist
+        if forgotten and await node.protocol.call_ping(peer) is not None:
+            node.blacklist.register_success(peer)
+    except Exception as error:
+        _log.info("no connection to %s: %r", peer_id, error)
 
 
 def avoid(node: DHT, peers: Collection[str]) -> None:

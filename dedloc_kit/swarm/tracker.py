@@ -318,12 +318,15 @@ class Tracker(threading.Thread):
         if len(self._known) < MOST_KNOWN:
             self._known |= {peer: addresses for peer, (addresses, _) in wanted.items()}
         wanted |= {peer: (addresses, REDIAL_LOST) for peer, addresses in self._known.items() if peer not in wanted}
+        due = {}
         for peer, (addresses, period) in wanted.items():
             if peer not in self._dialled and self._answers_to(peer):
                 self._dialled[peer] = now - period + LATER_DIAL
             if peer != self._signer.peer and now - self._dialled.get(peer, -math.inf) > period:
-                self._dialled[peer] = now
-                dial(self._dht, peer, addresses)
+                self._dialled[peer] = now - now % period  # so that all come due together
+                due[peer] = addresses
+        if due:
+            dial(self._dht, due)
 
     def _answers_to(self, peer: str) -> bool:
         """Does the other one dial first? Two that dial each other within a round trip both fail."""

@@ -4,22 +4,26 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hivemind import DHT
+from hivemind.dht.validation import DHTRecord
 from hivemind.utils import get_dht_time
+from hivemind.utils.crypto import RSAPublicKey
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.contributions import collect, publish
 from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.node import addresses_of, avoid, dial, open_node
-from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.signing import RememberingValidator, Signer, author
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.troubles import Troubles
 from tests.swarm.harness import progress, wait_until
@@ -78,12 +82,45 @@ def test_a_signed_record_opens_with_its_author_and_any_change_is_noticed(tmp_pat
         other.open(Progress, signed)
 
 
+def test_a_record_that_comes_again_is_verified_once_and_a_changed_one_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[bytes] = []
+    verify = RSAPublicKey.verify
+
+    def counted(key: RSAPublicKey, data: bytes, signature: bytes) -> bool:
+        verified.append(data)
+        return bool(verify(key, data, signature))
+
+    monkeypatch.setattr(RSAPublicKey, "verify", counted)
+    validator = RememberingValidator(Identity(tmp_path / "a.key").key)
+    record = DHTRecord(b"key", validator.local_public_key, b"abc", 1.0)
+    signed = replace(record, value=validator.sign_value(record))
+    assert [validator.validate(signed) for _ in range(3)] == [True] * 3
+    assert len(verified) == 1
+    for changed in (replace(signed, value=signed.value.replace(b"abc", b"abd")), replace(signed, expiration_time=2.0)):
+        assert [validator.validate(changed) for _ in range(3)] == [False] * 3
+    assert len(verified) == 3
+
+
+def test_who_holds_the_records_needs_nobody_to_look_at_them(start: Start) -> None:
+    holder, _ = start()
+    other, signer = start(addresses_of(holder))
+    kind = partial(Directory, name="kind", seconds=15.0)
+    kind(other).store(signer, "here", peers=1).result(10.0)
+    other.shutdown()
+    began = time.monotonic()
+    found = kind(holder).look(peers=1, timeout=10.0, age=2.0)
+    assert [entry.value for entry in found.values()] == ["here"]
+    assert time.monotonic() - began < 1.5, "it asked the other one, and waited for an answer"
+
+
 def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce(start: Start) -> None:
     middle, _ = start()
     known = addresses_of(middle)
     one, _ = start(known)
     other, signer = start(known)
-    dial(one, signer.peer, addresses_of(other))
+    dial(one, {signer.peer: addresses_of(other)})
 
     def connected() -> bool:
         return signer.peer in one.run_coroutine(partial(_connections))

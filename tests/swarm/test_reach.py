@@ -283,7 +283,7 @@ def test_a_node_that_comes_back_has_its_address_and_place_and_a_client_finds_it_
 
     def forgotten() -> bool:
         client.get(secrets.token_hex(8), latest=True)
-        dial(client, peer, addresses)
+        dial(client, {peer: addresses})
         return not known_nodes(client)
 
     wait_until(forgotten, "the client still counts on the node that is gone", DEADLINE)
@@ -292,7 +292,7 @@ def test_a_node_that_comes_back_has_its_address_and_place_and_a_client_finds_it_
     assert addresses_of(back) == addresses
 
     def found_again() -> bool:
-        dial(client, peer, addresses)
+        dial(client, {peer: addresses})
         return shared(client, back) and shared(back, client)
 
     wait_until(found_again, "the client does not find the node that came back", DEADLINE)
