@@ -16,11 +16,11 @@ from typing import Any
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.machine.dialling import any_host_responds, in_own_loop
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.connections import Connections
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
-from dedloc_kit.swarm.node import avoid, dial
+from dedloc_kit.swarm.node import avoid
 from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.troubles import Troubles
 
@@ -40,15 +40,6 @@ time it must stay below what a record lives, or peers would seem to be gone."""
 DHT_TIMEOUT = 10.0
 STORE_SECONDS = 1.0
 """For so long a report is waited for: those who answer have it long before those who do not are given up."""
-REDIAL = 30.0
-"""Seconds between two looks whether a peer is still connected."""
-REDIAL_LOST = 5.0
-"""The same for peers that were known, but are not seen or have fallen silent."""
-LATER_DIAL = 2.0
-"""Seconds that the one of two peers waits which is not to dial first."""
-ONLINE_SECONDS = 30.0
-"""For so long a line that was up is taken to be up."""
-MOST_KNOWN = 32
 LONGEST_SUSPICION = 600.0
 
 
@@ -73,10 +64,7 @@ class Tracker(threading.Thread):
         self._dht, self._signer, self._warn = dht, signer, warn
         self._run_id, self._global_batch = run_id, global_batch
         self.reject = troubles.reject
-        self._known: dict[str, tuple[str, ...]] = {}
-        for address in known:
-            peer = address.rpartition("/p2p/")[2]
-            self._known[peer] = (*self._known.get(peer, ()), address)
+        self.connections = Connections(dht, signer.peer, known)
         self._directory = Directory(dht, f"{run_id}_progress", TIME_TO_LIVE)
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -92,8 +80,6 @@ class Tracker(threading.Thread):
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
         self._refused: frozenset[str] = frozenset()
-        self._dialled: dict[str, float] = {}
-        self._online_until = 0.0
         self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)
         self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
@@ -154,18 +140,6 @@ class Tracker(threading.Thread):
             lately = get_dht_time() - self._looked <= TIME_TO_LIVE
             lonely = self._lonely >= TIME_TO_LIVE
         return lately and lonely and not self.anyone()
-
-    def cut_off(self) -> bool:
-        """Is nobody there because this machine's line is down? Then no machine says anything. May take some seconds.
-
-        Who knows nobody's address is alone, not cut off.
-        """
-        known = [address for addresses in self._known.values() for address in addresses]
-        if not known or time.monotonic() < self._online_until:
-            return False
-        online = in_own_loop(any_host_responds(known))
-        self._online_until = time.monotonic() + (ONLINE_SECONDS if online else 0.0)
-        return not online
 
     def at(self, step: int, round_id: str) -> dict[str, Progress]:
         """The others who hold the state that this round led to."""
@@ -287,7 +261,7 @@ class Tracker(threading.Thread):
                     published = time.monotonic()
                 if time.monotonic() >= look_due:
                     self.look()
-                    self._dial_others()
+                    self._connect()
                     look_due = time.monotonic() + self._period
                 pause = look_due - time.monotonic()
             except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
@@ -309,28 +283,10 @@ class Tracker(threading.Thread):
             except Exception as error:  # others find out by our silence
                 self._warn(f"the swarm's directory does not answer ({error!r:.100})")
 
-    def _dial_others(self) -> None:
-        """Keep a connection to everyone who can be reached, and look for those who were here but are not seen."""
-        now = time.monotonic()
+    def _connect(self) -> None:
         with self._lock:
-            seen = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
-        wanted = {peer: (progress.addresses, REDIAL) for peer, progress in seen.items() if progress.addresses}
-        if len(self._known) < MOST_KNOWN:
-            self._known |= {peer: addresses for peer, (addresses, _) in wanted.items()}
-        wanted |= {peer: (addresses, REDIAL_LOST) for peer, addresses in self._known.items() if peer not in wanted}
-        due = {}
-        for peer, (addresses, period) in wanted.items():
-            if peer not in self._dialled and self._answers_to(peer):
-                self._dialled[peer] = now - period + LATER_DIAL
-            if peer != self._signer.peer and now - self._dialled.get(peer, -math.inf) > period:
-                self._dialled[peer] = now - now % period  # so that all come due together
-                due[peer] = addresses
-        if due:
-            dial(self._dht, due)
-
-    def _answers_to(self, peer: str) -> bool:
-        """Does the other one dial first? Two that dial each other within a round trip both fail."""
-        return self._mine is not None and not self._mine.client_mode and self._signer.peer > peer
+            alive = {peer: progress.addresses for peer, progress in self._others.items() if _alive(progress)}
+        self.connections.keep(alive)
 
     def _publish(self, mine: Progress) -> Any:
         return self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())

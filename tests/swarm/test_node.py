@@ -18,6 +18,7 @@ from hivemind.utils.crypto import RSAPublicKey
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.connections import Connections
 from dedloc_kit.swarm.contributions import collect, publish
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
@@ -234,12 +235,12 @@ def silent_port() -> Iterator[int]:
 def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone(
     start: Start, silent_port: int
 ) -> None:
-    node, signer = start()
+    node, me = start()
     peer = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
     silent, closed = f"/ip4/127.0.0.1/tcp/{silent_port}/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
 
     def cut_off(*known: str) -> bool:
-        return Tracker(node, signer, RUN, 64, known, pytest.fail, Troubles(pytest.fail)).cut_off()
+        return Connections(node, me.peer, known).cut_off()
 
     assert cut_off(silent)
     assert not cut_off(silent, closed)

@@ -1,0 +1,75 @@
+"""Keeps a peer connected to everyone who can be reached, and looks for those who were here but are not seen."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from hivemind import DHT
+
+from dedloc_kit.machine.dialling import any_host_responds, in_own_loop
+from dedloc_kit.swarm.node import dial
+
+REDIAL = 30.0
+"""Seconds between two looks whether a peer is still connected."""
+REDIAL_LOST = 5.0
+"""The same for peers that were known, but are not seen or have fallen silent."""
+LATER_DIAL = 2.0
+"""Seconds that the one of two peers waits which is not to dial first."""
+ONLINE_SECONDS = 30.0
+"""For so long a line that was up is taken to be up."""
+MOST_KNOWN = 32
+
+
+class Connections:
+    """Of one peer, to the others.
+
+    :param me: this peer's id
+    :param known: addresses of peers that this one joined through; they are looked for when they are not seen
+    """
+
+    def __init__(self, dht: DHT, me: str, known: Sequence[str]) -> None:
+        self._dht, self._me = dht, me
+        self._known: dict[str, tuple[str, ...]] = {}
+        for address in known:
+            peer = address.rpartition("/p2p/")[2]
+            self._known[peer] = (*self._known.get(peer, ()), address)
+        self._began = time.monotonic()
+        self._dialled: dict[str, float] = {}
+        self._online_until = 0.0
+
+    def keep(self, seen: Mapping[str, tuple[str, ...]]) -> None:
+        """Dial, in the background, where it is time to.
+
+        :param seen: everyone who is alive, with the addresses that it names
+        """
+        now = time.monotonic()
+        wanted = {peer: (addresses, REDIAL) for peer, addresses in seen.items() if addresses}
+        if len(self._known) < MOST_KNOWN:
+            self._known |= {peer: addresses for peer, (addresses, _) in wanted.items()}
+        wanted |= {peer: (addresses, REDIAL_LOST) for peer, addresses in self._known.items() if peer not in wanted}
+        due = {}
+        for peer, (addresses, period) in wanted.items():
+            if peer not in self._dialled and self._answers_to(peer):
+                self._dialled[peer] = now - period + LATER_DIAL
+            if peer != self._me and now - self._dialled.get(peer, -math.inf) > period:
+                # All come due together, for each call into the node's process is dear; but not when the other's do.
+                self._dialled[peer] = now - (now - self._began) % period
+                due[peer] = addresses
+        if due:
+            dial(self._dht, due)
+
+    def cut_off(self) -> bool:
+        """Is this machine's line down? Then no machine that is known says anything. May take some seconds.
+
+        Who knows nobody's address is alone, not cut off.
+        """
+        known = [address for addresses in self._known.values() for address in addresses]
+        if not known or time.monotonic() < self._online_until:
+            return False
+        online = in_own_loop(any_host_responds(known))
+        self._online_until = time.monotonic() + (ONLINE_SECONDS if online else 0.0)
+        return not online
+
+    def _answers_to(self, peer: str) -> bool:
+        """Does the other one dial first? Two that dial each other within a round trip both fail."""
+        return not self._dht.client_mode and self._me > peer

@@ -1,0 +1,57 @@
+"""Whom a peer dials, and when; tests/swarm/test_node.py and test_reach.py have real nodes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dedloc_kit.swarm import connections
+from dedloc_kit.swarm.connections import LATER_DIAL, REDIAL, REDIAL_LOST, Connections
+
+
+class Dialling:
+    """A peer's connections, whose clock stands still; only what is dialled is written down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, client_mode: bool, *known: str) -> None:
+        self.now = 1000.0
+        self.seen: dict[str, tuple[str, ...]] = {}
+        self._dialled: list[set[str]] = []
+        monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(connections, "dial", lambda _dht, peers: self._dialled.append(set(peers)))
+        dht: Any = SimpleNamespace(client_mode=client_mode)
+        self._connections = Connections(dht, "me", known)
+
+    def after(self, seconds: float) -> list[set[str]]:
+        """The calls that are made when so much time has passed."""
+        self.now += seconds
+        self._dialled.clear()
+        self._connections.keep(self.seen)
+        return list(self._dialled)
+
+
+def test_who_comes_is_dialled_at_once_and_all_together_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Dialling(monkeypatch, True, "/ip4/127.0.0.1/tcp/1/p2p/coordinator")
+    me.seen = {"coordinator": ("address",), "a": ("address",), "a client": ()}
+    assert me.after(1.0) == [{"coordinator", "a"}]
+    me.seen["b"] = ("address",)
+    assert me.after(REDIAL / 2) == [{"b"}]
+    assert me.after(1.0) == []
+    assert me.after(REDIAL / 2) == [{"coordinator", "a", "b"}]
+    assert me.after(1.0) == []
+
+
+def test_who_is_not_seen_any_more_is_dialled_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Dialling(monkeypatch, True)
+    me.seen = {"a": ("address",), "b": ("address",)}
+    assert me.after(1.0) == [{"a", "b"}]
+    del me.seen["a"]
+    for _ in range(3):
+        assert me.after(REDIAL_LOST + 0.1) == [{"a"}]
+
+
+def test_of_two_that_can_be_reached_one_dials_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Dialling(monkeypatch, False)
+    me.seen = {"a": ("address",), "z": ("address",)}
+    assert me.after(0.0) == [{"z"}]
+    assert me.after(LATER_DIAL / 2) == []
+    assert me.after(LATER_DIAL) == [{"a"}]
