@@ -54,7 +54,7 @@ class Directory:
             subkey=signer.subkey,
             value=value,
             expiration_time=get_dht_time() + self._seconds,
-            beam_size=REPLICAS,
+            beam_size=REPLICAS,  # nodes that are asked who is nearest: each answers with all that lies under the key
             return_future=True,
         )
 

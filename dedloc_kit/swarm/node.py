@@ -109,7 +109,7 @@ def start_node(
             record_validators=[RememberingValidator(identity.key)],
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,
-            # What is cached is old, and sent to others, asked for again and checked with each look and each store.
+            # Each look would send all that it found to one more node, which verifies it; and what is cached is old.
             cache_locally=False,
             cache_nearest=0,
             cache_on_store=False,
