@@ -320,7 +320,9 @@ class RunView:
         volunteers = [peer for peer in self._peers if not peer.follower]
         giving = sorted((peer for peer in volunteers if peer.step == step), key=lambda p: (-p.samples, p.peer))
         samples = sum(peer.samples for peer in giving)
-        rate = sum(_finite(peer.samples_per_second) or 0.0 for peer in giving)
+        # Who is heard to be a step behind has probably just not told of the last one.
+        training = [peer for peer in volunteers if peer.step >= step - 1]
+        rate = sum(_finite(peer.samples_per_second) or 0.0 for peer in training)
         status = self._status(known["step"], len(volunteers))
         steps_left, pace = self._last_step() - known["step"], known["seconds_per_step"]
         return {

@@ -311,8 +311,9 @@ def test_what_the_model_can_do_is_told_and_pushed(dashboard: Dashboard, path: Pa
 
 
 def test_the_batch_counts_only_peers_at_the_current_step(dashboard: Dashboard) -> None:
-    behind = seen("q", samples=50, step=4)
-    dashboard.publish(Peers(peers=(behind, seen("p", samples=16, step=5), seen("c", step=5, follower=True, rate=0.0))))
+    follower, current = seen("c", step=5, follower=True, rate=0.0), seen("p", samples=16, step=5)
+    behind, far_behind = seen("q", samples=50, step=4), seen("r", samples=50, step=3)
+    dashboard.publish(Peers(peers=(far_behind, behind, current, follower)))
     state = state_of(dashboard)
     assert state["batch"] == {
         "step": 6,
@@ -320,10 +321,12 @@ def test_the_batch_counts_only_peers_at_the_current_step(dashboard: Dashboard) -
         "shares": [{"peer": "p", "name": "Asha", "samples": 16}],
         "others": {"peers": 0, "samples": 0},
     }
-    assert state["eta_seconds"] == (64 - 16) / 8.0
-    assert state["volunteers"] == 2
+    assert state["samples_per_second"] == 16.0, "who is one step behind computes as well, who is further behind loads"
+    assert state["eta_seconds"] == (64 - 16) / 16.0
+    assert state["volunteers"] == 3
     peers = get(dashboard, "/api/peers").json()["peers"]
-    assert [(p["peer"], p["current"], p["lag"]) for p in peers] == [("p", True, 0), ("q", False, 1), ("c", True, 0)]
+    lags = [("p", True, 0), ("q", False, 1), ("r", False, 2), ("c", True, 0)]
+    assert [(p["peer"], p["current"], p["lag"]) for p in peers] == lags
 
 
 def test_numbers_that_are_not_finite_do_no_harm(dashboard: Dashboard) -> None:
