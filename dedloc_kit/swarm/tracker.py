@@ -32,8 +32,8 @@ SILENT_SECONDS = 10.0
 """Who is silent for so long has missed a report."""
 FRESH_SECONDS = 2.0
 """Where somebody has reported in the last so many seconds, probably everybody does."""
-LOOKS_AT_ONE = 10
-"""Every so many looks several nodes are asked in any case."""
+WIDE_LOOK = 10
+"""Every so many looks several nodes are asked, whatever one of them says."""
 SECONDS_PER_PEER, MOST_SECONDS = 0.01, 5.0
 """Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
 time it must stay below what a record lives, or peers would seem to be gone."""
@@ -191,8 +191,9 @@ class Tracker(threading.Thread):
     def look(self) -> None:
         """Fetch everyone's progress now."""
         with self._looking:
-            others, left = self._seen(FRESH_SECONDS)
-            if self._looks % LOOKS_AT_ONE == 0 or self._misses_anyone(others, left):
+            wide = self._looks % WIDE_LOOK == 0
+            others, left = self._seen(None if wide else FRESH_SECONDS)
+            if not wide and self._misses_anyone(others, left):
                 others, left = self._seen(None)
             self._looks += 1
         with self._lock:

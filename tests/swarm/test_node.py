@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hivemind import DHT
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPublicKey
@@ -104,16 +105,35 @@ def test_a_record_that_comes_again_is_verified_once_and_a_changed_one_anew(
     assert len(verified) == 3
 
 
-def test_who_holds_the_records_needs_nobody_to_look_at_them(start: Start) -> None:
+def test_who_holds_the_records_asks_nobody_to_look_at_them(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "asked"
+    log.touch()
+    call_find = DHTProtocol.call_find
+
+    async def logged(self: DHTProtocol, *args: Any) -> Any:
+        with log.open("a") as lines:  # the node's process is forked from this one
+            lines.write("x\n")
+        return await call_find(self, *args)
+
+    monkeypatch.setattr(DHTProtocol, "call_find", logged)
     holder, _ = start()
     other, signer = start(addresses_of(holder))
-    kind = partial(Directory, name="kind", seconds=15.0)
-    kind(other).store(signer, "here", peers=1).result(10.0)
-    other.shutdown()
-    began = time.monotonic()
-    found = kind(holder).look(peers=1, timeout=10.0, age=2.0)
-    assert [entry.value for entry in found.values()] == ["here"]
-    assert time.monotonic() - began < 1.5, "it asked the other one, and waited for an answer"
+    Directory(other, "kind", 15.0).store(signer, "here", peers=1).result(10.0)
+    kind = Directory(holder, "kind", 15.0)
+
+    def look(age: float | None) -> tuple[list[str], int]:
+        """What the holder sees, and how often it asks for that."""
+        before = len(log.read_text())
+        found = kind.look(peers=1, timeout=10.0, age=age)
+        return [entry.value for entry in found.values()], len(log.read_text()) - before
+
+    look(None)  # the first one asks for all keys
+    assert look(10.0) == (["here"], 0)
+    found, asked = look(None)
+    assert found == ["here"]
+    assert asked > 0
 
 
 def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce(start: Start) -> None:

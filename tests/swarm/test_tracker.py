@@ -14,7 +14,7 @@ from dedloc_kit.swarm import tracker
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.signing import Signer
-from dedloc_kit.swarm.tracker import LOOKS_AT_ONE, SILENT_SECONDS, TIME_TO_LIVE, Tracker
+from dedloc_kit.swarm.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
 from dedloc_kit.swarm.troubles import Troubles
 from tests.swarm.harness import progress, wait_until
 from tests.swarm.test_directory import Plain
@@ -62,7 +62,7 @@ def test_a_look_asks_several_nodes_only_now_and_then_and_then_finds_who_only_oth
     assert (list(me.others()), dht.asked_several) == ([other.peer], 1), "the first look asks several"
     says(dht, newcomer)
     dht.unheard = {newcomer.subkey: None}
-    for _ in range(LOOKS_AT_ONE - 1):
+    for _ in range(WIDE_LOOK - 1):
         me.look()
     assert (list(me.others()), dht.asked_several) == ([other.peer], 1)
     me.look()
