@@ -20,11 +20,12 @@ from typing import Any, Self
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
-from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.p2p import P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Notice, Token
+from dedloc_kit.swarm.bounds import BinaryHandler, BoundedP2P
 from dedloc_kit.swarm.signing import Signer
 
 TOKEN_SECONDS = 3600.0
@@ -33,8 +34,6 @@ SILENT_SECONDS = 120.0
 SHOW_AGAIN_SECONDS = 20.0
 """Whoever was started anew has forgotten who has shown it a token."""
 _REFUSAL = "this peer serves only those whom the organizer has let in"
-
-BinaryHandler = Callable[[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class NotAdmitted(P2PDaemonError):
@@ -130,8 +129,8 @@ class Gate:
                 del self._serving[peer]
 
 
-class GatedP2P(P2P):
-    """hivemind's P2P behind a gate: whatever is served or asked through it, only among those who may take part."""
+class GatedP2P(BoundedP2P):
+    """A P2P behind a gate: whatever is served or asked through it, only among those who may take part."""
 
     gate: Gate
     service: str
@@ -208,7 +207,7 @@ class GatedP2P(P2P):
         self, peer_id: PeerID, handler_name: str
     ) -> tuple[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter]:
         await self._show(peer_id)
-        return await super().call_binary_stream_handler(peer_id, handler_name)  # type: ignore[no-any-return]
+        return await super().call_binary_stream_handler(peer_id, handler_name)
 
     async def _call_unary_protobuf_handler(
         self, peer_id: PeerID, handle_name: str, input: Message, output_protobuf_type: type[Message]

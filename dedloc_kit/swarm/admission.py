@@ -22,6 +22,7 @@ from dedloc_kit.steering.denials import Denied, explained
 from dedloc_kit.steering.guests import Admitted
 from dedloc_kit.steering.hub_account import whose_token
 from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
+from dedloc_kit.swarm.bounds import BoundedP2P, Capped
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.transfer import decode, encode
@@ -107,13 +108,15 @@ class Admission:
 async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
     """Answer from now on; runs in the process of the coordinator's node. It passes by the gate: who has no token yet
     must be able to ask for one."""
-    await P2P._add_protobuf_unary_handler(node.p2p, _service(admission._run.run_id), admission.answer, BytesValue)
+    service = _service(admission._run.run_id)
+    await BoundedP2P._add_protobuf_unary_handler(node.p2p, service, admission.answer, BytesValue)
 
 
 async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:
     """Ask the coordinator for a token; none if it does not answer."""
     request = BytesValue(value=encode(AccessRequest(run_id=run_id, secret=secret)))
-    call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), _service(run_id), request, BytesValue)
+    kind = Capped(BytesValue, _MOST_BYTES)
+    call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), _service(run_id), request, kind)
     try:
         reply = await asyncio.wait_for(call, ANSWER_SECONDS)
         return AccessAnswer.parse(decode(reply.value))
@@ -163,7 +166,7 @@ async def _knock(
     if not there:
         return None
     try:
-        p2p = await P2P.create(
+        p2p = await BoundedP2P.create(
             initial_peers=there,
             identity_path=str(identity.path),
             dht_mode="client",

@@ -12,6 +12,7 @@ from hivemind.p2p import P2P
 from hivemind.utils.asyncio import switch_to_uvloop
 
 from dedloc_kit.swarm.access import Gate, GatedP2P
+from dedloc_kit.swarm.bounds import BoundedP2P
 from dedloc_kit.swarm.reach import Reach
 
 P = ParamSpec("P")
@@ -100,7 +101,7 @@ class Node(DHT):
         return self._averagers
 
     def _p2p(self, service: str) -> type[P2P]:
-        return P2P if self.gate is None else GatedP2P.behind(self.gate, service)
+        return BoundedP2P if self.gate is None else GatedP2P.behind(self.gate, service)
 
     _get = kept_alive(DHT._get)
     _store = kept_alive(DHT._store)

@@ -19,6 +19,7 @@ from dedloc_kit.events import Reached
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
+from dedloc_kit.swarm.bounds import BoundedP2P
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.reach import Reach, find_out, seen_host, serve
@@ -162,7 +163,7 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
 def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
     """How to ask others before the node starts: by this peer's own name only where nobody else is answered."""
     if gate is None or not gate.restricted:
-        return P2P.create  # type: ignore[no-any-return]
+        return BoundedP2P.create  # type: ignore[no-any-return]
     create = GatedP2P.behind(gate, "directory").create
     return partial(create, identity_path=str(identity.path), check_if_identity_free=False)
 

@@ -28,6 +28,7 @@ from pydantic import Field
 
 from dedloc_kit.machine.dialling import CONNECT_SECONDS, in_own_loop
 from dedloc_kit.records import Record
+from dedloc_kit.swarm.bounds import BoundedP2P
 
 ANSWER_SECONDS = 10.0
 ASKED_PEERS = 3
@@ -114,7 +115,9 @@ async def serve(_dht: object, node: DHTNode) -> None:
     await Reachability(node.p2p).add_p2p_handlers(node.p2p)
 
 
-def find_out(host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = P2P.create) -> Reach:
+def find_out(
+    host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = BoundedP2P.create
+) -> Reach:
     """Ask some of these peers (addresses at which somebody answers) to connect to us; takes up to some seconds.
 
     :param create: as `P2P.create`, for a run whose peers answer only those whom they know
@@ -152,7 +155,7 @@ class _Door(asyncio.Protocol):
 
 
 async def _find_out(
-    host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = P2P.create
+    host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = BoundedP2P.create
 ) -> Reach:
     secret = secrets.token_hex(16)
     door = _Door(secret.encode())
