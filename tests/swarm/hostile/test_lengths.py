@@ -1,0 +1,276 @@
+"""Lengths that no honest peer announces, floods and stalls: hostile libp2p clients and servers, on loopback."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.proto import averaging_pb2, dht_pb2
+from hivemind.utils.asyncio import as_aiter
+
+from dedloc_kit.events import StepDone
+from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.swarm import bounds
+from dedloc_kit.swarm.averaging import GradientAverager
+from dedloc_kit.swarm.bounds import BoundedP2P, Shares, TooMuch
+from tests.swarm.harness import Swarm, processes_of
+from tests.tiny import tiny_run
+
+RUN = tiny_run("lengths")
+MARK, HUGE = P2P.MESSAGE_MARKER, 2**40
+SENT = 50_000_000
+"""Bytes that a hostile peer sends where the other side goes on taking them."""
+GROWTH = 15_000_000
+"""Bytes that a process may grow by meanwhile."""
+DEADLINE = 60.0
+
+
+@asynccontextmanager
+async def hostile(kind: type[P2P] = P2P, **options: Any) -> AsyncIterator[P2P]:
+    p2p = await kind.create(dht_mode="client", startup_timeout=60.0, **options)
+    try:
+        yield p2p
+    finally:
+        await p2p.shutdown()
+
+
+def varint(number: int) -> bytes:
+    head = bytes([number & 127 | (128 if number > 127 else 0)])
+    return head + varint(number >> 7) if number > 127 else head
+
+
+def within_a_message(announced: int) -> bytes:
+    return MARK + announced.to_bytes(8, "big")
+
+
+ANNOUNCED = {
+    f"{RUN.run_id}::GradientAverager.rpc_join_group": within_a_message(HUGE),
+    f"{RUN.run_id}::GradientAverager.rpc_aggregate_part": within_a_message(HUGE),
+    f"{RUN.run_id}::GradientAverager.rpc_download_state": within_a_message(HUGE),
+    f"{RUN.run_id}::sharing": (2**32 - 1).to_bytes(4, "big"),
+    f"{RUN.run_id}::admission": varint(HUGE),
+    f"{RUN.run_id}::access::averager": varint(HUGE),
+    "DHTProtocol.rpc_store": varint(HUGE),
+    "DHTProtocol.rpc_find": varint(HUGE),
+    "DHTProtocol.rpc_ping": varint(HUGE),
+    "Reachability.rpc_connect_back": varint(HUGE),
+}
+"""How a message begins, by the service that it is for."""
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """A run in which a volunteer trains."""
+    with Swarm(RUN, tmp_path_factory.mktemp("swarm")) as swarm:
+        swarm.coordinator()
+        swarm.volunteer("alice", {"TINY_PAUSE": "0.1"}, microbatch=4)
+        yield swarm
+
+
+class Memory:
+    """The most that processes have held since this moment, beyond what they held then; in bytes."""
+
+    def __init__(self, processes: list[int]) -> None:
+        self._before = {}
+        for process in processes:
+            Path(f"/proc/{process}/clear_refs").write_text("5")  # the peak is measured anew
+            self._before[process] = self._peak(process)
+
+    def growth(self) -> int:
+        return max(self._peak(process) - before for process, before in self._before.items())
+
+    @staticmethod
+    def _peak(process: int) -> int:
+        status = Path(f"/proc/{process}/status").read_text()
+        return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def goes_on(swarm: Swarm) -> None:
+    """The run takes another step, and the one after it."""
+    volunteer = swarm.peers[1]
+    seen = len(volunteer.events)
+    volunteer.wait_for(StepDone, lambda e: volunteer.events.index(e) >= seen and e.step.step > 1)
+
+
+def attacked(swarm: Swarm, attack: Callable[[P2P, PeerID], Coroutine[Any, Any, Any]]) -> Any:
+    """What an attack on the coordinator comes to; no process of it takes memory for that, and the run goes on."""
+
+    async def come() -> Any:
+        async with hostile(initial_peers=swarm.invitation.peers, no_listen=True) as p2p:
+            return await attack(p2p, PeerID.from_base58(swarm.invitation.organizer))
+
+    goes_on(swarm)  # whatever a first round needs is there
+    memory = Memory(processes_of(swarm.peers[0].worker.pid))
+    result = in_own_loop(come())
+    goes_on(swarm)
+    assert memory.growth() < GROWTH
+    return result
+
+
+async def pushed(writer: asyncio.StreamWriter, reader: asyncio.StreamReader, beginning: bytes) -> int:
+    """Send a message that begins so, and as much of it as the other side takes; returns how many bytes it was."""
+    sent = 0
+    with suppress(OSError):
+        writer.write(beginning)
+        while sent < SENT and not reader.at_eof():
+            writer.write(bytes(2**16))
+            await writer.drain()
+            sent += 2**16
+            await asyncio.sleep(0.001)
+    return sent
+
+
+# A hostile client
+
+
+def test_a_message_that_announces_a_terabyte_is_not_taken_by_any_service(swarm: Swarm) -> None:
+    async def announce(p2p: P2P, organizer: PeerID, service: str) -> int:
+        _, reader, writer = await p2p.call_binary_stream_handler(organizer, service)
+        sent = await pushed(writer, reader, ANNOUNCED[service])
+        await asyncio.wait_for(read_all(reader), DEADLINE)  # until it is closed
+        return sent
+
+    async def announce_all(p2p: P2P, organizer: PeerID) -> dict[str, int]:
+        return {service: await announce(p2p, organizer, service) for service in ANNOUNCED}
+
+    taken = attacked(swarm, announce_all)
+    assert {service: sent for service, sent in taken.items() if sent > SENT / 2} == {}
+
+
+def test_one_peer_gets_its_share_of_streams_and_others_are_served_meanwhile(swarm: Swarm) -> None:
+    async def flood(p2p: P2P, organizer: PeerID) -> int:
+        streams = [
+            await p2p.call_binary_stream_handler(organizer, f"{RUN.run_id}::GradientAverager.rpc_aggregate_part")
+            for _ in range(100)
+        ]
+        closed = [asyncio.create_task(read_all(reader)) for _, reader, _ in streams]
+        fewest = len(streams) - bounds.STREAMS_AT_A_TIME[0]
+        async with asyncio.timeout(DEADLINE):
+            while sum(task.done() for task in closed) < fewest:
+                await asyncio.sleep(0.05)
+        async with hostile(initial_peers=swarm.invitation.peers, no_listen=True) as other:
+            stub = GradientAverager.get_stub(other, organizer, namespace=RUN.run_id)
+            stream = await stub.rpc_join_group(averaging_pb2.JoinRequest(schema_hash=b"x"))
+            await asyncio.wait_for(anext(aiter(stream)), DEADLINE)
+        return sum(not task.done() for task in closed)
+
+    assert attacked(swarm, flood) == bounds.STREAMS_AT_A_TIME[0]
+
+
+def test_a_message_that_begins_and_does_not_end_holds_its_stream_for_so_long_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "MESSAGE_SECONDS", 0.3)
+
+    async def trickle() -> float:
+        async with between(BoundedP2P, P2P) as (server, client):
+
+            async def swallow(requests: AsyncIterator[Any], _context: P2PContext) -> AsyncIterator[BytesValue]:
+                async for _ in requests:
+                    yield BytesValue()
+
+            await server.add_protobuf_handler("rpc_x", swallow, BytesValue, stream_input=True, stream_output=True)
+            _, reader, writer = await client.call_binary_stream_handler(server.peer_id, "rpc_x")
+            closed = asyncio.create_task(read_all(reader))
+            began = time.monotonic()
+            writer.write(MARK + (1000).to_bytes(8, "big"))
+            while not closed.done() and time.monotonic() < began + DEADLINE:
+                with suppress(OSError):
+                    writer.write(b"x")
+                await asyncio.sleep(0.05)
+            return time.monotonic() - began
+
+    assert in_own_loop(trickle()) < DEADLINE / 2
+
+
+def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
+    shares, held = Shares(8, 64), ExitStack()
+
+    def takes_all(peer: str) -> int:
+        for number in range(100):
+            try:
+                held.enter_context(shares.place(PeerID(peer.encode())))
+            except TooMuch:
+                return number
+        return 100
+
+    with held:
+        taken = [takes_all(f"{number}") for number in range(30)]
+        assert taken[0] == 8
+        assert min(taken[:20]) > 0
+        assert sum(taken) <= 64
+    assert takes_all("another") == 8, "what is over is given back"
+
+
+# A hostile server
+
+
+@asynccontextmanager
+async def between(server_kind: type[P2P], client_kind: type[P2P]) -> AsyncIterator[tuple[P2P, P2P]]:
+    """Two peers that are connected."""
+    async with hostile(server_kind) as server:
+        addresses = [str(address) for address in await server.get_visible_maddrs()]
+        async with hostile(client_kind, initial_peers=addresses, no_listen=True) as client:
+            yield server, client
+
+
+async def read_all(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(2**16):
+            pass
+
+
+async def call_of_a_stream(client: P2P, server: PeerID, method: str, message: Any) -> Any:
+    stub = GradientAverager.get_stub(client, server, namespace=RUN.run_id)
+    return await anext(aiter(await getattr(stub, method)(message)))
+
+
+@pytest.mark.parametrize("method", ["rpc_join_group", "rpc_aggregate_part"])
+def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(method: str) -> None:
+    async def call() -> int:
+        async with between(P2P, BoundedP2P) as (server, client):
+
+            async def answer(_: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await pushed(writer, reader, ANNOUNCED[f"{RUN.run_id}::GradientAverager.{method}"])
+
+            await server.add_binary_stream_handler(f"{RUN.run_id}::GradientAverager.{method}", answer)
+            message: Any = averaging_pb2.JoinRequest(schema_hash=b"x")
+            if method == "rpc_aggregate_part":
+                message = as_aiter(averaging_pb2.AveragingData())
+            memory = Memory([os.getpid()])
+            with pytest.raises(TooMuch):
+                await asyncio.wait_for(call_of_a_stream(client, server.peer_id, method, message), DEADLINE)
+            return memory.growth()
+
+    assert in_own_loop(call()) < GROWTH
+
+
+def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can_be() -> None:
+    async def call() -> int:
+        async with between(P2P, BoundedP2P) as (server, client):
+
+            async def answer(_request: Any, _context: P2PContext) -> BytesValue:
+                return BytesValue(value=bytes(3_000_000))
+
+            async def announce(_: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await pushed(writer, reader, varint(HUGE))
+
+            await server.add_protobuf_handler("DHTProtocol.rpc_ping", answer, BytesValue)
+            await server.add_binary_stream_handler("DHTProtocol.rpc_find", announce)
+            memory = Memory([client._child.pid, os.getpid()])
+            for method, kind, error in (
+                ("rpc_ping", dht_pb2.PingResponse, TooMuch),
+                ("rpc_find", dht_pb2.FindResponse, (P2PHandlerError, P2PDaemonError)),  # p2pd refuses it
+            ):
+                called = client.call_protobuf_handler(server.peer_id, f"DHTProtocol.{method}", BytesValue(), kind)
+                with pytest.raises(error):
+                    await asyncio.wait_for(called, DEADLINE)
+            return memory.growth()
+
+    assert in_own_loop(call()) < 2 * GROWTH
