@@ -4,13 +4,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-import torch
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
-from dedloc_kit.swarm.compression import decode
 from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.receipts import opened
 from dedloc_kit.swarm.signing import Signer
@@ -124,9 +122,7 @@ class CatchUp:
         contributions = opened(self._signer, self._run.run_id, found.step, signed)
         if sum(c.samples for c in contributions.values()) < self._run.global_batch:
             raise ValueError("there are too few samples in it")
-        parts = [decode(part, sum(part.size)) for part in found.parts]
-        if sum(map(len, parts)) != self._state.layout.size:
-            raise ValueError("it has not as many values as the model")
+        average = found.average(self._state.layout.size)
         receipt = Receipt(
             step=found.step,
             round=found.round,
@@ -134,7 +130,7 @@ class CatchUp:
             seconds=0.0,
             signed=signed,
         )
-        self._state.apply(torch.cat(parts), receipt)
+        self._state.apply(average, receipt)
         return receipt, contributions
 
     # The whole state

@@ -234,7 +234,7 @@ def decode(message: runtime_pb2.Tensor, numel: int, out: Tensor | None = None) -
     """
     if message.dtype not in _BY_TAG:
         raise ValueError(f"a chunk came in the unknown form '{message.dtype[:32]}'")
-    if list(message.size) != [numel]:
+    if len(message.size) != 1 or message.size[0] != numel:
         raise ValueError(f"a chunk came with the shape {tuple(message.size[:4])} instead of ({numel},)")
     return _BY_TAG[message.dtype].extract(message, out)
 

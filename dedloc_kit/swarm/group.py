@@ -12,6 +12,10 @@ from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import Contribution
 
+MOST_MEMBERS = 512
+MOST_ANNOUNCED_BYTES = 100
+"""By one member to all of its group: three numbers."""
+
 
 @dataclass(frozen=True)
 class Round:
@@ -103,8 +107,10 @@ def read_members(group: GroupInfo) -> tuple[list[float | None], float]:
     """The members' bandwidths (None: unknown, 0: client) and how many peers there should be.
 
     That number is the median of what the members expect, so that one of them cannot block the others.
-    Raises ValueError if a member sent nonsense.
+    Raises ValueError if a member sent nonsense, or the leader did.
     """
+    if len(group.peer_ids) > MOST_MEMBERS or len(set(group.peer_ids)) != len(group.peer_ids):
+        raise ValueError("the leader named members that cannot be a group")
     bandwidths: list[float | None] = []
     expected = []
     for peer, gathered in zip(group.peer_ids, group.gathered, strict=True):
@@ -116,6 +122,8 @@ def read_members(group: GroupInfo) -> tuple[list[float | None], float]:
 
 def _announcement(peer: PeerID, gathered: bytes) -> tuple[float | None, bool, int]:
     """A member's bandwidth, whether it is a client, and the size of the group that it expects."""
+    if len(gathered) > MOST_ANNOUNCED_BYTES:
+        raise Nonsense(peer, "announced too much")
     try:
         bandwidth, mode, own = MSGPackSerializer.loads(gathered)
         (group_size,) = MSGPackSerializer.loads(own)

@@ -19,6 +19,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.group import MOST_ANNOUNCED_BYTES, MOST_MEMBERS
 
 MATCHMAKING_TIME, REQUEST_TIMEOUT = 4.0, 3.0
 """Seconds; the latter must stay below the former."""
@@ -111,7 +112,7 @@ class Matchmaking(matchmaking.Matchmaking):
         self.group_key_manager.group_bits = key_bits
         self.potential_leaders = Leaders(self.peer_id, leaders, window)
         self._expected, self._unwelcome = set(expected), frozenset(unwelcome)
-        self.target_group_size = max(2, 1 + len(self._expected))
+        self.target_group_size = min(max(2, 1 + len(self._expected)), MOST_MEMBERS)
 
     def get_request_expiration_time(self) -> float:
         """A leader refuses whoever would leave before its own window ends. But windows differ, and whoever has to
@@ -122,13 +123,15 @@ class Matchmaking(matchmaking.Matchmaking):
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> averaging_pb2.MessageFromLeader | None:
         peer = context.remote_id.to_base58()
+        if len(request.gather) > MOST_ANNOUNCED_BYTES:
+            return averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
         if self.is_looking_for_group:
             if peer in self._unwelcome:
                 return averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_IS_FULL)
             if request.group_key == self.group_key_manager.current_key and peer not in self._expected:
                 # Somebody that we did not know of has come; it must not take the place of somebody else.
                 self._expected.add(peer)
-                self.target_group_size = 1 + len(self._expected)
+                self.target_group_size = min(1 + len(self._expected), MOST_MEMBERS)
         return super()._check_reasons_to_reject(request, context)
 
     async def rpc_join_group(

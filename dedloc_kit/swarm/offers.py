@@ -15,8 +15,12 @@ from pydantic import Field
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Count, Digest, Receipt, Record, StateInfo
+from dedloc_kit.swarm import compression
+from dedloc_kit.swarm.flat import CHUNK
 from dedloc_kit.swarm.transfer import Header, Request, decode
 
+MOST_PART_BYTES = 4 * CHUNK + 100
+"""Of an average."""
 _ALIGNMENT = 16
 """Bytes: a tensor of any type can lie there."""
 
@@ -150,10 +154,20 @@ class RecentAverage:
         """From an offer; raises ValueError if it is none."""
         info = AverageInfo.parse(decode(metadata))
         try:
-            parts = tuple(runtime_pb2.Tensor.FromString(part) for part in _cut(content, info.lengths))
+            parts = tuple(map(_vector, _cut(content, info.lengths)))
         except Exception as error:  # protobuf's own, which have no common base that is typed
             raise ValueError(f"its average cannot be decoded ({error})") from None
         return cls(info.after, info.round, info.step, info.metadata, parts)
+
+    def average(self, size: int) -> torch.Tensor:
+        """The average itself, float32 [size]; raises ValueError, before it takes memory, if it has not this size."""
+        sizes = [part.size[0] for part in self.parts]
+        if min(sizes, default=0) <= 0 or sum(sizes) != size:
+            raise ValueError("it has not as many values as the model")
+        average = torch.empty(size)
+        for part, own in zip(self.parts, average.split(sizes), strict=True):
+            compression.decode(part, len(own), own)
+        return average
 
 
 @dataclass(frozen=True)
@@ -171,10 +185,19 @@ class ExpectedAverage:
         info = AverageInfo.parse(decode(header.metadata))
         if (info.after, info.round) != (self.after, header.version) or sum(info.lengths) != header.total:
             raise ValueError("it is not the average that was asked for")
+        if max(info.lengths, default=0) > MOST_PART_BYTES:
+            raise ValueError("it has a part that is larger than any")
 
     def check(self, header: Header, content: memoryview) -> None:
         """Raises ValueError if its parts cannot be read."""
         RecentAverage.read(header.metadata, content)
+
+
+def _vector(data: bytes) -> runtime_pb2.Tensor:
+    part = runtime_pb2.Tensor.FromString(data)
+    if len(part.size) != 1:
+        raise ValueError("a part has more than one size")
+    return part
 
 
 def _cut(content: memoryview, lengths: Sequence[int]) -> Iterator[bytes]:

@@ -130,7 +130,7 @@ def state_of(seed: int) -> list[torch.Tensor]:
 
 def average_of(after: str, round: str, step: int, seed: int) -> RecentAverage:
     generator = torch.Generator().manual_seed(seed)
-    parts = tuple(serialize_torch_tensor(torch.randn(200_000, generator=generator)) for _ in range(5))
+    parts = tuple(serialize_torch_tensor(torch.randn(100_000, generator=generator)) for _ in range(10))
     return RecentAverage(after, round, step, f"of {round}".encode(), parts)
 
 

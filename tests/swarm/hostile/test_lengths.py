@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
-from hivemind.proto import averaging_pb2, dht_pb2
+from hivemind.proto import averaging_pb2, dht_pb2, runtime_pb2
+from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import as_aiter
 
 from dedloc_kit.events import StepDone
@@ -19,11 +22,15 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm import bounds
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.bounds import BoundedP2P, Shares, TooMuch
+from dedloc_kit.swarm.compression import codec_of
+from dedloc_kit.swarm.flat import CHUNK
+from dedloc_kit.swarm.group import MOST_ANNOUNCED_BYTES, MOST_MEMBERS, read_members
+from dedloc_kit.swarm.offers import RecentAverage
 from tests.swarm.harness import Swarm, processes_of
 from tests.tiny import tiny_run
 
 RUN = tiny_run("lengths")
-MARK, HUGE = P2P.MESSAGE_MARKER, 2**40
+MARK, HUGE = bytes(P2P.MESSAGE_MARKER), 2**40
 SENT = 50_000_000
 """Bytes that a hostile peer sends where the other side goes on taking them."""
 GROWTH = 15_000_000
@@ -208,6 +215,15 @@ def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
     assert takes_all("another") == 8, "what is over is given back"
 
 
+def test_who_announces_too_much_to_a_group_is_not_let_in(swarm: Swarm) -> None:
+    async def join(p2p: P2P, organizer: PeerID) -> int:
+        request = averaging_pb2.JoinRequest(schema_hash=b"x", gather=bytes(MOST_ANNOUNCED_BYTES + 1))
+        answer = await asyncio.wait_for(call_of_a_stream(p2p, organizer, "rpc_join_group", request), DEADLINE)
+        return int(answer.code)
+
+    assert attacked(swarm, join) == averaging_pb2.PROTOCOL_VIOLATION
+
+
 # A hostile server
 
 
@@ -274,3 +290,45 @@ def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can
             return memory.growth()
 
     assert in_own_loop(call()) < 2 * GROWTH
+
+
+# A hostile leader, and hostile averages
+
+MEMBERS = tuple(PeerID(bytes([18, 32]) + number.to_bytes(32, "big")) for number in range(MOST_MEMBERS + 1))
+ANNOUNCED_BY_ONE = MSGPackSerializer.dumps([1.0, 0, MSGPackSerializer.dumps([6])])
+
+
+@pytest.mark.parametrize(
+    ("members", "announced"),
+    [(MEMBERS, ANNOUNCED_BY_ONE), (MEMBERS[:2] * 2, ANNOUNCED_BY_ONE), (MEMBERS[:3], ANNOUNCED_BY_ONE + bytes(100))],
+    ids=["too many members", "members twice", "too much announced"],
+)
+def test_a_leader_is_not_believed_that_names(members: tuple[PeerID, ...], announced: bytes) -> None:
+    with pytest.raises(ValueError, match=r"cannot be a group|announced too much"):
+        read_members(GroupInfo(b"group", members, (announced,) * len(members)))
+
+
+def average_of(*parts: runtime_pb2.Tensor) -> RecentAverage:
+    """As it comes from a donor."""
+    offer = RecentAverage("aa", "bb", 1, b"", parts).offer()
+    return RecentAverage.read(offer.metadata, offer.content)
+
+
+def test_an_average_that_is_larger_than_the_model_takes_no_memory() -> None:
+    part = codec_of("4bit").gradients.compress(torch.zeros(CHUNK))
+    average = average_of(*[part] * 240)  # 16 MB that become 126
+    memory = Memory([os.getpid()])
+    with pytest.raises(ValueError, match="not as many values"):
+        average.average(1000)
+    assert memory.growth() < GROWTH
+    assert torch.equal(average_of(part, part).average(2 * CHUNK), torch.zeros(2 * CHUNK))
+
+
+def test_a_part_of_an_average_that_is_nothing_but_sizes_is_refused_before_the_next_one_is_read() -> None:
+    bomb = runtime_pb2.Tensor(size=[1] * 500_000)
+    offer = RecentAverage("aa", "bb", 1, b"", (bomb,) * 30).offer()
+    del bomb
+    memory = Memory([os.getpid()])
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        RecentAverage.read(offer.metadata, offer.content)
+    assert memory.growth() < GROWTH
