@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Ledger, copying
+from dedloc_kit.ledger import Ledger, filling
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import Evaluation, Picture
 from tests.test_ledger import GAP, NOON, a_step, given
@@ -177,11 +177,25 @@ def test_a_strange_table_and_a_newer_version_are_refused(copy: Path, path: Path,
         restore(empty, tmp_path / "newer")
 
 
-def test_a_file_that_would_unpack_to_too_much_is_refused(
-    copy: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_says_that_it_is_too_large_is_not_opened(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MOST_LEDGER_BYTES", "_MOST_ROWS", "_MOST_GROUP_BYTES"):
         with monkeypatch.context() as patch:
-            patch.setattr(copying, name, 1)
-            with pytest.raises(UserError, match="is too large"):
-                restore(empty, copy)
+            patch.setattr(filling, name, 1)
+            with pytest.raises(ValueError, match="is too large"):
+                filling._opened(copy / "steps.parquet")
+
+
+def test_a_file_of_some_hundred_bytes_that_unpacks_to_gigabytes_gets_no_memory(copy: Path, empty: Path) -> None:
+    file, rows = copy / "parts.parquet", 2000
+    schema = parquet.read_schema(file)
+    columns = {field.name: pa.array([1] * rows).cast(field.type) for field in schema}
+    columns["name"] = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["a" * 2_000_000]))
+    bomb = pa.table(columns)
+    with parquet.ParquetWriter(file, bomb.schema, compression="zstd", store_schema=False) as writer:
+        writer.write_table(bomb)
+        writer.add_key_value_metadata(schema.metadata)
+    assert file.stat().st_size < 10_000
+    before = everything(empty)
+    with pytest.raises(UserError, match=r"parts\.parquet cannot be read \(malloc of size"):
+        restore(empty, copy)
+    assert everything(empty) == before

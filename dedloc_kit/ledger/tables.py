@@ -25,6 +25,8 @@ TableFormat = Literal["csv", "parquet"]
 TABLES: tuple[TableName, ...] = get_args(TableName)
 
 BATCH_ROWS = 20_000
+VERSION_KEY = b"dedloc_ledger"
+"""In each file of a ledger's copy: the version of its tables."""
 _FORMULA = r"^[=+\-@＝＋－＠\t\r]"
 """How a cell begins that a spreadsheet would compute; the wide forms too, which some take for the same."""
 
