@@ -1,6 +1,7 @@
 """A ledger that travels: exactly what it was, or a sentence that says why not."""
 
 import sqlite3
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pyarrow import parquet
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, filling
 from dedloc_kit.ledger.copying import restore, write_copy
-from dedloc_kit.records import Evaluation, Picture
+from dedloc_kit.records import MOST_LEDGER_BYTES, Evaluation, Picture
 from tests.test_ledger import GAP, NOON, a_step, given
 
 Change = Callable[[pa.Table], pa.Table]
@@ -79,6 +80,24 @@ def test_a_restored_ledger_is_the_one_that_was_copied_and_goes_on_like_it(path: 
         ledger.record_step(a_step(5), {"12D3KooAsha": given(5, 5, 55), "12D3KooBina": given(5, 2, 2, session="b2")})
         ledger.close()
     assert everything(empty) == everything(path)
+
+
+def test_a_copy_in_an_archive_is_as_good_unless_it_would_unpack_to_too_much(
+    copy: Path, path: Path, empty: Path, tmp_path: Path
+) -> None:
+    archive = tmp_path / "ledger.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        for file in copy.iterdir():
+            opened.write(file, file.name)
+    restore(empty, archive)
+    assert everything(empty) == everything(path)
+    with zipfile.ZipFile(archive, "a") as opened:
+        opened.writestr("x", "")
+        opened.getinfo("x").file_size = MOST_LEDGER_BYTES
+    for bad, fault in ((archive.read_bytes(), "is too large"), (b"PK" * 100, "cannot be read")):
+        archive.write_bytes(bad)
+        with pytest.raises(UserError, match=f"ledger.zip {fault}"):
+            restore(empty, archive)
 
 
 def test_a_restored_ledger_forgets_what_it_held_before(copy: Path, path: Path, empty: Path) -> None:

@@ -39,8 +39,10 @@ def write_copy(ledger: Path, folder: Path) -> None:
             write_parquet(_marked(table, mark), folder / f"{name}.parquet")
 
 
-def restore(ledger: Path, folder: Path) -> None:
-    """Make a ledger what its copy in this folder says, whole or not at all; what it held before is gone.
+def restore(ledger: Path, copy: Path) -> None:
+    """Make a ledger what its copy says, whole or not at all; what it held before is gone.
+
+    :param copy: a folder, or an archive of one as the page hands it out
 
     Others may have the ledger open. A copy of an earlier version is brought up to date. Raises UserError, and changes
     nothing, if the copy is none of a ledger, is incomplete or holds what no ledger does.
@@ -48,15 +50,15 @@ def restore(ledger: Path, folder: Path) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=ledger.parent) as place:
             fresh = Path(place) / "ledger.sqlite"
-            _fill(fresh, folder)
+            _fill(fresh, copy)
             Ledger(fresh).close()  # what a coordinator does that starts, it does with this one too
             replace(ledger, fresh)
     except (sqlite3.Error, OSError) as error:
         raise UserError(f"{ledger}: the ledger cannot be written ({error}); free disk space") from None
 
 
-def _fill(fresh: Path, folder: Path) -> None:
-    command = [sys.executable, "-m", "dedloc_kit.ledger.filling", str(fresh), str(folder)]
+def _fill(fresh: Path, copy: Path) -> None:
+    command = [sys.executable, "-m", "dedloc_kit.ledger.filling", str(fresh), str(copy)]
     # Arrow's other allocators take hold of more than they use, which would count.
     environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
     try:
@@ -64,10 +66,10 @@ def _fill(fresh: Path, folder: Path) -> None:
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=FILL_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"the copy of a ledger in {folder} takes too long to read") from None
+        raise UserError(f"the copy of a ledger in {copy} takes too long to read") from None
     if filled.returncode:
         said = filled.stdout.decode(errors="replace").strip()
-        raise UserError(said or f"the copy of a ledger in {folder} cannot be read: it takes too much memory")
+        raise UserError(said or f"the copy of a ledger in {copy} cannot be read: it takes too much memory")
 
 
 def replace(ledger: Path, other: Path) -> None:

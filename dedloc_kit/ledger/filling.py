@@ -9,6 +9,8 @@ import json
 import resource
 import sqlite3
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -43,15 +45,14 @@ _TEXTS = {
 """What a text may be by its column; any other has no control characters."""
 
 
-def fill(ledger: Path, folder: Path) -> None:
-    """Make a new ledger of the copy in this folder.
-
-    Raises UserError if the copy is none of a ledger, is incomplete or holds what no ledger does.
-    """
-    files = {path.stem: path for path in sorted(folder.glob("*.parquet"))}
-    if not files:
-        raise UserError(f"there is no copy of a ledger in {folder}")
+def fill(ledger: Path, copy: Path) -> None:
+    """Make a new ledger of a copy, as `copying.restore` does."""
     try:
+        if copy.is_file():
+            copy = _unzipped(copy, ledger.parent / "copy")
+        files = {path.stem: path for path in sorted(copy.glob("*.parquet"))}
+        if not files:
+            raise UserError(f"there is no copy of a ledger in {copy}")
         with closing(sqlite3.connect(ledger, isolation_level=None)) as connection:
             prepare(connection, _common_version(files))
             connection.execute("BEGIN")
@@ -59,6 +60,27 @@ def fill(ledger: Path, folder: Path) -> None:
             connection.execute("COMMIT")
     except (sqlite3.Error, OSError) as error:
         raise UserError(f"{ledger}: the ledger cannot be written ({error}); free disk space") from None
+
+
+def _unzipped(archive: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            if sum(file.file_size for file in opened.infolist()) > MOST_LEDGER_BYTES:
+                raise UserError(f"{archive.name} is too large")
+            for file in opened.infolist():
+                if Path(file.filename).name == file.filename:
+                    opened.extract(file, folder)
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        MemoryError,
+        EOFError,
+        zlib.error,
+    ) as error:
+        raise UserError(f"{archive.name} cannot be read ({error!r:.200})") from None
+    return folder
 
 
 def confine() -> None:
