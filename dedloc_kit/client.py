@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from urllib3.exceptions import HTTPError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
+from dedloc_kit.machine.answers import PLAIN, body
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import Count, Evaluation, Invitation, Record, Refusal, Standing, Time
 from dedloc_kit.run import HUB_REPOSITORY
 
 TIMEOUT = 10.0
+MOST_BYTES = 2**24
+"""Of one answer; a long run's history takes a few hundred thousand."""
 LEDGER_TIMEOUT = 60.0
 """The coordinator makes the file first."""
 _KEPT = "last-invitation.json"
@@ -180,15 +184,16 @@ def fetch_ledger(url: str, path: Path, most_bytes: int) -> None:
     Raises UserError if it cannot be had, or has more bytes.
     """
     try:
-        with requests.get(f"{url.rstrip('/')}/api/export/ledger.zip", timeout=LEDGER_TIMEOUT, stream=True) as answer:
+        address = f"{url.rstrip('/')}/api/export/ledger.zip"
+        with requests.get(address, timeout=LEDGER_TIMEOUT, headers=PLAIN, stream=True) as answer:
             if answer.status_code != 200:
                 raise NoAnswer(f"{url} has no ledger to give ({answer.status_code})")
             with path.open("wb") as file:
-                for part in answer.iter_content(1 << 20):
+                for part in answer.raw.stream(1 << 20, decode_content=False):  # an archive is packed already
                     file.write(part)
                     if file.tell() > most_bytes:
                         raise UserError(f"the ledger of {url} is too large")
-    except (requests.RequestException, OSError) as error:
+    except (requests.RequestException, HTTPError, OSError) as error:
         raise NoAnswer(f"the ledger of {url} cannot be had ({type(error).__name__})") from None
 
 
@@ -219,18 +224,19 @@ def _is_repository(where: str) -> bool:
 def _get(url: str, what: str, **query: str) -> str:
     address = f"{url.rstrip('/')}/api/{what}"
     try:
-        answer = requests.get(address, params=query, timeout=TIMEOUT)
+        with requests.get(address, params=query, timeout=TIMEOUT, headers=PLAIN, stream=True) as answer:
+            text = body(answer, MOST_BYTES).decode(errors="replace")
     except requests.RequestException:
         raise NoAnswer(
             f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
         ) from None
     if answer.status_code != 200:
-        _explain(answer.text, url)
+        _explain(text, url)
     if answer.status_code >= 500:  # a proxy in front of it
         raise NoAnswer(f"no coordinator answers behind {url} ({answer.status_code}); is it running? Ask the organizer")
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
-    return answer.text
+    return text
 
 
 def _explain(answer: str, url: str) -> None:

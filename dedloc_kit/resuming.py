@@ -13,6 +13,8 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
 
+MOST_CONTRIBUTORS_BYTES = 2**26
+
 
 def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, warn: Callable[[str], None]) -> bool:
     """Take over the folder's newest checkpoint or the one that the organizer names, whichever is newer.
@@ -83,6 +85,8 @@ def _contributors(folder: Path) -> list[Contributor]:
     listed = folder / CONTRIBUTORS_FILE
     if not listed.exists():
         return []
+    if listed.stat().st_size > MOST_CONTRIBUTORS_BYTES:
+        raise ValueError("it is too large")
     every = [Given.parse(values) for values in json.loads(listed.read_text(encoding="utf-8"))]
     return [Contributor(**given.model_dump()) for given in {given.peer: given for given in every}.values()]
 

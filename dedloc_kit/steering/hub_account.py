@@ -1,11 +1,13 @@
 """Whose a token of the Hugging Face Hub is: asked of the Hub, and the token kept nowhere."""
 
+import json
 from typing import Any
 
 from dedloc_kit.steering.denials import Denied
 
 HUB_PATIENCE = 10.0
 """Seconds."""
+MOST_BYTES = 1_000_000
 
 
 def whose_token(token: str) -> tuple[str, frozenset[str], bool]:
@@ -16,13 +18,17 @@ def whose_token(token: str) -> tuple[str, frozenset[str], bool]:
     import requests
     from huggingface_hub import constants
 
+    from dedloc_kit.machine.answers import PLAIN, body
+
     try:
-        answer = requests.get(
+        with requests.get(
             f"{constants.ENDPOINT}/api/whoami-v2",
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token}", **PLAIN},
             timeout=HUB_PATIENCE,
             allow_redirects=False,
-        )
+            stream=True,
+        ) as answer:
+            content = body(answer, MOST_BYTES)
     except ValueError:  # what cannot be in a header is no token
         raise Denied("token refused") from None
     except requests.RequestException:
@@ -30,7 +36,7 @@ def whose_token(token: str) -> tuple[str, frozenset[str], bool]:
     if answer.status_code in (401, 403):
         raise Denied("token refused")
     try:
-        told: dict[str, Any] = answer.json()
+        told: dict[str, Any] = json.loads(content)
         organizations = frozenset(str(organization["name"]) for organization in told.get("orgs", ()))
         return str(told["name"]), organizations, _reads_only(told)
     except (ValueError, LookupError, TypeError):

@@ -84,7 +84,9 @@ class Webhook:
         # `text` is what Slack and Mattermost read, the others Discord.
         message = {"text": text, "content": text, "allowed_mentions": {"parse": []}}
         try:
-            answer = requests.post(self._address, json=message, timeout=TIMEOUT, allow_redirects=False)
+            # Of the answer nobody reads more than whether it went well.
+            answer = requests.post(self._address, json=message, timeout=TIMEOUT, allow_redirects=False, stream=True)
+            answer.close()
         except requests.RequestException as error:
             return type(error).__name__
         return None if answer.ok and not answer.is_redirect else f"it answered {answer.status_code}"

@@ -1,10 +1,13 @@
 """Lengths that no honest peer announces, floods and stalls: hostile libp2p clients and servers, on loopback."""
 
 import asyncio
+import gzip
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,15 @@ from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerI
 from hivemind.proto import averaging_pb2, dht_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import as_aiter
+from huggingface_hub import constants
 
+from dedloc_kit import client
+from dedloc_kit.client import NoAnswer, fetch_invitation
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.steering.denials import Denied
+from dedloc_kit.steering.hub_account import whose_token
+from dedloc_kit.steering.webhook import Webhook
 from dedloc_kit.swarm import bounds
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.bounds import BoundedP2P, Shares, TooMuch
@@ -332,3 +341,53 @@ def test_a_part_of_an_average_that_is_nothing_but_sizes_is_refused_before_the_ne
     with pytest.raises(ValueError, match="cannot be decoded"):
         RecentAverage.read(offer.metadata, offer.content)
     assert memory.growth() < GROWTH
+
+
+# A hostile page
+
+
+@contextmanager
+def a_page(packed: bool) -> Iterator[str]:
+    """Whatever is asked, it answers with more than anyone can hold; packed, that is some hundred kilobytes."""
+    content = gzip.compress(bytes(200_000_000), 1) if packed else bytes(2**20)
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            if packed:
+                self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+            with suppress(OSError):
+                for _ in range(1 if packed else 200):
+                    self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Be quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "endless"])
+def test_a_page_that_answers_without_end_gets_no_memory(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_page(packed) as url:
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        warned: list[str] = []
+        memory = Memory([os.getpid()])
+        with pytest.raises(NoAnswer):
+            fetch_invitation(url)
+        with pytest.raises(Denied):
+            whose_token("hf_x")
+        webhook = Webhook(url, warned.append)
+        webhook.send("hello")
+        webhook.close()
+        assert memory.growth() < client.MOST_BYTES + GROWTH
+    assert not warned
