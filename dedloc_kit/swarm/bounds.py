@@ -9,7 +9,7 @@ comes as one call and one answer goes through p2pd, which refuses more than 4 Mi
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from dedloc_kit.swarm.signing import MAX_RECORD_BYTES
 
 MESSAGE_SECONDS = 60.0
 """For one message, from its first byte to its last."""
+CLOSE_SECONDS = 10.0
 STREAMS_AT_A_TIME, CALLS_AT_A_TIME = (24, 512), (32, 512)
 """Which one peer may have open to a process of ours, and all together. An honest one has at most a dozen."""
 
@@ -142,7 +143,10 @@ class BoundedP2P(P2P):
             gone = asyncio.IncompleteReadError(b"", None)
             try:
                 with self._streams.place(stream.peer_id):
-                    await handler(stream, _reader(name, reader, bounds_of(name).asked, gone), writer)
+                    try:
+                        await handler(stream, _reader(name, reader, bounds_of(name).asked, gone), writer)
+                    finally:
+                        await _closed(writer)
             except TooMuch:
                 writer.transport.abort()
 
@@ -163,6 +167,17 @@ class BoundedP2P(P2P):
         stream, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
         refusal = TooMuch(f"{peer_id} announces more than {handler_name} has to say, or does not say it")
         return stream, _reader(handler_name, reader, bounds_of(handler_name).answered, refusal), writer
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Whoever does not take what is left keeps its place until that is thrown away."""
+    writer.close()
+    try:
+        with suppress(OSError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await writer.wait_closed()
+    finally:
+        writer.transport.abort()
 
 
 def _reader(service: str, reader: asyncio.StreamReader, most: int, refusal: Exception) -> Any:

@@ -5,17 +5,19 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
 from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.fetching import STREAMS
 from dedloc_kit.swarm.offers import Offer, RecentAverage
+from dedloc_kit.swarm.places import Place, Places
 from dedloc_kit.swarm.transfer import Header, Request, alive_until, encode, receive_request, send, upload
 
 KEPT_AVERAGES = 4
-MAX_UPLOADS = 2
+MOST_HELD = {"state": 2, "average": KEPT_AVERAGES}
+"""Versions in memory at a time, however many download them and however slowly."""
+MAX_UPLOADS = 4
 """Peers that download the state at once, and as many an average: more would only make all of them slow."""
 LINGER_SECONDS = 15.0
 """How long a snapshot stays after its last use: for the next newcomer, or for one whose donor breaks off."""
@@ -39,7 +41,7 @@ class Giving:
         self._offers: dict[tuple[str, str], Offer] = {}
         self._newest = ""
         self._asking = asyncio.Lock()
-        self._uploads: dict[str, dict[str, list[asyncio.Task[Any]]]] = {"state": {}, "average": {}}
+        self._places = {what: Places(MAX_UPLOADS, STREAMS) for what in MOST_HELD}
 
     def keep(self, average: RecentAverage) -> None:
         """Keep the average of a complete round for those who missed it."""
@@ -50,10 +52,11 @@ class Giving:
         """Send another peer the blocks that it asks for."""
         try:
             request = await receive_request(reader)
-            with self._place(request.what, stream.peer_id.to_base58()) as free:
+            places, peer = self._places[request.what], stream.peer_id.to_base58()
+            with places.take(peer, strict=self.line_free.is_set()) as place:
                 while True:
-                    if free:
-                        await self._give(request, writer)
+                    if place:
+                        await self._give(request, writer, place)
                     else:
                         await send(writer, encode(Header(answer="busy")))
                     # The other side ends the stream: p2pd would throw away what is still on its way.
@@ -64,27 +67,7 @@ class Giving:
         finally:
             writer.close()
 
-    @contextmanager
-    def _place(self, what: str, peer: str) -> Iterator[bool]:
-        """Is one of the few places for those who download free? A peer has one place for all its streams."""
-        uploads, task = self._uploads[what], asyncio.current_task()
-        assert task is not None
-        if peer not in uploads and len(uploads) >= MAX_UPLOADS:
-            yield False
-            return
-        mine = uploads.setdefault(peer, [])
-        if len(mine) >= STREAMS:
-            mine.pop(0).cancel()  # it would not ask again if that one still worked
-        mine.append(task)
-        try:
-            yield True
-        finally:
-            if task in mine:
-                mine.remove(task)
-            if not mine and uploads.get(peer) is mine:
-                del uploads[peer]
-
-    async def _give(self, request: Request, writer: asyncio.StreamWriter) -> None:
+    async def _give(self, request: Request, writer: asyncio.StreamWriter, place: Place) -> None:
         offer = await alive_until(writer, self._find(request))
         if offer is None or request.version not in ("", offer.version):
             other = offer.version if offer else ""
@@ -92,12 +75,20 @@ class Giving:
             return
         metadata = b"" if request.version else offer.metadata
         header = Header(answer="here", version=offer.version, total=len(offer.content), metadata=metadata)
-        offer.users += 1
-        try:
+        with self._in_use(offer):
+            place.touch()  # it was kept waiting until we had it
             await send(writer, encode(header))
-            await upload(writer, offer.content[request.begin : request.end], self.line_free)
+            await upload(writer, offer.content[request.begin : request.end], self.line_free, place.touch)
+
+    @contextmanager
+    def _in_use(self, offer: Offer) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        offer.users.add(task)
+        try:
+            yield
         finally:
-            offer.users -= 1
+            offer.users.discard(task)
             self._forget_later(offer)
 
     async def _find(self, request: Request) -> Offer | None:
@@ -122,6 +113,11 @@ class Giving:
             return self._hold(("state", newer.version), newer)
 
     def _hold(self, key: tuple[str, str], offer: Offer) -> Offer:
+        """Keep it for others too, in the place of one that nobody uses, or else of the oldest."""
+        like = sorted((k for k in self._offers if k[0] == key[0]), key=lambda k: bool(self._offers[k].users))
+        for old in like[: max(0, 1 + len(like) - MOST_HELD[key[0]])]:
+            for user in self._offers.pop(old).users:
+                user.cancel()
         self._offers[key] = offer
         self._forget_later(offer)
         return offer
@@ -134,5 +130,5 @@ class Giving:
     def _forget_unused(self) -> None:
         until = asyncio.get_running_loop().time() - LINGER_SECONDS
         for key, offer in tuple(self._offers.items()):
-            if offer.users == 0 and offer.last_used <= until:
+            if not offer.users and offer.last_used <= until:
                 del self._offers[key]

@@ -1,11 +1,12 @@
 """What peers fetch from each other, as it travels: the whole training state, or the average of a recent round."""
 
+import asyncio
 import itertools
 import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -32,7 +33,7 @@ class Offer:
     version: str
     metadata: bytes
     content: memoryview
-    users: int = 0
+    users: set[asyncio.Task[Any]] = field(default_factory=set)
     """Uploads that are running."""
     last_used: float = 0.0
 

@@ -8,7 +8,7 @@ on. It does not go through hivemind's protobuf streams: those believe whatever l
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -119,12 +119,19 @@ async def alive_until(writer: asyncio.StreamWriter, work: Coroutine[Any, Any, T]
         task.cancel()
 
 
-async def upload(writer: asyncio.StreamWriter, block: memoryview, line_free: asyncio.Event) -> None:
-    """Send a block; raises OSError if the other side goes away."""
+async def upload(
+    writer: asyncio.StreamWriter, block: memoryview, line_free: asyncio.Event, moved: Callable[[], None]
+) -> None:
+    """Send a block; raises OSError if the other side goes away.
+
+    :param moved: called when the other side has taken a message, or was kept waiting
+    """
     for start in range(0, len(block), MESSAGE_BYTES):
         if not line_free.is_set():
             await alive_until(writer, _at_most(line_free, MAX_PAUSE_SECONDS))
+            moved()
         await send(writer, block[start : start + MESSAGE_BYTES])
+        moved()
 
 
 async def _at_most(event: asyncio.Event, seconds: float) -> None:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hivemind.utils import MPFuture
 
 from dedloc_kit.records import Record, StateInfo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm import giving, transfer
+from dedloc_kit.swarm import giving, places, transfer
 from dedloc_kit.swarm.fetching import Opened
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.node import addresses_of, open_node
@@ -60,11 +60,13 @@ class Faults:
                 header["metadata"] = bytes(transfer.MAX_METADATA_BYTES + 1)
         return self._encode(type(record).model_construct(**header))
 
-    async def upload(self, writer: asyncio.StreamWriter, block: memoryview, line_free: asyncio.Event) -> None:
+    async def upload(
+        self, writer: asyncio.StreamWriter, block: memoryview, line_free: asyncio.Event, moved: Callable[[], None]
+    ) -> None:
         self._blocks += 1
         match self.kind.value.decode():
             case "breaks off" if self._blocks % 3 == 0:
-                await self._upload(writer, block[: len(block) // 2], line_free)
+                await self._upload(writer, block[: len(block) // 2], line_free, moved)
                 raise OSError("enough")
             case "endless message":
                 writer.write((2**31).to_bytes(4, "big"))
@@ -78,7 +80,7 @@ class Faults:
                 os.killpg(0, signal.SIGKILL)
             case "stalls" if self._given > NUMBERS:
                 os.killpg(0, signal.SIGSTOP)
-        await self._upload(writer, block, line_free)
+        await self._upload(writer, block, line_free, moved)
         self._given += len(block)
 
 
@@ -117,7 +119,7 @@ class Sharing(StateSharing):
         done.set_result(None)
 
     async def _look(self, done: Any) -> None:
-        self.places_taken.value = len(self._giving._uploads["state"])
+        self.places_taken.value = len(self._giving._places["state"])
         self.offers_held.value = len(self._giving._offers)
         done.set_result(None)
 
@@ -148,7 +150,8 @@ class Peer:
     """Does what the test says, one line after the other; a download goes on in the background."""
 
     def __init__(self, who: dict[str, Any]) -> None:
-        transfer.SLOW_SECONDS, giving.LINGER_SECONDS = 3.0, 3.0
+        transfer.SLOW_SECONDS, giving.LINGER_SECONDS, giving.MAX_UPLOADS = 3.0, 3.0, 2
+        places.STALL_SECONDS = 3.0
         transfer.BLOCK_BYTES = 2**20  # several for each stream
         torch.set_num_threads(1)
         self.faults, self.snapshots = Faults(), 0

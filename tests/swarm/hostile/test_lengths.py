@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,11 @@ from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.bounds import BoundedP2P, Shares, TooMuch
 from dedloc_kit.swarm.compression import codec_of
 from dedloc_kit.swarm.flat import CHUNK
+from dedloc_kit.swarm.giving import MOST_HELD
 from dedloc_kit.swarm.group import MOST_ANNOUNCED_BYTES, MOST_MEMBERS, read_members
 from dedloc_kit.swarm.offers import RecentAverage
+from dedloc_kit.swarm.transfer import Request, encode
+from tests.swarm import sharing_peer, test_sharing
 from tests.swarm.harness import Swarm, processes_of
 from tests.tiny import tiny_run
 
@@ -391,3 +394,44 @@ def test_a_page_that_answers_without_end_gets_no_memory(packed: bool, monkeypatc
         webhook.close()
         assert memory.growth() < client.MOST_BYTES + GROWTH
     assert not warned
+
+
+# Downloads that stall
+
+
+async def stalled(p2p: P2P, donor: PeerID) -> Any:
+    """Ask for the newest state and take nothing of it."""
+    stream = await p2p.call_binary_stream_handler(donor, f"{sharing_peer.RUN}::sharing")
+    asked = encode(Request(what="state", end=2**22))
+    stream[2].write(len(asked).to_bytes(4, "big") + asked)
+    return stream
+
+
+def test_stalled_downloads_hold_two_versions_at_most_and_a_newcomer_gets_the_newest(tmp_path: Path) -> None:
+    peers = test_sharing.Swarm(tmp_path)
+    try:
+        (donor,) = peers.start(False)
+        (newcomer,) = peers.start(True)
+        donor.has(next(test_sharing.ROUNDS))
+        newcomer.downloads(donor)
+        memory = Memory(processes_of(donor.process.pid))
+
+        async def attack() -> dict[str, Any]:
+            identities, streams = AsyncExitStack(), []
+            async with identities:
+                for number in range(3):
+                    digest = donor.has(next(test_sharing.ROUNDS), seed=number)
+                    p2p = await identities.enter_async_context(hostile(initial_peers=peers.addresses, no_listen=True))
+                    streams += [await stalled(p2p, PeerID.from_base58(donor.id)) for _ in range(10)]
+                    held = await asyncio.to_thread(donor.ask, "tell")
+                    assert held["offers"] <= MOST_HELD["state"]
+                answer = await asyncio.to_thread(newcomer.downloads, donor)
+                assert answer["result"]["digest"] == digest
+                return await asyncio.to_thread(donor.ask, "tell")
+
+        held = in_own_loop(attack())
+        assert held["offers"] <= MOST_HELD["state"]
+        assert memory.growth() < 6 * test_sharing.SIZE, "more than new states and their making take"
+    finally:
+        for peer in peers.peers:
+            peer.end()
