@@ -23,6 +23,7 @@ from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import CHUNK, FlatLayout
 from dedloc_kit.swarm.introductions import Introductions, RollCall
 from dedloc_kit.swarm.parts import PartMeans, safe_fractions
+from dedloc_kit.swarm.unpacking import unpack
 from dedloc_kit.swarm.window import SendWindow
 
 
@@ -207,7 +208,7 @@ class ExactAllReduce(AllReduceRunner):
                 answers = aiter(stream)
                 first = await anext(answers)
             self._check(first)
-            self._agree(self._roll_call.told(tuple(MSGPackSerializer.loads(first.tensor_part.buffer))))
+            self._agree(self._roll_call.told(tuple(unpack(first.tensor_part.buffer))))
             self._untold.discard(peer_id)
             if not self._untold:
                 self._told.set()
@@ -260,7 +261,7 @@ class ExactAllReduce(AllReduceRunner):
 
     def _check(self, message: averaging_pb2.AveragingData) -> None:
         if message.code == averaging_pb2.CANCELLED:
-            named = MSGPackSerializer.loads(message.tensor_part.buffer)
+            named = unpack(message.tensor_part.buffer)
             self.named |= {peer.to_base58() for peer in self.ordered_peer_ids} & set(named)
             raise _GaveUp
         if message.code != averaging_pb2.AVERAGED_PART:

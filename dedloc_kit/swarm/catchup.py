@@ -4,8 +4,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from hivemind.utils import MSGPackSerializer
-
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
@@ -14,6 +12,7 @@ from dedloc_kit.swarm.receipts import opened
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.unpacking import unpack
 
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0
@@ -118,7 +117,7 @@ class CatchUp:
         """Take the step with an average that others made; raises ValueError if it is not the next one."""
         if found.step != self._state.step + 1:
             raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
-        signed = tuple(MSGPackSerializer.loads(found.metadata))
+        signed = tuple(unpack(found.metadata))
         contributions = opened(self._signer, self._run.run_id, found.step, signed)
         if sum(c.samples for c in contributions.values()) < self._run.global_batch:
             raise ValueError("there are too few samples in it")

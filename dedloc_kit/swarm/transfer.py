@@ -16,6 +16,7 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
 from dedloc_kit.records import Count, Digest, Record
+from dedloc_kit.swarm.unpacking import unpack
 
 BLOCK_BYTES = 2**22
 """What is asked for at a time. Faster donors take more blocks, and at the end nobody waits long for a slow one."""
@@ -76,7 +77,7 @@ def encode(record: Record) -> bytes:
 def decode(data: bytes) -> Any:
     """Plain values from a peer's bytes; raises ValueError if they are none."""
     try:
-        return MSGPackSerializer.loads(data)
+        return unpack(data)
     except Exception as error:  # hostile bytes make msgpack raise nearly anything
         raise ValueError(f"it cannot be decoded ({error!r:.80})") from None
 
