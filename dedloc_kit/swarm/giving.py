@@ -3,8 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
@@ -15,12 +14,11 @@ from dedloc_kit.swarm.places import Place, Places
 from dedloc_kit.swarm.transfer import Header, Request, alive_until, encode, receive_request, send, upload
 
 KEPT_AVERAGES = 4
-MOST_HELD = {"state": 2, "average": KEPT_AVERAGES}
-"""Versions in memory at a time, however many download them and however slowly."""
-MAX_UPLOADS = 4
+MAX_UPLOADS = 2
 """Peers that download the state at once, and as many an average: more would only make all of them slow."""
 LINGER_SECONDS = 15.0
-"""How long a snapshot stays after its last use: for the next newcomer, or for one whose donor breaks off."""
+"""How long a snapshot stays after its last use: for the next newcomer, or for one whose donor breaks off. There are
+never more than one for each place, and the newest."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class Giving:
         self._offers: dict[tuple[str, str], Offer] = {}
         self._newest = ""
         self._asking = asyncio.Lock()
-        self._places = {what: Places(MAX_UPLOADS, STREAMS) for what in MOST_HELD}
+        self._places = {what: Places(MAX_UPLOADS, STREAMS) for what in ("state", "average")}
 
     def keep(self, average: RecentAverage) -> None:
         """Keep the average of a complete round for those who missed it."""
@@ -68,6 +66,7 @@ class Giving:
             writer.close()
 
     async def _give(self, request: Request, writer: asyncio.StreamWriter, place: Place) -> None:
+        place.wait()
         offer = await alive_until(writer, self._find(request))
         if offer is None or request.version not in ("", offer.version):
             other = offer.version if offer else ""
@@ -75,20 +74,13 @@ class Giving:
             return
         metadata = b"" if request.version else offer.metadata
         header = Header(answer="here", version=offer.version, total=len(offer.content), metadata=metadata)
-        with self._in_use(offer):
-            place.touch()  # it was kept waiting until we had it
+        place.begin(offer.version)
+        offer.users += 1
+        try:
             await send(writer, encode(header))
             await upload(writer, offer.content[request.begin : request.end], self.line_free, place.touch)
-
-    @contextmanager
-    def _in_use(self, offer: Offer) -> Iterator[None]:
-        task = asyncio.current_task()
-        assert task is not None
-        offer.users.add(task)
-        try:
-            yield
         finally:
-            offer.users.discard(task)
+            offer.users -= 1
             self._forget_later(offer)
 
     async def _find(self, request: Request) -> Offer | None:
@@ -113,11 +105,10 @@ class Giving:
             return self._hold(("state", newer.version), newer)
 
     def _hold(self, key: tuple[str, str], offer: Offer) -> Offer:
-        """Keep it for others too, in the place of one that nobody uses, or else of the oldest."""
-        like = sorted((k for k in self._offers if k[0] == key[0]), key=lambda k: bool(self._offers[k].users))
-        for old in like[: max(0, 1 + len(like) - MOST_HELD[key[0]])]:
-            for user in self._offers.pop(old).users:
-                user.cancel()
+        like = [other for other in self._offers if other[0] == key[0]]
+        unused = [other for other in like if not self._offers[other].users]
+        for other in unused[: max(0, len(like) - MAX_UPLOADS)]:
+            del self._offers[other]
         self._offers[key] = offer
         self._forget_later(offer)
         return offer
@@ -130,5 +121,5 @@ class Giving:
     def _forget_unused(self) -> None:
         until = asyncio.get_running_loop().time() - LINGER_SECONDS
         for key, offer in tuple(self._offers.items()):
-            if not offer.users and offer.last_used <= until:
+            if offer.users == 0 and offer.last_used <= until:
                 del self._offers[key]

@@ -1,12 +1,11 @@
 """What peers fetch from each other, as it travels: the whole training state, or the average of a recent round."""
 
-import asyncio
 import itertools
 import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -33,7 +32,7 @@ class Offer:
     version: str
     metadata: bytes
     content: memoryview
-    users: set[asyncio.Task[Any]] = field(default_factory=set)
+    users: int = 0
     """Uploads that are running."""
     last_used: float = 0.0
 

@@ -1,13 +1,14 @@
 """Who may have something big at the same time: a few peers, and the others in the order in which they came."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-STALL_SECONDS = 10.0
+STALL_SECONDS = 8.0
 """Who has taken nothing for so long loses its place to whoever waits."""
 TURN_SECONDS = 600.0
 """So does who has had it so long: it may come back."""
@@ -23,6 +24,22 @@ class Place:
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
+
+    version: str = ""
+
+    def begin(self, version: str) -> None:
+        """This task takes something of this version; the peer's other tasks end if they are at another one, for which
+        the memory would be held."""
+        if self.version != version:
+            for task in self.tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+        self.version = version
+        self.touch()
+
+    def wait(self) -> None:
+        """The peer waits for us."""
+        self.moved = math.inf
 
     def touch(self) -> None:
         """The peer has taken something, or was kept waiting by us."""

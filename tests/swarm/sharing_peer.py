@@ -150,7 +150,7 @@ class Peer:
     """Does what the test says, one line after the other; a download goes on in the background."""
 
     def __init__(self, who: dict[str, Any]) -> None:
-        transfer.SLOW_SECONDS, giving.LINGER_SECONDS, giving.MAX_UPLOADS = 3.0, 3.0, 2
+        transfer.SLOW_SECONDS, giving.LINGER_SECONDS = 3.0, 3.0
         places.STALL_SECONDS = 3.0
         transfer.BLOCK_BYTES = 2**20  # several for each stream
         torch.set_num_threads(1)

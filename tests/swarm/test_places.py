@@ -125,3 +125,22 @@ def test_one_peer_has_one_place_for_so_many_tasks_and_a_newer_one_ends_the_oldes
             assert not await c.asks()
 
     in_own_loop(come())
+
+
+def test_a_peer_that_goes_on_to_another_version_lets_go_of_the_one_before() -> None:
+    async def come() -> None:
+        async with visitors("a") as (a,):
+            for _ in range(3):
+                assert await a.asks()
+
+            async def takes(version: str) -> None:
+                with a._where.take("a", strict=True) as place:
+                    assert place is not None
+                    place.begin(version)
+
+            await takes("1")
+            await takes("2")
+            await asyncio.wait(a.tasks, timeout=10.0)
+            assert a.here == 0
+
+    in_own_loop(come())
