@@ -30,7 +30,7 @@ class Place:
     def begin(self, version: str) -> None:
         """This task takes something of this version; the peer's other tasks end if they are at another one, for which
         the memory would be held."""
-        if self.version != version:
+        if self.version not in ("", version):
             for task in self.tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
