@@ -27,7 +27,6 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.records import Notice, Token
 from dedloc_kit.swarm.signing import Signer
 
-TOKEN_SECONDS = 3600.0
 SILENT_SECONDS = 120.0
 """An organizer that was not heard of for so long is gone: from then on no token grows older."""
 SHOW_AGAIN_SECONDS = 20.0
@@ -87,7 +86,7 @@ class Gate:
 
     def admits(self, peer: str) -> bool:
         """May this peer take part, as far as it has shown?"""
-        if peer in self.notice.refused:
+        if self.notice.refuses(peer):
             return False
         if not self.restricted or peer == self.organizer:
             return True
@@ -112,8 +111,8 @@ class Gate:
         if notice.time < self.notice.time:
             return
         self.notice, self._heard = notice, max(self._heard, notice.time)
-        for peer in notice.refused:
-            for task in self._serving.get(peer, ()):
+        for peer in filter(notice.refuses, self._serving):
+            for task in self._serving[peer]:
                 task.cancel()
 
     @contextmanager
@@ -226,7 +225,7 @@ class GatedP2P(P2P):
     async def _show(self, peer_id: PeerID) -> None:
         """Show our token to a peer and see its own, unless we did; raises NotAdmitted unless both are let in."""
         peer = peer_id.to_base58()
-        if peer in self.gate.notice.refused:
+        if self.gate.notice.refuses(peer):
             raise NotAdmitted(f"{peer} was sent away by the organizer")
         if not self.gate.restricted:
             return

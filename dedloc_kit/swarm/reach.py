@@ -35,6 +35,8 @@ BUSY_PAUSES = (0.0, 2.0, 4.0)
 """Seconds before each try to get an answer from a peer that is busy."""
 PER_MINUTE, PER_MINUTE_AND_HOST = 300, 30
 """Connections that one peer makes on request; a class of volunteers may share one address."""
+LOOK_SECONDS = 1.0
+"""Between two looks at the connections, on behalf of others."""
 CLOSED = "so it only makes outgoing connections, which is enough to train"
 
 _MOST_BYTES = 512
@@ -67,11 +69,34 @@ class Answer(Record):
     """Where the asked peer sees the asker."""
 
 
+class Hosts:
+    """From where the peers are seen that are connected to this one; cheap, however many strangers ask something."""
+
+    def __init__(self, p2p: P2P) -> None:
+        self._p2p, self._hosts = p2p, dict[str, str]()
+        self._looked = -LOOK_SECONDS
+        self._look: asyncio.Task[None] | None = None
+
+    async def of(self, peer: str) -> str:
+        """Empty if there is no direct connection over IPv4."""
+        for _ in range(2):  # a look that is under way may have begun before it came
+            if peer not in self._hosts or time.monotonic() > self._looked + LOOK_SECONDS:
+                if self._look is None or self._look.done():
+                    self._look = asyncio.create_task(self._look_again())
+                await asyncio.shield(self._look)
+        return self._hosts.get(peer, "")
+
+    async def _look_again(self) -> None:
+        await asyncio.sleep(self._looked + LOOK_SECONDS - time.monotonic())
+        self._looked = time.monotonic()
+        self._hosts = {p.peer_id.to_base58(): host for p in await self._p2p.list_peers() if (host := seen_host(p))}
+
+
 class Reachability(ServicerBase):
     """Served by every full peer: connects back to those who ask."""
 
     def __init__(self, p2p: P2P) -> None:
-        self._p2p = p2p
+        self._hosts = Hosts(p2p)
         self._connections: deque[tuple[float, str]] = deque()
 
     async def rpc_connect_back(self, request: BytesValue, context: P2PContext) -> BytesValue:
@@ -84,9 +109,8 @@ class Reachability(ServicerBase):
         return _packed(Answer(verdict="reached" if reached else "unreached", host=host))
 
     async def _host_of(self, asker: PeerID) -> str:
-        for peer in await self._p2p.list_peers():
-            if peer.peer_id == asker and (host := seen_host(peer)):
-                return host
+        if host := await self._hosts.of(asker.to_base58()):
+            return host
         raise ValueError("only who is directly connected over IPv4 can be connected back to")
 
     def _may_connect(self, host: str) -> bool:
