@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import random
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
@@ -16,7 +18,8 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
-from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
+from dedloc_kit.machine.dialling import answering, first_bytes, host_and_port, in_own_loop, own_address
+from dedloc_kit.machine.dials import Dials
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.dht import Node
@@ -26,11 +29,13 @@ from dedloc_kit.swarm.signing import RememberingValidator
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
-DIAL_TIMEOUT = 10.0
+DIAL_TIMEOUT, GREETING_SECONDS = 10.0, 5.0
 REPLICAS, ASKED_NODES = 4, 8
 """Nodes that hold a record, and nodes that are asked for it at most; hivemind's 5 and 20 cost more with many peers.
 What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
+GREETING = b"\x13/multistream/1.0.0\n"
+"""What libp2p says first to whoever connects."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +49,7 @@ class Surroundings:
     port: int
     """The swarm's port; 0 in client mode."""
     reach: Reach
+    dials: Dials
 
 
 def open_node(
@@ -79,11 +85,13 @@ def look_around(
     at `initial_peers`.
     """
     others = _others(initial_peers, identity)
-    living = in_own_loop(answering(others))
+    dials = _dials(peer, others, gate)
+    living = in_own_loop(answering([a for a in others if dials.due(a.rpartition("/p2p/")[2], [a])]))
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
     port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    return Surroundings(living, port, _reach(peer, port, living, may_start_alone, _as_member(gate, identity)))
+    reach = _reach(peer, port, living, may_start_alone, _as_member(gate, identity))
+    return Surroundings(living, port, reach, dials)
 
 
 def start_node(
@@ -102,6 +110,7 @@ def start_node(
     try:
         node = Node(
             gate=gate,
+            dials=around.dials,
             initial_peers=around.living,
             start=True,
             # The same in every session: who comes back takes its old place in the others' routing tables.
@@ -157,6 +166,14 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
     except ValueError:
         raise _unreadable_address() from None
     return others
+
+
+def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate | None) -> Dials:
+    """The user has chosen the organizer's addresses; whoever has none, or is the organizer, its own host."""
+    chosen = [address for address in others if gate is None or address.endswith(f"/p2p/{gate.organizer}")]
+    own = peer.announce_host or (own_address() if peer.host == ANY_ADDRESS else peer.host)
+    near = [host_and_port(address)[0] for address in chosen] or ([own] if own else [])
+    return Dials(chosen, near)
 
 
 def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
@@ -222,41 +239,63 @@ async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
     return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}
 
 
-def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> None:
+def dial(node: Node, peers: Mapping[str, Sequence[str]]) -> Any:
     """Connect to peers, each at the addresses that it names, unless there is a connection already, and put those that
-    are missing there back into the directory's routing table; in the background.
+    are missing there back into the directory's routing table; in the background. `Dials` says where it may.
+
+    A future of those that were connected before, with the addresses among these at whose host they are.
 
     Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
     libp2p's own search among those often answers "routing: not found". And hivemind forgets a peer that once did not
     answer: a client would never find it again after a restart. Failing is no error here: a round will tell.
     """
-    node.run_coroutine(partial(_dial, dict(peers)), return_future=True)
+    return node.run_coroutine(partial(_dial, dict(peers)), return_future=True)
 
 
-async def _dial(peers: Mapping[str, Sequence[str]], _dht: DHT, node: DHTNode) -> None:
+async def _dial(peers: Mapping[str, Sequence[str]], dht: Node, node: DHTNode) -> dict[str, tuple[str, ...]]:
     try:
-        connected = {str(info.peer_id) for info in await node.p2p.list_peers()}
+        connected = {str(info.peer_id): seen_host(info) for info in await node.p2p.list_peers()}
     except Exception as error:  # runs in the node's process: only the log can tell
         _log.info("the connections are not known: %r", error)
-        return
-    await asyncio.gather(*(_meet(peer, peers[peer], peer in connected, node) for peer in peers))
+        return {}
+    due: dict[str, list[str]] = {}
+    # Of two that name one port the same one must not always come first.
+    for peer in random.sample(list(peers), len(peers)):
+        due[peer] = [] if peer in connected else dht.dials.due(peer, peers[peer])
+    await asyncio.gather(*(_meet(peer, due[peer], connected, dht.dials, node) for peer in peers))
+    return {
+        peer: tuple(address for address in addresses if connected.get(peer) == host_and_port(address)[0])
+        for peer, addresses in peers.items()
+    }
 
 
-async def _meet(peer_id: str, addresses: Sequence[str], connected: bool, node: DHTNode) -> None:
+async def _meet(
+    peer_id: str, addresses: Sequence[str], connected: Collection[str], dials: Dials, node: DHTNode
+) -> None:
+    """:param addresses: where the peer is dialled, if it is not connected"""
+    reached = peer_id in connected
     try:
         peer = PeerID.from_base58(peer_id)
-        if not connected:
-            living = await answering(addresses)
-            if not living:
-                return
+        if addresses and (speaking := await _speaking(addresses)):
             # /p2p/ID at the end is how addresses are told, not how they are dialled.
-            dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in living]
+            dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in speaking]
             await asyncio.wait_for(node.p2p._client.connect(peer, dialled), DIAL_TIMEOUT)
+            reached = True
         forgotten = peer not in node.protocol.routing_table or peer in node.blacklist
-        if forgotten and await node.protocol.call_ping(peer) is not None:
+        if reached and forgotten and await node.protocol.call_ping(peer) is not None:
             node.blacklist.register_success(peer)
     except Exception as error:
         _log.info("no connection to %s: %r", peer_id, error)
+    # Where nobody at all is connected, it may be the own line that is down: nobody's failure.
+    dials.over(peer_id, addresses, reached=reached or not connected)
+
+
+async def _speaking(addresses: Sequence[str]) -> list[str]:
+    """Those where somebody speaks like libp2p: others are spared its own dials, which it repeats as it likes."""
+    said = await asyncio.gather(
+        *(first_bytes(*host_and_port(address), len(GREETING), GREETING_SECONDS) for address in addresses)
+    )
+    return [address for address, greeting in zip(addresses, said, strict=True) if greeting == GREETING]
 
 
 def avoid(node: DHT, peers: Collection[str]) -> None:

@@ -26,7 +26,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
 
-from dedloc_kit.machine.dialling import CONNECT_SECONDS, in_own_loop
+from dedloc_kit.machine.dialling import first_bytes, in_own_loop
 from dedloc_kit.records import Record
 
 ANSWER_SECONDS = 10.0
@@ -105,7 +105,7 @@ class Reachability(ServicerBase):
         host = await self._host_of(context.remote_id)
         if not self._may_connect(host):
             return _packed(Answer(verdict="busy", host=host))
-        reached = await _read_secret(host, question.port) == question.secret.encode()
+        reached = await first_bytes(host, question.port, 32) == question.secret.encode()
         return _packed(Answer(verdict="reached" if reached else "unreached", host=host))
 
     async def _host_of(self, asker: PeerID) -> str:
@@ -146,19 +146,6 @@ def find_out(host: str, port: int, peers: Sequence[str], create: Callable[..., A
     Listens on `host` and `port` meanwhile; the port is free again afterwards. Raises OSError if it is not free.
     """
     return in_own_loop(_find_out(host, port, peers, create))
-
-
-async def _read_secret(host: str, port: int) -> bytes:
-    """What the listener at this address hands out; nothing if it does not."""
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                return await reader.readexactly(32)
-            finally:
-                writer.close()
-    except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
-        return b""
 
 
 class _Door(asyncio.Protocol):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Notice, Progress
 from dedloc_kit.swarm.connections import Connections
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.node import avoid
@@ -52,7 +52,7 @@ class Tracker(threading.Thread):
 
     def __init__(
         self,
-        dht: DHT,
+        dht: Node,
         signer: Signer,
         run_id: str,
         global_batch: int,
