@@ -196,6 +196,8 @@ class Progress(Record):
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
+    reached: Annotated[bytes, Field(max_length=1536)] = b""
+    """The organizer's signed word that it did, where nobody else is dialled: a `Reached`."""
     device: PeerText
     name: PeerText
     team: PeerText = ""
@@ -217,6 +219,16 @@ class Token(Record):
     """Whom the organizer let in with it: the invited person, or the account on the Hub."""
     time: Time
     expires: Time
+
+
+class Reached(Record):
+    """What the organizer signs for a peer that it could reach there, so that others look for it there."""
+
+    run_id: str
+    peer: PeerId
+    host: Annotated[str, Field(max_length=15, pattern=r"^[0-9.]+$")]
+    port: Annotated[int, Field(ge=1, le=65535)]
+    time: Time
 
 
 class Notice(Record):

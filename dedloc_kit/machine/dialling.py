@@ -106,3 +106,11 @@ def own_address() -> str | None:
         except OSError:
             return None
         return str(probe.getsockname()[0])
+
+
+def number_of(host: str) -> str | None:
+    """The IPv4 address to which a name leads, if it does now."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return None

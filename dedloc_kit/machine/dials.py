@@ -1,14 +1,13 @@
-"""Which addresses that strangers name this machine dials, and how often: nobody makes it one of a crowd, nor lets it look
-around in the network where it is."""
+"""Which addresses that strangers name this machine dials, and how often: nobody makes it one of a crowd, nor a scanner
+of the network where it is."""
 
 import ipaddress
-import socket
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from dedloc_kit.machine.dialling import host_and_port
+from dedloc_kit.machine.dialling import host_and_port, number_of
 
 PERIOD = 60.0
 """Seconds between two dials of a host and port, whoever names it."""
@@ -41,7 +40,7 @@ class Dials:
     def __init__(
         self, chosen: Collection[str], near: Collection[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._chosen, self._clock = frozenset(chosen), clock
+        self.chosen, self._clock = frozenset(chosen), clock
         self._networks = frozenset(filter(None, map(_network_near, near)))
         self._dialled: dict[Place, float] = {}
         self._failures: OrderedDict[tuple[str, Place], tuple[int, float]] = OrderedDict()
@@ -60,7 +59,7 @@ class Dials:
             self._failures.popitem(last=False)
 
     def _take(self, peer: str, address: str) -> bool:
-        if address in self._chosen:
+        if address in self.chosen:
             return True
         try:
             host, port = place = host_and_port(address)
@@ -84,8 +83,8 @@ class Dials:
 
 
 def _network_near(host: str) -> ipaddress.IPv4Network | None:
-    with suppress(OSError, ValueError):
-        return _network_of(socket.gethostbyname(host))
+    with suppress(ValueError):
+        return _network_of(number_of(host) or host)
     return None
 
 

@@ -5,6 +5,7 @@ import logging
 import random
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,13 +19,13 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
-from dedloc_kit.machine.dialling import answering, first_bytes, host_and_port, in_own_loop, own_address
+from dedloc_kit.machine.dialling import answering, first_bytes, host_and_port, in_own_loop, number_of, own_address
 from dedloc_kit.machine.dials import Dials
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.reach import Reach, find_out, seen_host, serve
+from dedloc_kit.swarm.reach import CLOSED, Reach, find_out, seen_host, serve, unvouched
 from dedloc_kit.swarm.signing import RememberingValidator
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
@@ -36,6 +37,8 @@ What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
 GREETING = b"\x13/multistream/1.0.0\n"
 """What libp2p says first to whoever connects."""
+
+_WORD_FILE = "reached"
 
 _log = logging.getLogger(__name__)
 
@@ -86,11 +89,12 @@ def look_around(
     """
     others = _others(initial_peers, identity)
     dials = _dials(peer, others, gate)
+    others.sort(key=lambda address: address not in dials.chosen)  # who may have to vouch for us is asked
     living = in_own_loop(answering([a for a in others if dials.due(a.rpartition("/p2p/")[2], [a])]))
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
     port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    reach = _reach(peer, port, living, may_start_alone, _as_member(gate, identity))
+    reach = _reach(peer, port, living, may_start_alone, identity, gate)
     return Surroundings(living, port, reach, dials)
 
 
@@ -140,7 +144,7 @@ def start_node(
         raise _explained(error, around.living) from error
     node.reach = around.reach
     if not around.reach.client_mode:
-        node.run_coroutine(serve)
+        node.run_coroutine(partial(serve, unvouched if gate is None else gate.vouch))
     return node
 
 
@@ -185,20 +189,41 @@ def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable
 
 
 def _reach(
-    peer: PeerConfig,
-    port: int,
-    living: Sequence[str],
-    may_start_alone: bool,
-    create: Callable[..., Awaitable[P2P]],
+    peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool, identity: Identity, gate: Gate | None
 ) -> Reach:
-    if peer.client_mode is not None or may_start_alone or not living:
+    told = peer.client_mode is False or bool(peer.announce_host)
+    if peer.client_mode or may_start_alone or not living:
         return Reach(client_mode=bool(peer.client_mode))
-    if peer.announce_host:  # an address of which the asked peers may know nothing: they are told no hosts
-        return Reach(client_mode=False, text=f"others can reach this machine at {peer.announce_host}, as you say")
+    if told and (gate is None or not gate.restricted):
+        # An address of which the asked peers may know nothing: they are told no hosts.
+        announced = f"others can reach this machine at {peer.announce_host}, as you say" if peer.announce_host else ""
+        return Reach(client_mode=False, text=announced)
     try:
-        return find_out(peer.host, port, living, create)
+        found = find_out(peer.host, port, living, _as_member(gate, identity))
     except OSError as error:  # taken since we looked
         raise _cannot_listen(peer.host, port, error) from None
+    return found if gate is None or not gate.restricted else _vouched_for(found, port, told, identity, gate)
+
+
+def _vouched_for(found: Reach, port: int, told: bool, identity: Identity, gate: Gate) -> Reach:
+    """In a run that is not open others look for a peer only where the organizer has reached it, now or, while it is
+    away, the last time.
+
+    :param told: whether the user says that others can reach this peer
+    """
+    kept = identity.path.parent / _WORD_FILE
+    with suppress(OSError):
+        if found.word:
+            kept.write_bytes(found.word)
+        elif found.host:
+            found = replace(found, word=kept.read_bytes())
+    me = str(identity.peer_id)
+    if found.host and gate.vouched(me, [f"/ip4/{found.host}/tcp/{port}/p2p/{me}"], found.word):
+        return replace(found, client_mode=False)
+    text = f"the coordinator has not reached this machine (at port {port}), so that others do not try"
+    if told:
+        return Reach(client_mode=False, text=text, uncertain=True)
+    return found if found.client_mode else Reach(client_mode=True, text=f"{text}, {CLOSED}")
 
 
 def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
@@ -206,8 +231,11 @@ def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
         return {"dht_mode": "client", "no_listen": True}
     listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
     if peer.announce_host:
-        protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"
-        listening["announce_maddrs"] = [f"/{protocol}/{peer.announce_host}/tcp/{port}"]
+        # Others dial no names, only numbers: where this peer was reached, or to which its name leads.
+        hosts = dict.fromkeys(filter(None, (peer.announce_host, reach.host, number_of(peer.announce_host))))
+        listening["announce_maddrs"] = [
+            f"/{'ip4' if host.replace('.', '').isdigit() else 'dns4'}/{host}/tcp/{port}" for host in hosts
+        ]
     elif reach.host and not reach.host.startswith("127."):
         # p2pd knows only the address of the default route. It may be that a router passes the port on to us: then
         # those outside need the router's address, those inside ours.
@@ -239,11 +267,11 @@ async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
     return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}
 
 
-def dial(node: Node, peers: Mapping[str, Sequence[str]]) -> Any:
+def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> Any:
     """Connect to peers, each at the addresses that it names, unless there is a connection already, and put those that
     are missing there back into the directory's routing table; in the background. `Dials` says where it may.
 
-    A future of those that were connected before, with the addresses among these at whose host they are.
+    A future of those that are connected then, with the addresses among these where they are.
 
     Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
     libp2p's own search among those often answers "routing: not found". And hivemind forgets a peer that once did not
@@ -262,17 +290,23 @@ async def _dial(peers: Mapping[str, Sequence[str]], dht: Node, node: DHTNode) ->
     # Of two that name one port the same one must not always come first.
     for peer in random.sample(list(peers), len(peers)):
         due[peer] = [] if peer in connected else dht.dials.due(peer, peers[peer])
-    await asyncio.gather(*(_meet(peer, due[peer], connected, dht.dials, node) for peer in peers))
-    return {
-        peer: tuple(address for address in addresses if connected.get(peer) == host_and_port(address)[0])
-        for peer, addresses in peers.items()
-    }
+    met = {p: [a for a in peers[p] if connected.get(p) == host_and_port(a)[0]] for p in peers}
+    await asyncio.gather(*(_meet(peer, due[peer], connected, dht.dials, node, met[peer]) for peer in peers))
+    return {peer: tuple(addresses) for peer, addresses in met.items()}
 
 
 async def _meet(
-    peer_id: str, addresses: Sequence[str], connected: Collection[str], dials: Dials, node: DHTNode
+    peer_id: str,
+    addresses: Sequence[str],
+    connected: Collection[str],
+    dials: Dials,
+    node: DHTNode,
+    met: list[str],
 ) -> None:
-    """:param addresses: where the peer is dialled, if it is not connected"""
+    """
+    :param addresses: where the peer is dialled, if it is not connected
+    :param met: gets those of them where it is
+    """
     reached = peer_id in connected
     try:
         peer = PeerID.from_base58(peer_id)
@@ -281,6 +315,7 @@ async def _meet(
             dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in speaking]
             await asyncio.wait_for(node.p2p._client.connect(peer, dialled), DIAL_TIMEOUT)
             reached = True
+            met += speaking
         forgotten = peer not in node.protocol.routing_table or peer in node.blacklist
         if reached and forgotten and await node.protocol.call_ping(peer) is not None:
             node.blacklist.register_success(peer)

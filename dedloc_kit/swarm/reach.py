@@ -39,7 +39,10 @@ LOOK_SECONDS = 1.0
 """Between two looks at the connections, on behalf of others."""
 CLOSED = "so it only makes outgoing connections, which is enough to train"
 
-_MOST_BYTES = 512
+_MOST_BYTES, _MOST_ANSWER_BYTES = 512, 4096
+
+Vouch = Callable[[str, str, int], bytes]
+"""The signed word that a peer was reached at a host and port; empty from whose word does not count."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Reach:
     """Nobody could tell, so that this is only the safe choice."""
     host: str | None = None
     """The address under which the asked peers reached this one."""
+    word: bytes = b""
+    """The organizer's that it did, for the others: see `Gate.vouched`."""
 
 
 class Question(Record):
@@ -67,6 +72,13 @@ class Answer(Record):
     verdict: Literal["reached", "unreached", "busy"]
     host: Annotated[str, Field(max_length=45)]
     """Where the asked peer sees the asker."""
+    word: Annotated[str, Field(max_length=2048)] = ""
+    """The organizer's signed word that it has reached the asker, in hexadecimal digits."""
+
+
+def unvouched(_peer: str, _host: str, _port: int) -> bytes:
+    """As a `Vouch`: the word of whoever is not the organizer."""
+    return b""
 
 
 class Hosts:
@@ -95,8 +107,8 @@ class Hosts:
 class Reachability(ServicerBase):
     """Served by every full peer: connects back to those who ask."""
 
-    def __init__(self, p2p: P2P) -> None:
-        self._hosts = Hosts(p2p)
+    def __init__(self, p2p: P2P, vouch: Vouch) -> None:
+        self._hosts, self._vouch = Hosts(p2p), vouch
         self._connections: deque[tuple[float, str]] = deque()
 
     async def rpc_connect_back(self, request: BytesValue, context: P2PContext) -> BytesValue:
@@ -105,8 +117,10 @@ class Reachability(ServicerBase):
         host = await self._host_of(context.remote_id)
         if not self._may_connect(host):
             return _packed(Answer(verdict="busy", host=host))
-        reached = await first_bytes(host, question.port, 32) == question.secret.encode()
-        return _packed(Answer(verdict="reached" if reached else "unreached", host=host))
+        if await first_bytes(host, question.port, 32) != question.secret.encode():
+            return _packed(Answer(verdict="unreached", host=host))
+        word = self._vouch(context.remote_id.to_base58(), host, question.port)
+        return _packed(Answer(verdict="reached", host=host, word=word.hex()))
 
     async def _host_of(self, asker: PeerID) -> str:
         if host := await self._hosts.of(asker.to_base58()):
@@ -133,9 +147,9 @@ def seen_host(peer: PeerInfo) -> str | None:
     return None
 
 
-async def serve(_dht: object, node: DHTNode) -> None:
+async def serve(vouch: Vouch, _dht: object, node: DHTNode) -> None:
     """Answer others from now on; runs in the process of a full peer's node."""
-    await Reachability(node.p2p).add_p2p_handlers(node.p2p)
+    await Reachability(node.p2p, vouch).add_p2p_handlers(node.p2p)
 
 
 def find_out(host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = P2P.create) -> Reach:
@@ -171,6 +185,7 @@ async def _find_out(
         answers = await _ask_all(peers, Question(port=port, secret=secret), create)
     # Nobody is believed to have come whom we have not seen.
     reached = [answer.host for answer in answers if answer.verdict == "reached"][: door.visits]
+    words = [bytes.fromhex(answer.word) for answer in answers if answer.word]
     if not answers:
         return Reach(
             client_mode=True,
@@ -181,7 +196,12 @@ async def _find_out(
     if 2 * len(reached) < len(answers):
         return Reach(client_mode=True, text=f"others cannot reach this machine (at port {port}), {CLOSED}")
     seen = Counter(reached).most_common(1)[0][0]
-    return Reach(client_mode=False, text=f"others can reach this machine at {seen}, port {port}", host=seen)
+    return Reach(
+        client_mode=False,
+        text=f"others can reach this machine at {seen}, port {port}",
+        host=seen,
+        word=b"".join(words[:1]),
+    )
 
 
 async def _ask_all(peers: Sequence[str], question: Question, create: Callable[..., Awaitable[P2P]]) -> list[Answer]:
@@ -205,7 +225,8 @@ async def _ask(p2p: P2P, peer: PeerID, question: Question) -> Answer | None:
         await asyncio.sleep(pause)
         try:
             reply = await Reachability.get_stub(p2p, peer).rpc_connect_back(_packed(question), timeout=ANSWER_SECONDS)
-            answer = Answer.parse(_from_json(reply.value))
+            answer = Answer.parse(_from_json(reply.value, _MOST_ANSWER_BYTES))
+            bytes.fromhex(answer.word)
             ipaddress.IPv4Address(answer.host)
         except Exception:  # an older version, gone, or nonsense: whatever it is, this peer tells nothing
             return None
@@ -218,7 +239,7 @@ def _packed(record: Record) -> BytesValue:
     return BytesValue(value=record.model_dump_json().encode())
 
 
-def _from_json(data: bytes) -> Any:
-    if len(data) > _MOST_BYTES:
+def _from_json(data: bytes, most: int = _MOST_BYTES) -> Any:
+    if len(data) > most:
         raise ValueError("too long")
     return json.loads(data)

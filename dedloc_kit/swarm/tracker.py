@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Notice, Progress
@@ -52,7 +53,7 @@ class Tracker(threading.Thread):
 
     def __init__(
         self,
-        dht: Node,
+        dht: DHT,
         signer: Signer,
         run_id: str,
         global_batch: int,
@@ -64,7 +65,7 @@ class Tracker(threading.Thread):
         self._dht, self._signer, self._warn = dht, signer, warn
         self._run_id, self._global_batch = run_id, global_batch
         self.reject = troubles.reject
-        self.connections = Connections(dht, signer.peer, known)
+        self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
         self._directory = Directory(dht, f"{run_id}_progress", TIME_TO_LIVE)
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -286,7 +287,7 @@ class Tracker(threading.Thread):
 
     def _connect(self) -> None:
         with self._lock:
-            alive = {peer: progress.addresses for peer, progress in self._others.items() if _alive(progress)}
+            alive = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
         self.connections.keep(alive)
 
     def _publish(self, mine: Progress) -> Any:

@@ -16,6 +16,7 @@ class Dialling:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, client_mode: bool, *known: str) -> None:
         self.now = 1000.0
         self.seen: dict[str, tuple[str, ...]] = {}
+        """Who is alive, with the addresses that it names."""
         self.there: set[str] = set()
         """Who is met at the address that it names."""
         self._dialled: list[set[str]] = []
@@ -34,7 +35,7 @@ class Dialling:
         """The calls that are made when so much time has passed."""
         self.now += seconds
         self._dialled.clear()
-        self._connections.keep(self.seen)
+        self._connections.keep({peer: SimpleNamespace(addresses=named) for peer, named in self.seen.items()})  # type: ignore[misc]
         return list(self._dialled)
 
 

@@ -1,8 +1,14 @@
-"""What one who is not let in can do to those who are, and to newcomers: questions without end."""
+"""What strangers can make of a swarm: a door through which nobody else gets, or a crowd that comes to a port."""
 
+import itertools
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +16,16 @@ from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyp
 from hivemind.p2p import P2P, P2PContext, PeerID
 
 from dedloc_kit.events import Warned
+from dedloc_kit.machine import dials
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Invitation, Token
-from dedloc_kit.run import RunConfig
+from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Invitation, Reached, Token
+from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.steering.access import Office, invite
 from dedloc_kit.steering.codes import IDENTITY_FILE
 from dedloc_kit.steering.guests import Admissions, Admitted, write_admissions
 from dedloc_kit.swarm import admission as admission_module
+from dedloc_kit.swarm import connections
+from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.admission import (
     AT_ONCE,
     AT_ONCE_OF_AN_ADDRESS,
@@ -26,15 +35,23 @@ from dedloc_kit.swarm.admission import (
     Admission,
     ask,
 )
+from dedloc_kit.swarm.connections import Connections
+from dedloc_kit.swarm.entering import Entry
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import Surroundings, addresses_of, dial, open_node
 from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.transfer import decode, encode
-from tests.swarm.harness import Swarm, wait_until
+from dedloc_kit.swarm.troubles import Troubles
+from tests.swarm.harness import Swarm, progress, wait_until
+from tests.swarm.hostile.client import Hostile, Raw
 from tests.swarm.test_access import outside
 from tests.tiny import tiny_run
 
+OPEN = tiny_run()
 BY_CODE = tiny_run("private", access="invite")
 BY_ACCOUNT = tiny_run("members", access={"who": "hub", "accounts": ["asha"]})
+NOBODY = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
 ATTACKER, ELSEWHERE = "198.51.100.6", "203.0.113.7"
 
 
@@ -184,3 +201,167 @@ def test_a_code_that_is_passed_around_lets_in_as_many_machines_as_it_says_and_th
     assert come("key0").token, "who is in stays in"
     told = swarm.peers[0].wait_for(Warned, lambda event: "more machines wait" in event.text)
     assert "alice" in told.text
+
+
+# Whom a peer dials
+
+
+PERIOD = 3.0
+"""In these tests a minute lasts so long."""
+NAMES = 10
+
+
+@pytest.fixture
+def hastened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes started from now on and this process look and dial more often: it is the number of times that counts."""
+    monkeypatch.setattr(dials, "PERIOD", PERIOD)
+    for name in ("REDIAL", "REDIAL_LOST", "LATER_DIAL"):
+        monkeypatch.setattr(connections, name, 0.2)
+
+
+@contextmanager
+def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
+    """A service that has nothing to do with the swarm: its port, when somebody came, and what they said to it."""
+    visits: list[float] = []
+    said: list[bytes] = []
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def hear(visitor: socket.socket) -> None:
+            with visitor:
+                visitor.settimeout(30.0)
+                with suppress(OSError):
+                    said.append(visitor.recv(100))
+
+        def serve() -> None:
+            with suppress(OSError):  # the end
+                while True:
+                    visitor, _ = server.accept()
+                    visits.append(time.monotonic())
+                    threading.Thread(target=hear, args=(visitor,), daemon=True).start()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], visits, said
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(30.0)
+
+
+def test_ten_records_that_name_one_port_bring_one_connection_a_minute(tmp_path: Path, hastened: None) -> None:
+    config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1")
+    identity = Identity(config.folder / "identity.key")
+    node = open_node(config, identity, ())
+    warned: list[str] = []
+    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), warned.append, Troubles(warned.append))
+    try:
+        tracker.look_every(0.1)
+        with victim() as (port, visits, said), Hostile(addresses_of(node), OPEN.run_id, tmp_path / "0") as mallory:
+            names = [Hostile(addresses_of(node), OPEN.run_id, tmp_path / str(n)) for n in range(NAMES)]
+            until = time.monotonic() + 60.0
+            tracker.start()
+            while len(visits) < 4:
+                assert time.monotonic() < until, f"nobody is dialled at all: {warned}"
+                records = [
+                    name.signed(
+                        Raw.under(
+                            f"{OPEN.run_id}_progress",
+                            name.signer.subkey,
+                            progress(
+                                run_id=OPEN.run_id, addresses=(f"/ip4/127.0.0.1/tcp/{port}/p2p/{name.peer}",)
+                            ).model_dump(),
+                            15.0,
+                        )
+                    )
+                    for name in names
+                ]
+                assert all(mallory.do(mallory.store(*records)))
+                time.sleep(0.5)
+            assert len(tracker.others()) == NAMES, "all of them are believed to be there"
+            seconds = visits[-1] - visits[0]
+            assert all(later - earlier > 0.9 * PERIOD for earlier, later in itertools.pairwise(visits)), visits
+            assert seconds > 0
+            assert not any(said), "nothing is said to who does not speak libp2p"
+    finally:
+        tracker.leave()
+        node.shutdown()
+
+
+def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path, hastened: None) -> None:
+    config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1", announce_host="8.8.8.8")
+    node = open_node(config, Identity(config.folder / "identity.key"), ())
+    try:
+        with victim() as (port, visits, _), victim() as (other, others_visits, _):
+            here = f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}"
+            assert dial(node, {NOBODY: (here,)}).result(30.0) == {NOBODY: ()}
+            assert not visits, "a run that is on the Internet has no business with this machine's own services"
+            local = open_node(
+                config.model_copy(update={"folder": tmp_path / "local", "announce_host": None}),
+                Identity(tmp_path / "local" / "identity.key"),
+                (),
+            )
+            try:
+                dial(local, {NOBODY: (f"/ip4/127.0.0.1/tcp/{other}/p2p/{NOBODY}",)})
+                wait_until(lambda: bool(others_visits), "in a run on this machine it would have been dialled")
+            finally:
+                local.shutdown()
+    finally:
+        node.shutdown()
+
+
+def test_in_a_run_that_is_not_open_nobody_is_dialled_but_where_the_organizer_has_reached_it(
+    swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organizer = Signer(Identity(swarm.peers[0].config.folder / IDENTITY_FILE))
+    mallory, alice = Signer(Identity(tmp_path / "mallory")), Signer(Identity(tmp_path / "alice"))
+    gate = Gate(BY_CODE.run_id, organizer.peer, alice, restricted=True)
+    organizers = Gate(BY_CODE.run_id, organizer.peer, organizer, restricted=True)
+    here, there = (f"/ip4/203.0.113.7/tcp/{port}/p2p/{mallory.peer}" for port in (80, 81))
+    now, month = time.time(), 31 * 86400.0
+    others = Reached(run_id="other-0123456789abcdef", peer=mallory.peer, host="203.0.113.7", port=80, time=now)
+    word = organizers.vouch(mallory.peer, "203.0.113.7", 80)
+    assert gate.vouched(mallory.peer, (here, there), word) == (here,)
+    assert gate.vouched(organizer.peer, (here, there), b"") == (here, there), "whose own word counts"
+    bad = {
+        "none": b"",
+        "nonsense": b"\xc1" * 20,
+        "its own": mallory.sign(others.model_copy(update={"run_id": BY_CODE.run_id})),
+        "about another peer": organizers.vouch(alice.peer, "203.0.113.7", 80),
+        "of another run": organizer.sign(others),
+        "old": organizer.sign(others.model_copy(update={"run_id": BY_CODE.run_id, "time": now - month})),
+    }
+    assert {kind: gate.vouched(mallory.peer, (here, there), word) for kind, word in bad.items()} == dict.fromkeys(
+        bad, ()
+    )
+    assert not gate.vouch(mallory.peer, "203.0.113.7", 80), "only the organizer's word counts"
+    asked: list[dict[str, tuple[str, ...]]] = []
+
+    def noted(_node: Any, peers: dict[str, tuple[str, ...]]) -> "Future[dict[str, tuple[str, ...]]]":
+        asked.append(peers)
+        return Future()
+
+    monkeypatch.setattr(connections, "dial", noted)
+    node: Any = SimpleNamespace(client_mode=True)
+    Connections(node, alice.peer, (), gate).keep(
+        {mallory.peer: progress(addresses=(here, there), reached=bad["its own"])}
+    )
+    assert asked == [{mallory.peer: ()}]
+
+
+def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reached_it(
+    swarm: Swarm, tmp_path: Path
+) -> None:
+    folder = swarm.peers[0].config.folder
+    code = invite(folder, "bob", days=1)
+
+    def come(name: str, **settings: Any) -> Surroundings:
+        config = PeerConfig(folder=tmp_path / name, host="127.0.0.1", **settings)
+        return Entry(BY_CODE, config, swarm.invitation.peers, swarm.invitation.organizer, code).look()
+
+    gate = Gate(BY_CODE.run_id, swarm.invitation.organizer, Signer(Identity(tmp_path / "b.key")), restricted=True)
+    for settings in ({}, {"client_mode": False}):
+        found = come("bob", **settings)
+        assert not found.reach.client_mode
+        bob = Identity(tmp_path / "bob" / IDENTITY_FILE).peer_id
+        address = f"/ip4/127.0.0.1/tcp/{found.port}/p2p/{bob}"
+        assert gate.vouched(str(bob), (address,), found.reach.word) == (address,)
+    elsewhere = come("carol", client_mode=False, announce_host="127.0.0.2")
+    assert elsewhere.reach.host == "127.0.0.1"
