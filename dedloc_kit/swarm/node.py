@@ -232,7 +232,8 @@ def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
     listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
     if peer.announce_host:
         # Others dial no names, only numbers: where this peer was reached, or to which its name leads.
-        hosts = dict.fromkeys(filter(None, (peer.announce_host, reach.host, number_of(peer.announce_host))))
+        numbers = [number for number in (reach.host, number_of(peer.announce_host)) if number]
+        hosts = dict.fromkeys((peer.announce_host, *(number for number in numbers if not number.startswith("127."))))
         listening["announce_maddrs"] = [
             f"/{'ip4' if host.replace('.', '').isdigit() else 'dns4'}/{host}/tcp/{port}" for host in hosts
         ]
