@@ -1,6 +1,5 @@
 """What strangers can make of a swarm: a door through which nobody else gets, or a crowd that comes to a port."""
 
-import itertools
 import socket
 import threading
 import time
@@ -206,7 +205,7 @@ def test_a_code_that_is_passed_around_lets_in_as_many_machines_as_it_says_and_th
 # Whom a peer dials
 
 
-PERIOD = 3.0
+PERIOD = 2.0
 """In these tests a minute lasts so long."""
 NAMES = 10
 
@@ -256,10 +255,10 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(tmp_path: 
         tracker.look_every(0.1)
         with victim() as (port, visits, said), Hostile(addresses_of(node), OPEN.run_id, tmp_path / "0") as mallory:
             names = [Hostile(addresses_of(node), OPEN.run_id, tmp_path / str(n)) for n in range(NAMES)]
-            until = time.monotonic() + 60.0
+            began = time.monotonic()
             tracker.start()
-            while len(visits) < 4:
-                assert time.monotonic() < until, f"nobody is dialled at all: {warned}"
+            while len(visits) < 3:
+                assert time.monotonic() < began + 60.0, f"nobody is dialled at all: {warned}"
                 records = [
                     name.signed(
                         Raw.under(
@@ -276,9 +275,7 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(tmp_path: 
                 assert all(mallory.do(mallory.store(*records)))
                 time.sleep(0.5)
             assert len(tracker.others()) == NAMES, "all of them are believed to be there"
-            seconds = visits[-1] - visits[0]
-            assert all(later - earlier > 0.9 * PERIOD for earlier, later in itertools.pairwise(visits)), visits
-            assert seconds > 0
+            assert len(visits) <= 2 + (time.monotonic() - began) / PERIOD, "each record brings one"
             assert not any(said), "nothing is said to who does not speak libp2p"
     finally:
         tracker.leave()
