@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
@@ -23,8 +25,9 @@ Address = Annotated[
 """A multiaddress of a peer."""
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
-MOST_REFUSED = 200
-"""Peers in one notice, so that it stays well below the 16 KB that a record in the DHT may have."""
+MOST_REFUSED = 1280
+"""Peers in one notice, so that it stays below 12 kB: a record of 16 in the DHT may be too much."""
+_SHORT = 8
 Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
 """Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
 # Nothing in it means anything to a shell: people paste it into one.
@@ -193,12 +196,18 @@ class Progress(Record):
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
+    reached: Annotated[bytes, Field(max_length=1536)] = b""
+    """The organizer's signed word that it did, where nobody else is dialled: a `Reached`."""
     device: PeerText
     name: PeerText
     team: PeerText = ""
     upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
     """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
     time: Time
+
+
+TOKEN_SECONDS = 3600.0
+"""How long a token lasts; who was sent away gets no other."""
 
 
 class Token(Record):
@@ -212,12 +221,41 @@ class Token(Record):
     expires: Time
 
 
+class Reached(Record):
+    """What the organizer signs for a peer that it could reach there, so that others look for it there."""
+
+    run_id: str
+    peer: PeerId
+    host: Annotated[str, Field(max_length=15, pattern=r"^[0-9.]+$")]
+    port: Annotated[int, Field(ge=1, le=65535)]
+    time: Time
+
+
 class Notice(Record):
     """What the organizer tells all peers again and again, signed: that it is there, and whom to refuse."""
 
     run_id: str
     time: Time
-    refused: Annotated[tuple[PeerId, ...], Field(max_length=MOST_REFUSED, strict=False)] = ()
+    refused: Annotated[bytes, Field(max_length=_SHORT * MOST_REFUSED)] = b""
+    """The beginnings of the SHA-256 digests of peer ids; may be given as the ids, as it was written before."""
+
+    @field_validator("refused", mode="before")
+    @classmethod
+    def _digests(cls, refused: Any) -> Any:
+        return shortened(refused[:MOST_REFUSED]) if isinstance(refused, tuple | list) else refused
+
+    def refuses(self, peer: str) -> bool:
+        """May this peer not take part any more?"""
+        return bool(self.refused) and shortened([peer]) in self._refused
+
+    @cached_property
+    def _refused(self) -> frozenset[bytes]:
+        return frozenset(self.refused[at : at + _SHORT] for at in range(0, len(self.refused), _SHORT))
+
+
+def shortened(peers: Sequence[str]) -> bytes:
+    """Peer ids as a notice names them. Nobody finds a key whose id is shortened to that of another peer."""
+    return b"".join(hashlib.sha256(str(peer).encode()).digest()[:_SHORT] for peer in peers)
 
 
 Denial = Literal[
@@ -230,6 +268,7 @@ Denial = Literal[
     "other run",
     "kicked",
     "not listed",
+    "too many machines",
     "token refused",
     "hub down",
     "busy",

@@ -7,6 +7,7 @@ from pathlib import Path
 from dedloc_kit import __version__
 from dedloc_kit.evaluation.settings import DATASETS, ProbeSettings, Settings
 from dedloc_kit.run import HUB_REPOSITORY
+from dedloc_kit.steering.codes import MACHINES
 
 _INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
 
@@ -100,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
         if name == "invite":
             command.add_argument("--days", type=_positive, default=30, metavar="N", help="how long it is good for")
+            command.add_argument(
+                "--machines", type=_positive, default=MACHINES, metavar="N", help="how many may take part at a time"
+            )
         command.set_defaults(command=name)
 
     join = commands.add_parser("join", help="volunteer this machine")

@@ -155,9 +155,12 @@ def _login(options: argparse.Namespace) -> None:
 def _invite(options: argparse.Namespace) -> None:
     from dedloc_kit.steering.access import invite
 
-    code = invite(options.folder, options.person, options.days)
+    code = invite(options.folder, options.person, options.days, options.machines)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"the personal code of {options.person}, good for {options.days} days; it is for nobody else:")
+    console.print(
+        f"the personal code of {options.person}, good for {options.days} days "
+        f"and {options.machines} machines at a time; it is for nobody else:"
+    )
     console.print(code)
 
 

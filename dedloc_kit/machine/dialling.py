@@ -42,6 +42,19 @@ async def answering(addresses: Sequence[str], seconds: float = CONNECT_SECONDS, 
     return [address for address in tries.values() if address in living]
 
 
+async def first_bytes(host: str, port: int, length: int, seconds: float = CONNECT_SECONDS) -> bytes:
+    """What whoever listens there says first, unasked; nothing if it does not say so much."""
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await reader.readexactly(length)
+            finally:
+                writer.close()
+    except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
+        return b""
+
+
 async def any_host_responds(addresses: Sequence[str]) -> bool:
     """Does at least one of these machines say anything at all, if only that nobody listens there?
 
@@ -93,3 +106,11 @@ def own_address() -> str | None:
         except OSError:
             return None
         return str(probe.getsockname()[0])
+
+
+def number_of(host: str) -> str | None:
+    """The IPv4 address to which a name leads, if it does now."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return None

@@ -1,17 +1,20 @@
 """Who may join a run: the organizer's personal codes and accounts on the Hub."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Invitation
+from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, Invitation
 from dedloc_kit.run import RunConfig
-from dedloc_kit.steering.codes import Code, digest, opened
+from dedloc_kit.steering.codes import MACHINES, Code, digest, opened
 from dedloc_kit.steering.denials import Denied, explained
+from dedloc_kit.steering.followed import Followed
 from dedloc_kit.steering.guests import (
-    Admissions,
+    ADMITTED_FILE,
+    BOOK_FILE,
     Admitted,
     changed_book,
     read_admissions,
@@ -19,17 +22,19 @@ from dedloc_kit.steering.guests import (
     write_admissions,
 )
 from dedloc_kit.steering.hub_account import whose_token
-from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.steering.orders import ORDERS_FILE, OrderBook
 from dedloc_kit.validation import describe
 
 DAY = 86400.0
 HUB_SECONDS = 30 * DAY
 """After this long an account must be shown again: it may have left the organization."""
+PASS_SECONDS = TOKEN_SECONDS + 300.0
+"""Whoever was sent away longer ago has no valid token any more, clocks that differ allowed for."""
 
 
-def invite(folder: Path, name: str, days: float) -> str:
-    """A new personal code, valid from now for so many days; it takes the place of earlier ones only if these were
-    revoked. Raises UserError with what to do."""
+def invite(folder: Path, name: str, days: float, machines: int = MACHINES) -> str:
+    """A new personal code, valid from now for so many days and for so many machines at a time; it takes the place of
+    earlier ones only if these were revoked. Raises UserError with what to do."""
     invitation = _invitation(folder)
     run = invitation.run_config()
     if run.access.who != "invite":
@@ -44,6 +49,7 @@ def invite(folder: Path, name: str, days: float) -> str:
             name=name.lower(),
             minted=round(time.time(), 3),
             expires=round(time.time() + days * DAY, 3),
+            machines=machines,
         )
     except ValidationError as error:
         raise UserError(f"nobody can be invited like this: {describe(error, Code)}") from None
@@ -65,24 +71,37 @@ def revoke(folder: Path, name: str) -> None:
 
 
 class Office:
-    """Decides in the coordinator who is let in. Not for several threads at once."""
+    """Decides in the coordinator who is let in. Not for several threads at once.
+
+    Whoever asks costs the same, however many were let in: files are read only when they have changed.
+    """
 
     def __init__(self, run: RunConfig, folder: Path, organizer: str) -> None:
         """:param organizer: the coordinator's peer id"""
         self._run, self._folder, self._organizer = run, folder, organizer
-        self._orders = OrderBook(folder)
+        self._orders = Followed(folder / ORDERS_FILE, OrderBook(folder).read)
+        self._book = Followed(folder / BOOK_FILE, partial(read_book, folder))
+        self._admissions = Followed(folder / ADMITTED_FILE, partial(read_admissions, folder))
+        self._began = time.time()
+        self._asked: dict[str, float] = {}
 
     def known(self, peer: str) -> Admitted | None:
         """Whether this peer was let in before and still may take part; raises Denied if it may no more."""
-        if peer in self._orders.read().kicked_peers:
+        if peer in self._orders.look().kicked_peers:
             raise Denied("kicked")
-        admitted = read_admissions(self._folder).peers.get(peer)
-        return None if admitted is None else self._valid(admitted)
+        admitted = self._admissions.look().peers.get(peer)
+        if admitted is None:
+            return None
+        self._check(admitted)
+        self._asked[peer] = time.time()
+        return admitted
 
     def invited(self, secret: str) -> Admitted:
         """Whom this code was given to; raises Denied."""
         code = opened(secret, self._run, self._organizer, self._folder)
-        return self._valid(Admitted(name=code.name, minted=code.minted, until=code.expires))
+        admitted = Admitted(name=code.name, minted=code.minted, until=code.expires, machines=code.machines)
+        self._check(admitted)
+        return admitted
 
     def member(self, account: str, organizations: frozenset[str]) -> Admitted:
         """Whether this account on the Hub, with its organizations, may join; raises Denied."""
@@ -90,37 +109,59 @@ class Office:
         shared = {name.lower() for name in access.organizations} & {name.lower() for name in organizations}
         if not shared and account not in {name.lower() for name in access.accounts}:
             raise Denied("not listed")
-        if account in read_book(self._folder).revoked:
+        if account in self._book.look().revoked:
             raise Denied("revoked")
         now = time.time()
         return Admitted(name=account, minted=now, until=now + HUB_SECONDS)
 
     def admit(self, peer: str, admitted: Admitted) -> None:
-        """Remember that this peer was let in."""
-        peers = {**read_admissions(self._folder).peers, peer: admitted}
-        kept = {p: a for p, a in peers.items() if a.until > time.time()}
-        write_admissions(self._folder, Admissions(peers=kept))
+        """Remember that this peer was let in; raises Denied if the person has as many machines here as may be.
+
+        One whose last token has expired makes room: it may show its code again.
+        """
+        now, before = time.time(), self._admissions.look()
+        peers = {p: a for p, a in before.peers.items() if a.until > now and p != peer}
+        revoked = self._book.look().revoked.get(admitted.name, -1.0)
+        others = [p for p, a in peers.items() if a.name == admitted.name and a.minted > revoked]
+        if len(others) >= admitted.machines:
+            idle = min(others, key=self._last_asked)
+            if self._last_asked(idle) > now - PASS_SECONDS:
+                if before.crowded.get(admitted.name, 0.0) < now - PASS_SECONDS:
+                    write_admissions(self._folder, before.model_copy(update={"crowded": {admitted.name: now}}))
+                raise Denied("too many machines")
+            del peers[idle]
+        peers[peer], self._asked[peer] = admitted, now
+        self._asked = {p: asked for p, asked in self._asked.items() if p in peers}
+        write_admissions(self._folder, before.model_copy(update={"peers": peers}))
+
+    def crowded(self) -> frozenset[str]:
+        """Those who wanted to bring more machines lately than their invitations are for."""
+        since = time.time() - PASS_SECONDS
+        return frozenset(name for name, at in self._admissions.look().crowded.items() if at > since)
 
     def refused(self) -> tuple[str, ...]:
-        """Peers that may not take part any more, the newest cases only if there are many.
+        """Peers that may not take part any more, the newest cases first.
 
-        In a run that is not open the others have no valid token any more: there tokens last for less time than
-        it takes so many cases.
+        In a run that is not open only those that may still have a valid token: nobody else needs to be told of.
         """
-        cases = [(kicked.time, kicked.peer) for kicked in self._orders.read().kicked]
+        cases = [(kicked.time, kicked.peer) for kicked in self._orders.look().kicked]
         if self._run.access.who != "open":
-            revoked = read_book(self._folder).revoked
-            for peer, admitted in read_admissions(self._folder).peers.items():
+            revoked = self._book.look().revoked
+            for peer, admitted in self._admissions.look().peers.items():
                 if revoked.get(admitted.name, -1.0) >= admitted.minted:
                     cases.append((revoked[admitted.name], peer))
-        return tuple(dict.fromkeys(peer for _, peer in sorted(cases, reverse=True)))[:MOST_REFUSED]
+            cases = [(since, peer) for since, peer in cases if since > time.time() - PASS_SECONDS]
+        return tuple(dict.fromkeys(peer for _, peer in sorted(cases, reverse=True)))
 
-    def _valid(self, admitted: Admitted) -> Admitted:
-        if read_book(self._folder).revoked.get(admitted.name, -1.0) >= admitted.minted:
+    def _last_asked(self, peer: str) -> float:
+        return self._asked.get(peer, self._began)
+
+    def _check(self, admitted: Admitted) -> None:
+        """Raises Denied unless it still holds."""
+        if self._book.look().revoked.get(admitted.name, -1.0) >= admitted.minted:
             raise Denied("revoked")
         if admitted.until <= time.time():
             raise Denied("expired")
-        return admitted
 
 
 def check_secret(secret: str, run: RunConfig, organizer: str) -> None:

@@ -19,6 +19,8 @@ from dedloc_kit.run import HubName, RunConfig
 from dedloc_kit.steering.denials import Denied, explained
 
 IDENTITY_FILE = "identity.key"
+MACHINES = 10
+"""Of one person at the same time, unless the organizer says otherwise."""
 _MAC_BYTES = 16
 
 
@@ -32,6 +34,8 @@ class Code(Record):
     name: HubName
     minted: Time
     expires: Time
+    machines: Annotated[int, Field(ge=1, le=1000)] = MACHINES
+    """How many it lets in at the same time."""
 
     @classmethod
     def read(cls, text: str) -> "Code":

@@ -21,6 +21,10 @@ _DENIALS: dict[Denial, str] = {
     "not listed": "your account on the Hub is not among those that may join; ask the organizer to add it",
     "token refused": "the Hub refuses your token; make a new one of the kind 'Read' at huggingface.co/settings/tokens",
     "hub down": "the Hub does not tell the coordinator now whose token this is; try again in some minutes",
+    "too many machines": (
+        "as many machines as your invitation is for take part already; stop one and try again in an hour, or ask the "
+        "organizer for more"
+    ),
     "busy": "the coordinator is looking at many newcomers; try again in a minute",
 }
 

@@ -12,10 +12,12 @@ from pydantic import Field, ValidationError
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import PeerId, Record, Time
 from dedloc_kit.run import HubName
+from dedloc_kit.steering.codes import MACHINES
 from dedloc_kit.validation import describe
 
 R = TypeVar("R", bound=Record)
-_BOOK, _LOCK, _ADMITTED = "access.json", ".access.lock", "admitted.json"
+BOOK_FILE, ADMITTED_FILE = "access.json", "admitted.json"
+_LOCK = ".access.lock"
 
 
 class Issued(Record):
@@ -40,17 +42,21 @@ class Admitted(Record):
     minted: Time
     """When its code was made; that of its admission for an account on the Hub."""
     until: Time
+    machines: int = MACHINES
+    """How many this person may bring at the same time."""
 
 
 class Admissions(Record):
     """`admitted.json` in the coordinator's folder: only the coordinator writes it."""
 
     peers: dict[PeerId, Admitted] = Field(default={})
+    crowded: dict[str, Time] = Field(default={})
+    """Who wanted to bring more machines than the invitation is for, and when."""
 
 
 def read_book(folder: Path) -> Book:
     """Raises UserError if the file is damaged, as the others here do."""
-    return _read(folder / _BOOK, Book)
+    return _read(folder / BOOK_FILE, Book)
 
 
 @contextmanager
@@ -59,21 +65,21 @@ def changed_book(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
     try:
         with (folder / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            values = _read(folder / _BOOK, Book).model_dump()
+            values = _read(folder / BOOK_FILE, Book).model_dump()
             yield values
-            _write(folder / _BOOK, Book.parse(values))
+            _write(folder / BOOK_FILE, Book.parse(values))
     except OSError as error:
-        raise UserError(f"{folder / _BOOK} cannot be written ({error.strerror}); check its permissions") from None
+        raise UserError(f"{folder / BOOK_FILE} cannot be written ({error.strerror}); check its permissions") from None
 
 
 def read_admissions(folder: Path) -> Admissions:
     """Who was let in."""
-    return _read(folder / _ADMITTED, Admissions)
+    return _read(folder / ADMITTED_FILE, Admissions)
 
 
 def write_admissions(folder: Path, admissions: Admissions) -> None:
     """Whoever was let in, as a whole."""
-    _write(folder / _ADMITTED, admissions)
+    _write(folder / ADMITTED_FILE, admissions)
 
 
 def _read(path: Path, kind: type[R]) -> R:

@@ -1,6 +1,7 @@
 """Whose a token of the Hugging Face Hub is: asked of the Hub, and the token kept nowhere."""
 
 import json
+import re
 from typing import Any
 
 from dedloc_kit.steering.denials import Denied
@@ -8,6 +9,12 @@ from dedloc_kit.steering.denials import Denied
 HUB_PATIENCE = 10.0
 """Seconds."""
 MOST_BYTES = 1_000_000
+_TOKEN = re.compile(r"hf_[A-Za-z0-9_.-]{1,500}")
+
+
+def may_be_token(text: str) -> bool:
+    """Does it have the form of a token? Then it is worth a question to the Hub."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 def whose_token(token: str) -> tuple[str, frozenset[str], bool]:

@@ -16,11 +16,13 @@ from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Announcement, PeerId, PeerText, Record, Time
+from dedloc_kit.steering.followed import Version, version
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.validation import describe
 
-MOST_KICKED = 1000
-_FILE, _LOG, _LOCK = "orders.json", "orders.jsonl", ".orders.lock"
+MOST_KICKED = 5000
+ORDERS_FILE = "orders.json"
+_LOG, _LOCK = "orders.jsonl", ".orders.lock"
 
 Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint"]
 
@@ -74,7 +76,7 @@ class OrderBook:
 
     def read(self) -> Orders:
         """The orders that hold now; without a file, none."""
-        path = self._folder / _FILE
+        path = self._folder / ORDERS_FILE
         try:
             return Orders.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -148,9 +150,9 @@ class OrderBook:
             after = change(before)
             if after != before:
                 given = GivenOrder(time=time.time(), order=order, text=text)
-                temporary = self._folder / f".{_FILE}.tmp"
+                temporary = self._folder / f".{ORDERS_FILE}.tmp"
                 temporary.write_text(after.model_dump_json(indent=1), encoding="utf-8")
-                os.replace(temporary, self._folder / _FILE)
+                os.replace(temporary, self._folder / ORDERS_FILE)
                 self._journal.add(given)
             return after
 
@@ -162,7 +164,7 @@ class OrderBook:
                 yield
         except OSError as error:
             raise UserError(
-                f"{self._folder / _FILE} cannot be written ({error.strerror}); make room or check the permissions"
+                f"{self._folder / ORDERS_FILE} cannot be written ({error.strerror}); make room or check the permissions"
             ) from None
 
 
@@ -171,17 +173,13 @@ class OrdersInForce:
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         """:param warn: told once about a damaged file; what was in force then stays so"""
-        self._book, self._path, self._warn = OrderBook(folder), folder / _FILE, warn
-        self._seen: tuple[int, int] | None = None
+        self._book, self._path, self._warn = OrderBook(folder), folder / ORDERS_FILE, warn
+        self._seen: Version | None = None
         self._orders = Orders()
 
     def look(self) -> Orders:
         """The orders that hold now."""
-        try:
-            status = self._path.stat()
-            seen = (status.st_mtime_ns, status.st_ino)
-        except OSError:
-            seen = None
+        seen = version(self._path)
         if seen != self._seen:
             self._seen = seen
             try:

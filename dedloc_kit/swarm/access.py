@@ -14,7 +14,7 @@ so in a signed notice, which all follow.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -24,15 +24,17 @@ from hivemind.p2p import P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Notice, Token
+from dedloc_kit.machine.dialling import host_and_port
+from dedloc_kit.records import Notice, Reached, Token
 from dedloc_kit.swarm.bounds import BinaryHandler, BoundedP2P
 from dedloc_kit.swarm.signing import Signer
 
-TOKEN_SECONDS = 3600.0
 SILENT_SECONDS = 120.0
 """An organizer that was not heard of for so long is gone: from then on no token grows older."""
 SHOW_AGAIN_SECONDS = 20.0
 """Whoever was started anew has forgotten who has shown it a token."""
+REACHED_SECONDS = 30 * 86400.0
+"""For so long others look for a peer where the organizer has reached it; it tries again when the peer starts anew."""
 _REFUSAL = "this peer serves only those whom the organizer has let in"
 
 
@@ -86,7 +88,7 @@ class Gate:
 
     def admits(self, peer: str) -> bool:
         """May this peer take part, as far as it has shown?"""
-        if peer in self.notice.refused:
+        if self.notice.refuses(peer):
             return False
         if not self.restricted or peer == self.organizer:
             return True
@@ -111,9 +113,33 @@ class Gate:
         if notice.time < self.notice.time:
             return
         self.notice, self._heard = notice, max(self._heard, notice.time)
-        for peer in notice.refused:
-            for task in self._serving.get(peer, ()):
+        for peer in filter(notice.refuses, self._serving):
+            for task in self._serving[peer]:
                 task.cancel()
+
+    def vouch(self, peer: str, host: str, port: int) -> bytes:
+        """The organizer's signed word that it has reached a peer there; nothing from anybody else, nor in an open
+        run."""
+        if not self.restricted or self._signer.peer != self.organizer:
+            return b""
+        now = float(get_dht_time())
+        return self._signer.sign(Reached(run_id=self.run_id, peer=peer, host=host, port=port, time=now))
+
+    def vouched(self, peer: str, addresses: Sequence[str], word: bytes) -> tuple[str, ...]:
+        """Those of a peer's addresses where others may look for it: in a run that is not open, where the organizer
+        has reached it, as its word says."""
+        if not self.restricted or peer == self.organizer:
+            return tuple(addresses)
+        try:
+            author, reached = self._signer.open(Reached, word)
+            places = {address: host_and_port(address) for address in addresses}
+        except ValueError:
+            return ()
+        if (author, reached.run_id, reached.peer) != (self.organizer, self.run_id, peer):
+            return ()
+        if reached.time < float(get_dht_time()) - REACHED_SECONDS:
+            return ()
+        return tuple(address for address, place in places.items() if place == (reached.host, reached.port))
 
     @contextmanager
     def serving(self, peer: str) -> Iterator[None]:
@@ -225,7 +251,7 @@ class GatedP2P(BoundedP2P):
     async def _show(self, peer_id: PeerID) -> None:
         """Show our token to a peer and see its own, unless we did; raises NotAdmitted unless both are let in."""
         peer = peer_id.to_base58()
-        if peer in self.gate.notice.refused:
+        if self.gate.notice.refuses(peer):
             raise NotAdmitted(f"{peer} was sent away by the organizer")
         if not self.gate.restricted:
             return

@@ -4,8 +4,10 @@ key, which libp2p proves. So no secret goes to anybody else, and the coordinator
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind import DHT
@@ -15,40 +17,60 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
-from dedloc_kit.records import AccessAnswer, AccessRequest, Denial, Token
+from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.access import Office, check_secret
 from dedloc_kit.steering.denials import Denied, explained
 from dedloc_kit.steering.guests import Admitted
-from dedloc_kit.steering.hub_account import whose_token
-from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
+from dedloc_kit.steering.hub_account import may_be_token, whose_token
+from dedloc_kit.steering.shares import Shares
+from dedloc_kit.swarm.access import Gate, NotAdmitted
 from dedloc_kit.swarm.bounds import BoundedP2P, Capped
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.reach import Hosts
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.transfer import decode, encode
 
 ANSWER_SECONDS = 30.0
 """Longer than the coordinator waits for the Hub."""
-AT_ONCE = 4
-"""Newcomers whose accounts are looked up at the same time."""
+AT_ONCE, AT_ONCE_OF_AN_ADDRESS = 6, 2
+"""Newcomers whose accounts are looked up at the same time; asyncio has as many threads on two cores."""
+ALL_LOOK_UPS, LOOK_UPS_OF_AN_ADDRESS = 240, 20
+"""In a minute, as what follows; a class may share an address."""
+ALL_STRANGERS_QUESTIONS, QUESTIONS_OF_AN_ADDRESS, STRANGERS_QUESTIONS = 3000, 120, 30
+ALL_MEMBERS_QUESTIONS, MEMBERS_QUESTIONS = 30_000, 20
+"""Of those who have been let in: each answer is signed."""
 STARTUP_TIMEOUT = 60.0
 _MOST_BYTES = 4096
 _CURABLE: tuple[Denial, ...] = ("no code", "no token", "expired", "revoked")
 """By showing a secret."""
 _TOKEN_FILE = "access-token"
 
+HostOf = Callable[[str], Awaitable[str]]
+
 _log = logging.getLogger(__name__)
 
 
 class Admission:
-    """The coordinator's side; the one service that answers everyone."""
+    """The coordinator's side; the one service that answers everyone.
+
+    Whoever has been let in has a share of its own. The others share what is there by machine and by address, so that
+    however many questions come from one place, a newcomer from elsewhere is answered.
+    """
 
     def __init__(self, run: RunConfig, office: Office, signer: Signer) -> None:
         self._run, self._office, self._signer = run, office, signer
-        self._looking_up = 0
+        self._members = Shares(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
+        self._strangers = Shares(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
+        self._addresses = Shares(QUESTIONS_OF_AN_ADDRESS, ALL_STRANGERS_QUESTIONS)
+        self._look_ups = Shares(LOOK_UPS_OF_AN_ADDRESS, ALL_LOOK_UPS)
+        self._looking_up: Counter[str] = Counter()
 
-    async def answer(self, request: BytesValue, context: P2PContext) -> BytesValue:
-        """An `AccessRequest` with an `AccessAnswer`."""
+    async def answer(self, host_of: HostOf, request: BytesValue, context: P2PContext) -> BytesValue:
+        """An `AccessRequest` with an `AccessAnswer`.
+
+        :param host_of: from where a peer is seen
+        """
         peer = context.remote_id.to_base58()
         try:
             if len(request.value) > _MOST_BYTES:
@@ -56,7 +78,7 @@ class Admission:
             asked = AccessRequest.parse(decode(request.value))
             if asked.run_id != self._run.run_id:
                 raise Denied("other run")
-            answer = AccessAnswer(token=await self._token(peer, asked.secret))
+            answer = AccessAnswer(token=await self._token(peer, asked.secret, host_of))
         except Denied as denied:
             answer = AccessAnswer(denial=denied.denial)
         except UserError as error:  # of the organizer's folder: nothing that a volunteer should see
@@ -64,52 +86,67 @@ class Admission:
             answer = AccessAnswer(denial="busy")
         return BytesValue(value=encode(answer))
 
-    async def _token(self, peer: str, secret: str) -> bytes:
+    async def _token(self, peer: str, secret: str, host_of: HostOf) -> bytes:
         """For a peer that may join; empty in an open run. Raises Denied."""
-        if self._run.access.who == "open":
-            self._office.known(peer)
+        admitted = await self._admitted(peer, secret, host_of)
+        if admitted is None:
             return b""
-        admitted = await self._admitted(peer, secret)
         now = float(get_dht_time())
         expires = min(now + TOKEN_SECONDS, admitted.until)
         token = Token(run_id=self._run.run_id, peer=peer, name=admitted.name, time=now, expires=expires)
         return self._signer.sign(token)
 
-    async def _admitted(self, peer: str, secret: str) -> Admitted:
-        """Who was let in before needs no secret; a new one counts if the old one does not any more."""
-        denial: Denial
+    async def _admitted(self, peer: str, secret: str, host_of: HostOf) -> Admitted | None:
+        """Who was let in before needs no secret; a new one counts if the old one does not any more. None in an open
+        run, where nobody is let in."""
+        who = self._run.access.who
+        known: Admitted | None = None
+        denial: Denial = "no token" if who == "hub" else "no code"
         try:
             known = self._office.known(peer)
-            if known is not None:
-                return known
-            denial = "no token" if self._run.access.who == "hub" else "no code"
         except Denied as denied:
             denial = denied.denial
+        if known is not None:
+            _take(self._members, peer)
+            return known
+        host = await host_of(peer)
+        _take(self._addresses, host)
+        _take(self._strangers, peer)
+        if who == "open" and denial != "kicked":
+            return None
         if denial == "kicked" or not secret:
             raise Denied(denial)
-        admitted = await self._member(secret) if self._run.access.who == "hub" else self._office.invited(secret)
+        admitted = await self._member(secret, host) if who == "hub" else self._office.invited(secret)
         try:
             self._office.admit(peer, admitted)
         except OSError as error:  # a full disk: it is let in, and asked again the next time
             _log.warning("%s cannot be remembered: %s", peer, error)
         return admitted
 
-    async def _member(self, secret: str) -> Admitted:
-        if self._looking_up >= AT_ONCE:
+    async def _member(self, secret: str, host: str) -> Admitted:
+        if not may_be_token(secret):
+            raise Denied("token refused")
+        if self._looking_up.total() >= AT_ONCE or self._looking_up[host] >= AT_ONCE_OF_AN_ADDRESS:
             raise Denied("busy")
-        self._looking_up += 1
+        _take(self._look_ups, host)
+        self._looking_up[host] += 1
         try:
             account, organizations, _ = await asyncio.to_thread(whose_token, secret)
         finally:
-            self._looking_up -= 1
+            self._looking_up -= Counter([host])
         return self._office.member(account, organizations)
+
+
+def _take(shares: Shares, name: str) -> None:
+    if not shares.take(name):
+        raise Denied("busy")
 
 
 async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
     """Answer from now on; runs in the process of the coordinator's node. It passes by the gate: who has no token yet
     must be able to ask for one."""
-    service = _service(admission._run.run_id)
-    await BoundedP2P._add_protobuf_unary_handler(node.p2p, service, admission.answer, BytesValue)
+    answer, service = partial(admission.answer, Hosts(node.p2p).of), _service(admission._run.run_id)
+    await BoundedP2P._add_protobuf_unary_handler(node.p2p, service, answer, BytesValue)
 
 
 async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:

@@ -11,6 +11,7 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import P2P
 from hivemind.utils.asyncio import switch_to_uvloop
 
+from dedloc_kit.machine.dials import Dials
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.bounds import BoundedP2P
 from dedloc_kit.swarm.reach import Reach
@@ -48,10 +49,12 @@ class Node(DHT):
     reach: Reach
     """How this peer takes part, and why; to be told to the person at the machine."""
 
-    def __init__(self, *, gate: Gate | None, network: dict[str, Any], **options: Any) -> None:
+    def __init__(self, *, gate: Gate | None, dials: Dials, network: dict[str, Any], **options: Any) -> None:
         """:param network: what the `P2P` is made with; `options` are those of hivemind's `DHT` and `DHTNode`"""
         self.gate = gate
         """Each process of this peer has its own copy: see `Membership`."""
+        self.dials = dials
+        """Of the node's process."""
         self._network = network
         self._averagers: P2P | None = None
         super().__init__(**options)

@@ -13,7 +13,7 @@ from hivemind.dht import DHTNode
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.records import Notice
+from dedloc_kit.records import Notice, shortened
 from dedloc_kit.steering.access import Office
 from dedloc_kit.steering.denials import explained
 from dedloc_kit.swarm.access import NotAdmitted
@@ -87,12 +87,15 @@ class Membership(threading.Thread):
 
     def _write(self) -> None:
         assert self._office is not None
+        if crowded := self._office.crowded():
+            self._tell(f"more machines wait than 'dedloc invite --machines' allows, of {', '.join(sorted(crowded))}")
         refused = self._office.refused()
+        everyone = shortened(refused)
         now = float(get_dht_time())
-        if refused == self._gate.notice.refused and now < self._gate.notice.time + REPEAT_SECONDS:
+        if everyone == self._gate.notice.refused and now < self._gate.notice.time + REPEAT_SECONDS:
             return
-        notice = Notice(run_id=self._gate.run_id, time=now, refused=refused)
-        self._take(notice)
+        notice = Notice.parse({"run_id": self._gate.run_id, "time": now, "refused": refused})
+        self._take(notice.model_copy(update={"refused": everyone}))  # this peer itself can know any number
         self._node.store(
             self._key,
             subkey=self._signer.subkey,
@@ -162,8 +165,8 @@ class Membership(threading.Thread):
         self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
         if self._averager is not None:
             self._averager.follow(gate)
-        self._tracker.refuse(notice.refused)
-        if self._signer.peer in notice.refused:
+        self._tracker.refuse(notice)
+        if notice.refuses(self._signer.peer):
             self._ask()  # why
             self._give_up(explained("kicked"))
 

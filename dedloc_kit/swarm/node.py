@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import random
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
@@ -16,22 +19,27 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
-from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
+from dedloc_kit.machine.dialling import answering, first_bytes, host_and_port, in_own_loop, number_of, own_address
+from dedloc_kit.machine.dials import Dials
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.bounds import BoundedP2P
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.reach import Reach, find_out, seen_host, serve
+from dedloc_kit.swarm.reach import CLOSED, Reach, find_out, seen_host, serve, unvouched
 from dedloc_kit.swarm.signing import RememberingValidator
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
-DIAL_TIMEOUT = 10.0
+DIAL_TIMEOUT, GREETING_SECONDS = 10.0, 5.0
 REPLICAS, ASKED_NODES = 4, 8
 """Nodes that hold a record, and nodes that are asked for it at most; hivemind's 5 and 20 cost more with many peers.
 What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
+GREETING = b"\x13/multistream/1.0.0\n"
+"""What libp2p says first to whoever connects."""
+
+_WORD_FILE = "reached"
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +53,7 @@ class Surroundings:
     port: int
     """The swarm's port; 0 in client mode."""
     reach: Reach
+    dials: Dials
 
 
 def open_node(
@@ -80,11 +89,14 @@ def look_around(
     at `initial_peers`.
     """
     others = _others(initial_peers, identity)
-    living = in_own_loop(answering(others))
+    dials = _dials(peer, others, gate)
+    others.sort(key=lambda address: address not in dials.chosen)  # who may have to vouch for us is asked
+    living = in_own_loop(answering([a for a in others if dials.due(a.rpartition("/p2p/")[2], [a])]))
     if initial_peers and not living and not may_start_alone:
         raise _nobody_answers(others or initial_peers)
     port = 0 if peer.client_mode else _free_port(peer, preferred_port)
-    return Surroundings(living, port, _reach(peer, port, living, may_start_alone, _as_member(gate, identity)))
+    reach = _reach(peer, port, living, may_start_alone, identity, gate)
+    return Surroundings(living, port, reach, dials)
 
 
 def start_node(
@@ -103,6 +115,7 @@ def start_node(
     try:
         node = Node(
             gate=gate,
+            dials=around.dials,
             initial_peers=around.living,
             start=True,
             # The same in every session: who comes back takes its old place in the others' routing tables.
@@ -132,7 +145,7 @@ def start_node(
         raise _explained(error, around.living) from error
     node.reach = around.reach
     if not around.reach.client_mode:
-        node.run_coroutine(serve)
+        node.run_coroutine(partial(serve, unvouched if gate is None else gate.vouch))
     return node
 
 
@@ -160,6 +173,14 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
     return others
 
 
+def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate | None) -> Dials:
+    """The user has chosen the organizer's addresses; whoever has none, or is the organizer, its own host."""
+    chosen = [address for address in others if gate is None or address.endswith(f"/p2p/{gate.organizer}")]
+    own = peer.announce_host or (own_address() if peer.host == ANY_ADDRESS else peer.host)
+    near = [host_and_port(address)[0] for address in chosen] or ([own] if own else [])
+    return Dials(chosen, near)
+
+
 def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
     """How to ask others before the node starts: by this peer's own name only where nobody else is answered."""
     if gate is None or not gate.restricted:
@@ -169,20 +190,41 @@ def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable
 
 
 def _reach(
-    peer: PeerConfig,
-    port: int,
-    living: Sequence[str],
-    may_start_alone: bool,
-    create: Callable[..., Awaitable[P2P]],
+    peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool, identity: Identity, gate: Gate | None
 ) -> Reach:
-    if peer.client_mode is not None or may_start_alone or not living:
+    told = peer.client_mode is False or bool(peer.announce_host)
+    if peer.client_mode or may_start_alone or not living:
         return Reach(client_mode=bool(peer.client_mode))
-    if peer.announce_host:  # an address of which the asked peers may know nothing: they are told no hosts
-        return Reach(client_mode=False, text=f"others can reach this machine at {peer.announce_host}, as you say")
+    if told and (gate is None or not gate.restricted):
+        # An address of which the asked peers may know nothing: they are told no hosts.
+        announced = f"others can reach this machine at {peer.announce_host}, as you say" if peer.announce_host else ""
+        return Reach(client_mode=False, text=announced)
     try:
-        return find_out(peer.host, port, living, create)
+        found = find_out(peer.host, port, living, _as_member(gate, identity))
     except OSError as error:  # taken since we looked
         raise _cannot_listen(peer.host, port, error) from None
+    return found if gate is None or not gate.restricted else _vouched_for(found, port, told, identity, gate)
+
+
+def _vouched_for(found: Reach, port: int, told: bool, identity: Identity, gate: Gate) -> Reach:
+    """In a run that is not open others look for a peer only where the organizer has reached it, now or, while it is
+    away, the last time.
+
+    :param told: whether the user says that others can reach this peer
+    """
+    kept = identity.path.parent / _WORD_FILE
+    with suppress(OSError):
+        if found.word:
+            kept.write_bytes(found.word)
+        elif found.host:
+            found = replace(found, word=kept.read_bytes())
+    me = str(identity.peer_id)
+    if found.host and gate.vouched(me, [f"/ip4/{found.host}/tcp/{port}/p2p/{me}"], found.word):
+        return replace(found, client_mode=False)
+    text = f"the coordinator has not reached this machine (at port {port}), so that others do not try"
+    if told:
+        return Reach(client_mode=False, text=text, uncertain=True)
+    return found if found.client_mode else Reach(client_mode=True, text=f"{text}, {CLOSED}")
 
 
 def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
@@ -190,8 +232,12 @@ def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
         return {"dht_mode": "client", "no_listen": True}
     listening: dict[str, object] = {"host_maddrs": [f"/ip4/{peer.host}/tcp/{port}"]}
     if peer.announce_host:
-        protocol = "ip4" if peer.announce_host.replace(".", "").isdigit() else "dns4"
-        listening["announce_maddrs"] = [f"/{protocol}/{peer.announce_host}/tcp/{port}"]
+        # Others dial no names, only numbers: where this peer was reached, or to which its name leads.
+        numbers = [number for number in (reach.host, number_of(peer.announce_host)) if number]
+        hosts = dict.fromkeys((peer.announce_host, *(number for number in numbers if not number.startswith("127."))))
+        listening["announce_maddrs"] = [
+            f"/{'ip4' if host.replace('.', '').isdigit() else 'dns4'}/{host}/tcp/{port}" for host in hosts
+        ]
     elif reach.host and not reach.host.startswith("127."):
         # p2pd knows only the address of the default route. It may be that a router passes the port on to us: then
         # those outside need the router's address, those inside ours.
@@ -223,41 +269,70 @@ async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
     return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}
 
 
-def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> None:
+def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> Any:
     """Connect to peers, each at the addresses that it names, unless there is a connection already, and put those that
-    are missing there back into the directory's routing table; in the background.
+    are missing there back into the directory's routing table; in the background. `Dials` says where it may.
+
+    A future of those that are connected then, with the addresses among these where they are.
 
     Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
     libp2p's own search among those often answers "routing: not found". And hivemind forgets a peer that once did not
     answer: a client would never find it again after a restart. Failing is no error here: a round will tell.
     """
-    node.run_coroutine(partial(_dial, dict(peers)), return_future=True)
+    return node.run_coroutine(partial(_dial, dict(peers)), return_future=True)
 
 
-async def _dial(peers: Mapping[str, Sequence[str]], _dht: DHT, node: DHTNode) -> None:
+async def _dial(peers: Mapping[str, Sequence[str]], dht: Node, node: DHTNode) -> dict[str, tuple[str, ...]]:
     try:
-        connected = {str(info.peer_id) for info in await node.p2p.list_peers()}
+        connected = {str(info.peer_id): seen_host(info) for info in await node.p2p.list_peers()}
     except Exception as error:  # runs in the node's process: only the log can tell
         _log.info("the connections are not known: %r", error)
-        return
-    await asyncio.gather(*(_meet(peer, peers[peer], peer in connected, node) for peer in peers))
+        return {}
+    due: dict[str, list[str]] = {}
+    # Of two that name one port the same one must not always come first.
+    for peer in random.sample(list(peers), len(peers)):
+        due[peer] = [] if peer in connected else dht.dials.due(peer, peers[peer])
+    met = {p: [a for a in peers[p] if connected.get(p) == host_and_port(a)[0]] for p in peers}
+    await asyncio.gather(*(_meet(peer, due[peer], connected, dht.dials, node, met[peer]) for peer in peers))
+    return {peer: tuple(addresses) for peer, addresses in met.items()}
 
 
-async def _meet(peer_id: str, addresses: Sequence[str], connected: bool, node: DHTNode) -> None:
+async def _meet(
+    peer_id: str,
+    addresses: Sequence[str],
+    connected: Collection[str],
+    dials: Dials,
+    node: DHTNode,
+    met: list[str],
+) -> None:
+    """
+    :param addresses: where the peer is dialled, if it is not connected
+    :param met: gets those of them where it is
+    """
+    reached = peer_id in connected
     try:
         peer = PeerID.from_base58(peer_id)
-        if not connected:
-            living = await answering(addresses)
-            if not living:
-                return
+        if addresses and (speaking := await _speaking(addresses)):
             # /p2p/ID at the end is how addresses are told, not how they are dialled.
-            dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in living]
+            dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in speaking]
             await asyncio.wait_for(node.p2p._client.connect(peer, dialled), DIAL_TIMEOUT)
+            reached = True
+            met += speaking
         forgotten = peer not in node.protocol.routing_table or peer in node.blacklist
-        if forgotten and await node.protocol.call_ping(peer) is not None:
+        if reached and forgotten and await node.protocol.call_ping(peer) is not None:
             node.blacklist.register_success(peer)
     except Exception as error:
         _log.info("no connection to %s: %r", peer_id, error)
+    # Where nobody at all is connected, it may be the own line that is down: nobody's failure.
+    dials.over(peer_id, addresses, reached=reached or not connected)
+
+
+async def _speaking(addresses: Sequence[str]) -> list[str]:
+    """Those where somebody speaks like libp2p: others are spared its own dials, which it repeats as it likes."""
+    said = await asyncio.gather(
+        *(first_bytes(*host_and_port(address), len(GREETING), GREETING_SECONDS) for address in addresses)
+    )
+    return [address for address, greeting in zip(addresses, said, strict=True) if greeting == GREETING]
 
 
 def avoid(node: DHT, peers: Collection[str]) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from hivemind import DHT
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
@@ -19,6 +18,7 @@ from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress,
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.catchup import CatchUp
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
 from dedloc_kit.swarm.group import Round
 from dedloc_kit.swarm.receipts import global_step
@@ -59,7 +59,7 @@ class CollaborativeOptimizer:
         gradients: Gradients,
         *,
         run: RunConfig,
-        dht: DHT,
+        dht: Node,
         signer: Signer,
         session: str,
         name: str,
@@ -76,6 +76,7 @@ class CollaborativeOptimizer:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
         self._name, self._team, self._device, self._addresses = name, team, device, addresses
+        self._reached = dht.reach.word
         self._stop, self._on_step = stop, on_step
         self.last_step = last_step
         """No round is begun after it; may change at any time."""
@@ -323,6 +324,7 @@ class CollaborativeOptimizer:
                 instructions=self.instructions,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
+                reached=self._reached,
                 device=self._device,
                 name=self._name,
                 team=self._team,

@@ -52,8 +52,10 @@ class SwarmPeer:
         return int(self.addresses[0].split("/")[4]) if self.addresses else 0
 
     def reachable(self) -> dict[str, tuple[str, ...]]:
-        """Addresses of the others who are here and can be reached, by peer id."""
-        return {p: progress.addresses for p, progress in self.optimizer.tracker.others().items() if progress.addresses}
+        """Addresses of the others who are here and were met there, by peer id."""
+        tracker = self.optimizer.tracker
+        here = tracker.others()
+        return {peer: addresses for peer, addresses in tracker.connections.met().items() if peer in here}
 
     def hosts(self) -> dict[str, str]:
         """From where this peer sees those who are connected to it, by peer id."""

@@ -26,7 +26,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
 
-from dedloc_kit.machine.dialling import CONNECT_SECONDS, in_own_loop
+from dedloc_kit.machine.dialling import first_bytes, in_own_loop
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.bounds import BoundedP2P
 
@@ -36,9 +36,14 @@ BUSY_PAUSES = (0.0, 2.0, 4.0)
 """Seconds before each try to get an answer from a peer that is busy."""
 PER_MINUTE, PER_MINUTE_AND_HOST = 300, 30
 """Connections that one peer makes on request; a class of volunteers may share one address."""
+LOOK_SECONDS = 1.0
+"""Between two looks at the connections, on behalf of others."""
 CLOSED = "so it only makes outgoing connections, which is enough to train"
 
-_MOST_BYTES = 512
+_MOST_BYTES, _MOST_ANSWER_BYTES = 512, 4096
+
+Vouch = Callable[[str, str, int], bytes]
+"""The signed word that a peer was reached at a host and port; empty from whose word does not count."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Reach:
     """Nobody could tell, so that this is only the safe choice."""
     host: str | None = None
     """The address under which the asked peers reached this one."""
+    word: bytes = b""
+    """The organizer's that it did, for the others: see `Gate.vouched`."""
 
 
 class Question(Record):
@@ -66,13 +73,43 @@ class Answer(Record):
     verdict: Literal["reached", "unreached", "busy"]
     host: Annotated[str, Field(max_length=45)]
     """Where the asked peer sees the asker."""
+    word: Annotated[str, Field(max_length=2048)] = ""
+    """The organizer's signed word that it has reached the asker, in hexadecimal digits."""
+
+
+def unvouched(_peer: str, _host: str, _port: int) -> bytes:
+    """As a `Vouch`: the word of whoever is not the organizer."""
+    return b""
+
+
+class Hosts:
+    """From where the peers are seen that are connected to this one; cheap, however many strangers ask something."""
+
+    def __init__(self, p2p: P2P) -> None:
+        self._p2p, self._hosts = p2p, dict[str, str]()
+        self._looked = -LOOK_SECONDS
+        self._look: asyncio.Task[None] | None = None
+
+    async def of(self, peer: str) -> str:
+        """Empty if there is no direct connection over IPv4."""
+        for _ in range(2):  # a look that is under way may have begun before it came
+            if peer not in self._hosts or time.monotonic() > self._looked + LOOK_SECONDS:
+                if self._look is None or self._look.done():
+                    self._look = asyncio.create_task(self._look_again())
+                await asyncio.shield(self._look)
+        return self._hosts.get(peer, "")
+
+    async def _look_again(self) -> None:
+        await asyncio.sleep(self._looked + LOOK_SECONDS - time.monotonic())
+        self._looked = time.monotonic()
+        self._hosts = {p.peer_id.to_base58(): host for p in await self._p2p.list_peers() if (host := seen_host(p))}
 
 
 class Reachability(ServicerBase):
     """Served by every full peer: connects back to those who ask."""
 
-    def __init__(self, p2p: P2P) -> None:
-        self._p2p = p2p
+    def __init__(self, p2p: P2P, vouch: Vouch) -> None:
+        self._hosts, self._vouch = Hosts(p2p), vouch
         self._connections: deque[tuple[float, str]] = deque()
 
     async def rpc_connect_back(self, request: BytesValue, context: P2PContext) -> BytesValue:
@@ -81,13 +118,14 @@ class Reachability(ServicerBase):
         host = await self._host_of(context.remote_id)
         if not self._may_connect(host):
             return _packed(Answer(verdict="busy", host=host))
-        reached = await _read_secret(host, question.port) == question.secret.encode()
-        return _packed(Answer(verdict="reached" if reached else "unreached", host=host))
+        if await first_bytes(host, question.port, 32) != question.secret.encode():
+            return _packed(Answer(verdict="unreached", host=host))
+        word = self._vouch(context.remote_id.to_base58(), host, question.port)
+        return _packed(Answer(verdict="reached", host=host, word=word.hex()))
 
     async def _host_of(self, asker: PeerID) -> str:
-        for peer in await self._p2p.list_peers():
-            if peer.peer_id == asker and (host := seen_host(peer)):
-                return host
+        if host := await self._hosts.of(asker.to_base58()):
+            return host
         raise ValueError("only who is directly connected over IPv4 can be connected back to")
 
     def _may_connect(self, host: str) -> bool:
@@ -110,9 +148,9 @@ def seen_host(peer: PeerInfo) -> str | None:
     return None
 
 
-async def serve(_dht: object, node: DHTNode) -> None:
+async def serve(vouch: Vouch, _dht: object, node: DHTNode) -> None:
     """Answer others from now on; runs in the process of a full peer's node."""
-    await Reachability(node.p2p).add_p2p_handlers(node.p2p)
+    await Reachability(node.p2p, vouch).add_p2p_handlers(node.p2p)
 
 
 def find_out(
@@ -125,19 +163,6 @@ def find_out(
     Listens on `host` and `port` meanwhile; the port is free again afterwards. Raises OSError if it is not free.
     """
     return in_own_loop(_find_out(host, port, peers, create))
-
-
-async def _read_secret(host: str, port: int) -> bytes:
-    """What the listener at this address hands out; nothing if it does not."""
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                return await reader.readexactly(32)
-            finally:
-                writer.close()
-    except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
-        return b""
 
 
 class _Door(asyncio.Protocol):
@@ -163,6 +188,7 @@ async def _find_out(
         answers = await _ask_all(peers, Question(port=port, secret=secret), create)
     # Nobody is believed to have come whom we have not seen.
     reached = [answer.host for answer in answers if answer.verdict == "reached"][: door.visits]
+    words = [bytes.fromhex(answer.word) for answer in answers if answer.word]
     if not answers:
         return Reach(
             client_mode=True,
@@ -173,7 +199,12 @@ async def _find_out(
     if 2 * len(reached) < len(answers):
         return Reach(client_mode=True, text=f"others cannot reach this machine (at port {port}), {CLOSED}")
     seen = Counter(reached).most_common(1)[0][0]
-    return Reach(client_mode=False, text=f"others can reach this machine at {seen}, port {port}", host=seen)
+    return Reach(
+        client_mode=False,
+        text=f"others can reach this machine at {seen}, port {port}",
+        host=seen,
+        word=b"".join(words[:1]),
+    )
 
 
 async def _ask_all(peers: Sequence[str], question: Question, create: Callable[..., Awaitable[P2P]]) -> list[Answer]:
@@ -197,7 +228,8 @@ async def _ask(p2p: P2P, peer: PeerID, question: Question) -> Answer | None:
         await asyncio.sleep(pause)
         try:
             reply = await Reachability.get_stub(p2p, peer).rpc_connect_back(_packed(question), timeout=ANSWER_SECONDS)
-            answer = Answer.parse(_from_json(reply.value))
+            answer = Answer.parse(_from_json(reply.value, _MOST_ANSWER_BYTES))
+            bytes.fromhex(answer.word)
             ipaddress.IPv4Address(answer.host)
         except Exception:  # an older version, gone, or nonsense: whatever it is, this peer tells nothing
             return None
@@ -210,7 +242,7 @@ def _packed(record: Record) -> BytesValue:
     return BytesValue(value=record.model_dump_json().encode())
 
 
-def _from_json(data: bytes) -> Any:
-    if len(data) > _MOST_BYTES:
+def _from_json(data: bytes, most: int = _MOST_BYTES) -> Any:
+    if len(data) > most:
         raise ValueError("too long")
     return json.loads(data)

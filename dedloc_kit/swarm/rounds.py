@@ -213,7 +213,7 @@ class Rounds:
             return
         others = self._tracker.others()
         samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
-        if members & self._awaited & self._tracker.gone():  # without them the group cannot average
+        if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(gathering)
         elif samples >= self._run.global_batch or gathering.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0

@@ -16,8 +16,9 @@ from typing import Any
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records import Notice, Progress
 from dedloc_kit.swarm.connections import Connections
+from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.node import avoid
@@ -64,7 +65,7 @@ class Tracker(threading.Thread):
         self._dht, self._signer, self._warn = dht, signer, warn
         self._run_id, self._global_batch = run_id, global_batch
         self.reject = troubles.reject
-        self.connections = Connections(dht, signer.peer, known)
+        self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
         self._directory = Directory(dht, f"{run_id}_progress", TIME_TO_LIVE)
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -79,7 +80,7 @@ class Tracker(threading.Thread):
         self._suspects: dict[str, float] = {}
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
-        self._refused: frozenset[str] = frozenset()
+        self._refuses: Callable[[str], bool] = lambda _: False
         self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)
         self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
@@ -115,20 +116,21 @@ class Tracker(threading.Thread):
                 peer: progress
                 for peer, progress in self._others.items()
                 if _alive(progress)
-                and peer not in self._refused
+                and not self._refuses(peer)
                 and self._suspects.get(peer, 0.0) < progress.time
                 and self._shunned.get(peer, 0.0) < now
             }
 
-    def gone(self) -> frozenset[str]:
-        """Peers that said that they leave, or were sent away; those whose records lapsed may only be slow to report."""
+    def gone(self, peers: Collection[str]) -> frozenset[str]:
+        """Those of these peers that said that they leave, or were sent away; whose records lapsed may only be slow to
+        report."""
         with self._lock:
-            return self._left | self._refused
+            return frozenset(peer for peer in peers if peer in self._left or self._refuses(peer))
 
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
         with self._lock:
-            return any(_alive(progress) for peer, progress in self._others.items() if peer not in self._refused)
+            return any(_alive(progress) for peer, progress in self._others.items() if not self._refuses(peer))
 
     def alone(self) -> bool:
         """Have looks found nobody alive for as long as a record lives, or ever?
@@ -171,10 +173,9 @@ class Tracker(threading.Thread):
         """They have just fallen silent: for the next seconds the directory does not ask them, nor wait for them."""
         avoid(self._dht, peers)
 
-    def refuse(self, peers: Collection[str]) -> None:
-        """Do not count these peers any more: the organizer has sent them away. Who was before and is not now may come
-        back."""
-        self._refused = frozenset(peers)
+    def refuse(self, notice: Notice) -> None:
+        """Do not count those any more whom the organizer has sent away. Who was before and is not now may come back."""
+        self._refuses = notice.refuses
 
     def trust(self, peers: Collection[str]) -> None:
         """A round with these peers went well."""
@@ -286,7 +287,7 @@ class Tracker(threading.Thread):
 
     def _connect(self) -> None:
         with self._lock:
-            alive = {peer: progress.addresses for peer, progress in self._others.items() if _alive(progress)}
+            alive = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
         self.connections.keep(alive)
 
     def _publish(self, mine: Progress) -> Any:

@@ -5,25 +5,30 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.cli.main import main
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Invitation
+from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Invitation, Notice
 from dedloc_kit.run import AccessConfig, RunConfig, parse_run
+from dedloc_kit.steering import access
 from dedloc_kit.steering import personal_code as personal_code_module
 from dedloc_kit.steering.access import (
+    DAY,
     HUB_SECONDS,
+    PASS_SECONDS,
     Office,
     check_secret,
     invite,
     revoke,
 )
-from dedloc_kit.steering.codes import IDENTITY_FILE, Code
+from dedloc_kit.steering.codes import IDENTITY_FILE, MACHINES, Code
 from dedloc_kit.steering.denials import Denied, explained
 from dedloc_kit.steering.hub_account import whose_token
-from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.steering.orders import ORDERS_FILE, Kicked, OrderBook, Orders
 from dedloc_kit.steering.personal_code import personal_code
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tiny import tiny_run
@@ -101,16 +106,106 @@ def test_a_revoked_person_is_out_and_a_new_invitation_counts_again(folder: Path)
     assert office.known("QmLaptop") is not None
 
 
-def test_the_newest_refusals_are_told_and_a_kicked_peer_is_one_in_an_open_run_too(tmp_path: Path) -> None:
+def kicked_again_and_again(folder: Path, times: int, since: float) -> None:
+    """As if the organizer had kicked so many, one a second."""
+    kicked = tuple(Kicked(peer=f"Qm{number}", name="mallory", time=since + number) for number in range(times))
+    (folder / ORDERS_FILE).write_text(Orders(kicked=kicked).model_dump_json())
+
+
+@pytest.mark.parametrize("times", [201, 1500])
+def test_in_an_open_run_the_coordinator_refuses_all_that_were_kicked_and_its_notice_names_the_newest(
+    tmp_path: Path, times: int
+) -> None:
     folder = launched(tmp_path / "run", tiny_run())
-    office, book = Office(tiny_run(), folder, ORGANIZER), OrderBook(folder)
-    for number in range(MOST_REFUSED + 1):
-        book.kick(f"Qm{number}", "mallory")
-    assert len(office.refused()) == MOST_REFUSED
-    assert office.refused()[0] == f"Qm{MOST_REFUSED}"
+    kicked_again_and_again(folder, times - 1, time.time() - 30 * DAY)
+    office = Office(tiny_run(), folder, ORGANIZER)
+    assert len(office.refused()) == times - 1
+    OrderBook(folder).kick("QmLast", "mallory")
+    assert office.refused()[0] == "QmLast"
+    assert set(office.refused()) == {"QmLast", *(f"Qm{number}" for number in range(times - 1))}
+    for peer in ("Qm0", "QmLast"):
+        with pytest.raises(Denied, match="kicked"):
+            office.known(peer)
+    assert office.known("QmOther") is None
+    notice = Notice.parse({"run_id": "x", "time": 1.0, "refused": office.refused()})
+    named = [peer for peer in office.refused() if notice.refuses(peer)]
+    assert named == list(office.refused()[:MOST_REFUSED])
+    assert not notice.refuses("QmOther")
+    assert len(MSGPackSerializer.dumps(notice.model_dump())) < 11_000
+
+
+def test_elsewhere_a_notice_names_only_those_who_may_still_have_a_valid_token(folder: Path) -> None:
+    kicked_again_and_again(folder, 3000, time.time() - 3000 - PASS_SECONDS + 600)
+    office = Office(BY_CODE, folder, ORGANIZER)
+    assert len(office.refused()) == pytest.approx(600, abs=60)
+    assert office.refused()[0] == "Qm2999"
     with pytest.raises(Denied, match="kicked"):
         office.known("Qm0")
-    assert office.known("QmOther") is None
+
+
+def test_a_notice_of_before_is_still_read() -> None:
+    old = {"run_id": "x", "time": 1.0, "refused": ("QmA", "QmB")}
+    notice = Notice.parse(MSGPackSerializer.loads(MSGPackSerializer.dumps(old)))
+    assert [notice.refuses(peer) for peer in ("QmA", "QmB", "QmC", "")] == [True, True, False, False]
+    assert not Notice(run_id="x", time=1.0).refuses("QmA")
+
+
+# How many
+
+
+def test_a_code_lets_so_many_machines_in_and_more_only_when_one_has_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(access, "time", SimpleNamespace(time=lambda: now))
+    office, code = Office(BY_CODE, folder, ORGANIZER), invite(folder, "alice", days=30, machines=2)
+    for peer in ("QmA", "QmB"):
+        office.admit(peer, office.invited(code))
+    now += PASS_SECONDS - 1
+    assert office.known("QmB") is not None, "it asks for its next token"
+    with pytest.raises(Denied, match="too many machines"):
+        office.admit("QmC", office.invited(code))
+    assert office.crowded() == {"alice"}
+    office.admit("QmB", office.invited(code))
+    office.admit("QmBob", office.invited(invite(folder, "bob", days=30, machines=1)))
+    now += 2
+    office.admit("QmC", office.invited(code))
+    assert [office.known(peer) is not None for peer in ("QmA", "QmB", "QmC", "QmBob")] == [False, True, True, True]
+    with pytest.raises(Denied, match="too many machines"):
+        Office(BY_CODE, folder, ORGANIZER).admit("QmA", office.invited(code))
+    revoke(folder, "alice")
+    now += 1
+    office.admit("QmD", office.invited(invite(folder, "alice", days=30, machines=1)))
+
+
+def test_codes_of_before_say_nothing_of_machines(folder: Path) -> None:
+    code = invite(folder, "alice", days=30)
+    data = json.loads(base64.urlsafe_b64decode(code + "==")[:-16])
+    del data["machines"]
+    assert Code.model_validate_json(json.dumps(data)).machines == MACHINES
+
+
+def test_a_question_costs_the_same_however_many_were_let_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    whole = Path.read_text
+
+    def counted(path: Path, **how: str) -> str:
+        reads.append(path.name)
+        return whole(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    office, code = Office(BY_CODE, folder, ORGANIZER), invite(folder, "alice", days=30)
+    office.admit("QmA", office.invited(code))
+    reads.clear()
+    for number in range(100):
+        assert office.known(f"Qm{number}") is None
+    assert len(reads) <= 3, "each file once, if it has changed"
+    reads.clear()
+    assert office.known("QmA") is not None
+    assert not reads
+    OrderBook(folder).kick("QmA", "alice")
+    with pytest.raises(Denied, match="kicked"):
+        office.known("QmA")
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils.asyncio import as_aiter
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Notice, Token
+from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, AccessAnswer, AccessRequest, Notice, Token, shortened
 from dedloc_kit.steering.access import Office, invite, revoke
 from dedloc_kit.steering.codes import IDENTITY_FILE
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.swarm.access import TOKEN_SECONDS, Gate, NotAdmitted
+from dedloc_kit.swarm.access import Gate, NotAdmitted
 from dedloc_kit.swarm.admission import Admission, ask
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.identity import Identity
@@ -102,7 +102,7 @@ def test_who_is_refused_is_out_and_may_come_back_when_the_organizer_wants(
 ) -> None:
     gate, alice = gate_of(keys, restricted=restricted), keys["alice"].peer
     gate.admit(alice, token_of(keys["organizer"], alice))
-    gate.follow(b"", Notice(run_id=RUN.run_id, time=100.0, refused=(alice,)))
+    gate.follow(b"", Notice(run_id=RUN.run_id, time=100.0, refused=shortened([alice])))
     assert not gate.admits(alice)
     gate.follow(b"", Notice(run_id=RUN.run_id, time=99.0))
     assert not gate.admits(alice), "an older notice is no news"
@@ -122,7 +122,7 @@ def test_a_call_that_is_under_way_ends_when_its_peer_is_refused(keys: dict[str, 
 
         task = asyncio.create_task(call())
         await began.wait()
-        gate.follow(b"", Notice(run_id=RUN.run_id, time=100.0, refused=(alice,)))
+        gate.follow(b"", Notice(run_id=RUN.run_id, time=100.0, refused=shortened([alice])))
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -335,9 +335,12 @@ def test_an_account_is_looked_up_once_and_its_token_is_kept_nowhere(
     admission = Admission(run, Office(run, tmp_path, keys["organizer"].peer), keys["organizer"])
     context = P2PContext(handle_name="", local_id=PeerID.from_base58(keys["organizer"].peer), remote_id=peer)
 
+    async def somewhere(_peer: str) -> str:
+        return "192.0.2.1"
+
     def asked(secret: str) -> AccessAnswer:
         request = BytesValue(value=encode(AccessRequest(run_id=run.run_id, secret=secret)))
-        return AccessAnswer.parse(decode(in_own_loop(admission.answer(request, context)).value))
+        return AccessAnswer.parse(decode(in_own_loop(admission.answer(somewhere, request, context)).value))
 
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
         hub.names = {"hf_asha": "asha", "hf_mallory": "mallory"}

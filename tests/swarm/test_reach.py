@@ -191,7 +191,7 @@ def test_an_asked_peer_connects_to_nobody_but_the_asker(start: Start) -> None:
         plain = question(port)
         naming = json.dumps({"port": port, "secret": "0" * 32, "host": ELSEWHERE}).encode()
         answer, refused = ask(node, plain, naming)
-    assert answer == {"verdict": "unreached", "host": "127.0.0.1"}
+    assert answer == {"verdict": "unreached", "host": "127.0.0.1", "word": ""}
     assert isinstance(refused, P2PHandlerError)
     assert not visitors
 

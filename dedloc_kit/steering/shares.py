@@ -1,0 +1,33 @@
+"""How often something is done for those who ask: nobody can use up what is there for all."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+MINUTE = 60.0
+
+
+class Shares:
+    """So many in a minute for each, and for all together.
+
+    :param each: for one of them, by any name
+    :param in_all: also bounds how many names are remembered
+    :param clock: seconds
+    """
+
+    def __init__(self, each: int, in_all: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._each, self._in_all, self._clock = each, in_all, clock
+        self._since, self._all = clock(), 0
+        self._taken: Counter[str] = Counter()
+
+    def take(self, name: str) -> bool:
+        """One more for this one, unless its share or everybody's is used up."""
+        now = self._clock()
+        if now >= self._since + MINUTE:
+            self._since, self._all = now, 0
+            self._taken.clear()
+        if self._taken[name] >= self._each or self._all >= self._in_all:
+            return False
+        self._taken[name] += 1
+        self._all += 1
+        return True
