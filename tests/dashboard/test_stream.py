@@ -38,8 +38,8 @@ def test_a_viewer_that_takes_nothing_is_dropped_and_the_others_miss_nothing() ->
         async def blocks(message: Message) -> None:
             await asyncio.Event().wait()
 
-        slow = asyncio.create_task(viewers.serve(stays, blocks))
-        fast = asyncio.create_task(viewers.serve(stays, takes))
+        slow = asyncio.create_task(viewers.serve("192.0.2.1", stays, blocks))
+        fast = asyncio.create_task(viewers.serve("192.0.2.1", stays, takes))
         await until(lambda: viewers.count == 2)
         viewers.welcome(b"hello")
         for number in range(BACKLOG + 2):
@@ -63,7 +63,7 @@ def test_a_newcomer_gets_the_whole_state_before_any_change() -> None:
         async def takes(message: Message) -> None:
             seen.append(message["body"])
 
-        viewer = asyncio.create_task(viewers.serve(stays, takes))
+        viewer = asyncio.create_task(viewers.serve("192.0.2.1", stays, takes))
         await arrived.wait()
         viewers.push(b"a change")
         viewers.welcome(b"everything")
@@ -73,7 +73,7 @@ def test_a_newcomer_gets_the_whole_state_before_any_change() -> None:
         viewers.close()
         await viewer
         assert seen[-1] == b""
-        assert viewers.full  # nobody is taken any more
+        assert not viewers.has_room("192.0.2.1")  # nobody is taken any more
 
     run(scenario)
 
@@ -90,7 +90,7 @@ def test_a_viewer_that_leaves_is_forgotten() -> None:
         async def takes(message: Message) -> None:
             pass
 
-        viewer = asyncio.create_task(viewers.serve(leaves, takes))
+        viewer = asyncio.create_task(viewers.serve("192.0.2.1", leaves, takes))
         await until(lambda: viewers.count == 1)
         leaving.set()
         await viewer
