@@ -89,7 +89,7 @@ class Listener(socket.socket):
 
         async def told(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
-                connection = self._open.get(tuple(scope["client"] or ()))  # type: ignore[arg-type]
+                connection = self._open.get(tuple(scope["client"] or ()))
                 if connection is None:  # it has been closed meanwhile
                     return
                 scope["connection"] = connection

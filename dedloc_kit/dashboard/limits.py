@@ -66,9 +66,7 @@ class RateLimits:
             return
         headers, limit, address = Headers(scope=scope), limit_of(scope["path"]), address_of(scope)
         answered = self._answered.setdefault(limit, Shares(limit.at_once))
-        refusal = (
-            _too_much(scope["method"], headers) or self._too_often(address, limit) or _no_room(answered, address)
-        )
+        refusal = _too_much(scope["method"], headers) or self._too_often(address, limit) or _no_room(answered, address)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -144,12 +142,11 @@ def _in_time(send: Send, connection: Connection) -> Send:
     """Sends in parts, and ends the connection if one of them is not taken."""
 
     async def send_in_time(message: Message) -> None:
+        parts = [message]
         if message["type"] == "http.response.body":
             body, more = message.get("body", b""), message.get("more_body", False)
             starts = range(0, max(1, len(body)), PART)
             parts = [{**message, "body": body[s : s + PART], "more_body": more or s < starts[-1]} for s in starts]
-        else:
-            parts = [message]
         for part in parts:
             try:
                 async with asyncio.timeout(STALLED_SECONDS):

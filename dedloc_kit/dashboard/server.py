@@ -93,7 +93,8 @@ class Dashboard:
         raise_file_limit()
         proxies = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
         # Who is behind a proxy is told here and not by uvicorn, which would not say any more who connected.
-        served = ProxyHeadersMiddleware(SecureHeaders(RateLimits(self._application())), proxies)
+        served: Any = SecureHeaders(RateLimits(self._application()))
+        served = ProxyHeadersMiddleware(served, proxies)
         config = uvicorn.Config(
             listener.telling(served),
             log_config=None,

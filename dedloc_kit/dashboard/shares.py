@@ -41,7 +41,8 @@ class Shares(Generic[Holder]):
         self._addresses[holder] = address
         if len(self) <= self.most:
             return None
-        first = next(iter(max(self._held.values(), key=len)))
+        fullest = max(self._held, key=lambda known: len(self._held[known]))
+        first = next(iter(self._held[fullest]))
         self.discard(first)
         return first
 

@@ -39,7 +39,7 @@ class Viewers:
 
     def push(self, message: bytes) -> None:
         """Hand a message to every welcomed viewer; one whose backlog is full is dropped."""
-        for queue, writing in list(self._streams.items()):
+        for queue in list(self._streams):
             if queue in self._newcomers:
                 continue
             try:
