@@ -107,7 +107,9 @@ class EventStream(Response):
 async def _write(queue: asyncio.Queue[bytes], send: Send) -> None:
     while True:
         try:
-            message = await asyncio.wait_for(queue.get(), KEEP_ALIVE_SECONDS)
+            # Not wait_for: before Python 3.12 it forgets that it was cancelled if a message comes at the same moment.
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                message = await queue.get()
         except TimeoutError:
             # The comment keeps proxies from closing the connection, the event tells the page that we are there.
             message = b": keep-alive\nevent: alive\ndata: {}\n\n"

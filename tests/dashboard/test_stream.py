@@ -1,8 +1,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from starlette.types import Message
 
+from dedloc_kit.dashboard import stream
 from dedloc_kit.dashboard.stream import BACKLOG, Viewers
 
 DEADLINE = 20.0
@@ -50,6 +52,31 @@ def test_a_viewer_that_takes_nothing_is_dropped_and_the_others_miss_nothing() ->
         assert seen == [b"hello", *(b"%d" % number for number in range(BACKLOG + 2))]
         viewers.close()
         await fast
+
+    run(scenario)
+
+
+def test_a_viewer_whose_place_goes_to_another_one_ends_even_if_a_message_comes_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "MAX_VIEWERS", 1)
+
+    async def scenario() -> None:
+        viewers = Viewers(asyncio.Event())
+
+        async def takes(message: Message) -> None:
+            pass
+
+        first = asyncio.create_task(viewers.serve("192.0.2.1", stays, takes))
+        await until(lambda: viewers.count == 1)
+        for _ in range(10):
+            await asyncio.sleep(0)  # by now it waits for messages
+        viewers.welcome(b"hello")
+        second = asyncio.create_task(viewers.serve("192.0.2.2", stays, takes))
+        await first
+        assert viewers.count == 1
+        viewers.close()
+        await second
 
     run(scenario)
 
