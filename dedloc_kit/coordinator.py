@@ -19,7 +19,7 @@ from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State,
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
@@ -310,6 +310,13 @@ class _Coordinator:
             last_step=self._me.optimizer.last_step if orders.finish else None,
             announcement=orders.announcement,
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
+            listed=tuple(address for peer_id, said in others.items() for address in self._listed(peer_id, said)),
             countries=None if self._regions is None else self._regions.count(volunteers),
             countries_title="" if self._regions is None else self._regions.title,
         )
+
+    def _listed(self, peer_id: str, said: Progress) -> tuple[str, ...]:
+        """What the public invitation may say of where this peer is; an address that names somebody else is none."""
+        if not (self._peer.listed and said.listed):
+            return ()
+        return tuple(address for address in said.addresses if address.endswith(f"/p2p/{peer_id}"))

@@ -18,7 +18,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 # Text that a peer chose: no control characters, which could take over a terminal that shows it.
 PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
 Address = Annotated[
-    str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[^/\s]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
+    str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[0-9A-Za-z.:_-]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
 ]
 """A multiaddress of a peer."""
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
@@ -193,6 +193,8 @@ class Progress(Record):
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
+    listed: bool = False
+    """Whether they may stand in the public invitation, if the organizer wants that too."""
     device: PeerText
     name: PeerText
     team: PeerText = ""
@@ -373,8 +375,8 @@ class Invitation(Requirement):
     model_config = ConfigDict(extra="forbid")
 
     run_id: str
-    peers: tuple[str, ...] = Field(min_length=1, max_length=64)
-    """Addresses of swarm members, the coordinator first."""
+    peers: tuple[Address, ...] = Field(min_length=1, max_length=64)
+    """Addresses of swarm members: the coordinator's, then those of volunteers who agree to that being public."""
     run: dict[str, Any]
     """The run configuration; its hash must be the fingerprint in `run_id`."""
     parameters: Count | None = None

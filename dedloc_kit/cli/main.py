@@ -119,6 +119,7 @@ def _launch(options: argparse.Namespace) -> int:
         **_machine(options),
         "folder": (options.folder or Path("runs") / run.run_id).resolve(),
         "name": "coordinator",
+        "listed": options.list_volunteers,
         "evaluate_every": options.evaluate_every,
         "checkpoint_every": options.checkpoint_every,
         "keep_checkpoints": options.keep_checkpoints,
@@ -175,6 +176,7 @@ def _join(options: argparse.Namespace) -> int:
 
     settings = _machine(options)
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
+    settings["listed"] = options.listed
     if options.name:
         settings["name"] = options.name
     code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
