@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import INVITATION_FILE, Address, Invitation, PeerId, Record
+from dedloc_kit.records import INVITATION_FILE, Address, Invitation, PeerId, Record, RunId
 
 MOST_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""
@@ -20,7 +20,7 @@ _MOST_ADDRESSES = 64
 class SwarmMemory(Record):
     """Kept in a peer's folder as `swarm.json`."""
 
-    run_id: str = ""
+    run_id: RunId = ""
     peer: PeerId = ""
     """The id of this peer; it belongs to the folder, whatever the run."""
     port: int = Field(default=0, ge=0, le=65535)

@@ -23,9 +23,6 @@ class Shares(Generic[Holder]):
     def __len__(self) -> int:
         return len(self._addresses)
 
-    def __contains__(self, holder: Holder) -> bool:
-        return holder in self._addresses
-
     def __iter__(self) -> Iterator[Holder]:
         return iter(tuple(self._addresses))
 
