@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -310,13 +310,18 @@ class _Coordinator:
             last_step=self._me.optimizer.last_step if orders.finish else None,
             announcement=orders.announcement,
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
-            listed=tuple(address for peer_id, said in others.items() for address in self._listed(peer_id, said)),
+            listed=public_addresses(others) if self._peer.listed else (),
             countries=None if self._regions is None else self._regions.count(volunteers),
             countries_title="" if self._regions is None else self._regions.title,
         )
 
-    def _listed(self, peer_id: str, said: Progress) -> tuple[str, ...]:
-        """What the public invitation may say of where this peer is; an address that names somebody else is none."""
-        if not (self._peer.listed and said.listed):
-            return ()
-        return tuple(address for address in said.addresses if address.endswith(f"/p2p/{peer_id}"))
+
+def public_addresses(others: Mapping[str, Progress]) -> tuple[str, ...]:
+    """Where those are who agree that everybody may read it; an address that names somebody else is not theirs."""
+    return tuple(
+        address
+        for peer, said in others.items()
+        if said.listed
+        for address in said.addresses
+        if address.endswith(f"/p2p/{peer}")
+    )
