@@ -57,6 +57,8 @@ def send(dashboard: Dashboard, source: str, sent: bytes, buffer: int = 0) -> soc
     opened.settimeout(DEADLINE)
     if buffer:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        # In packets as they travel outside: for those of loopback the other side's system would take megabytes.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
     opened.bind((source, 0))
     opened.connect((where.hostname, where.port))
     opened.sendall(sent)
