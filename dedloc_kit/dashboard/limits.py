@@ -72,17 +72,24 @@ class RateLimits:
             return
         connection: Connection = scope["connection"]
 
+        whole = False  # until then it waits, and takes no place here
+
+        def begin() -> None:
+            nonlocal whole
+            whole = True
+            connection.work()
+            first = answered.add(address, connection)
+            if first is not None:
+                first.cut()
+
         async def receive_whole() -> Message:
             part = await receive()
-            if not part.get("more_body", False):
-                connection.work()
+            if not whole and not part.get("more_body", False):
+                begin()
             return part
 
-        if headers.get("content-length", "0") == "0":  # else it waits until all of it has come
-            connection.work()
-        first = answered.add(address, connection)
-        if first is not None:
-            first.cut()
+        if headers.get("content-length", "0") == "0":
+            begin()
         try:
             await self._app(scope, receive_whole, _in_time(send, connection))
         finally:

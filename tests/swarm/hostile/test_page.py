@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from dedloc_kit.dashboard import connections, limits
+from dedloc_kit.dashboard import connections, limits, organizer
 from dedloc_kit.dashboard.connections import MOST_WAITING
-from dedloc_kit.dashboard.limits import Limit
+from dedloc_kit.dashboard.limits import ENTRANCE, Limit
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.dashboard.stream import MAX_VIEWERS
 from dedloc_kit.distribution import running_wheel
@@ -30,7 +30,8 @@ DEADLINE = 60.0
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
     fill(tmp_path / "ledger.sqlite")
-    served = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    steered = organizer.routes(tmp_path, RUN.fingerprint)
+    served = Dashboard(RUN, tmp_path / "ledger.sqlite", organizer=steered)
     served.entrance.invitation = Invitation.of(RUN, ("/ip4/192.0.2.1/tcp/31337/p2p/Qm",))
     served.start()
     yield served
@@ -107,6 +108,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 ENTRANCES = ("/api/invitation", "/requirements.txt", f"/wheel/{running_wheel().name}", "/organizer/login")
 LARGE = request("/static/plotly-basic.min.js")
+ORDER = request("/api/organizer/announce", "Content-Length: 2").replace(b"GET", b"POST")
 PAGES = ("/", "/api/state", "/static/app.js")
 
 
@@ -114,9 +116,12 @@ def test_half_sent_requests_of_one_address_shut_nobody_else_out(dashboard: Dashb
     half = request("/api/state")[:-2]
     held = [stack.enter_context(send(dashboard, ATTACKER, half)) for _ in range(1_000)]
     assert [ask(dashboard, VIEWER, path) for path in PAGES] == [200] * len(PAGES)
-    assert [ask(dashboard, ENTRANT, path) for path in ENTRANCES] == [200, 200, 200, 404]
+    assert [ask(dashboard, ENTRANT, path) for path in ENTRANCES] == [200, 200, 200, 401]
     assert all(is_over(opened) for opened in held[: 1_000 - MOST_WAITING]), "the first made room for the last"
     assert ask(dashboard, ATTACKER, "/api/state") == 200, "who lives behind the same address comes in too"
+    for _ in range(ENTRANCE.at_once + 1):
+        stack.enter_context(send(dashboard, ATTACKER, ORDER))
+    assert ask(dashboard, ATTACKER, "/api/invitation") == 200, "an order without its body takes no place"
 
 
 def test_event_streams_of_one_address_leave_places_for_others(dashboard: Dashboard, stack: ExitStack) -> None:
@@ -134,8 +139,7 @@ def test_a_request_that_is_never_whole_ends(
 ) -> None:
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 1.0)
     head = request("/api/state")[:-2]
-    order = request("/api/organizer/pause", "Content-Length: 2").replace(b"GET", b"POST")
-    for sent, more in ((b"", b""), (head, b""), (head, b"X-More: 1\r\n"), (order, b"")):
+    for sent, more in ((b"", b""), (head, b""), (head, b"X-More: 1\r\n"), (ORDER, b"")):
         assert is_over(stack.enter_context(send(dashboard, ATTACKER, sent)), more), (
             "a little now and then does not help"
         )
@@ -148,7 +152,7 @@ def test_answers_that_nobody_takes_end_and_leave_room_for_others(
     stalled = [stack.enter_context(send(dashboard, ATTACKER, LARGE, buffer=4096)) for _ in range(8)]
     assert [status(opened) for opened in stalled] == [200] * 8
     wait_until(lambda: ask(dashboard, ATTACKER, "/api/state") == 503)
-    assert [ask(dashboard, ATTACKER, path) for path in ENTRANCES] == [200, 200, 200, 404], "it has room of its own"
+    assert [ask(dashboard, ATTACKER, path) for path in ENTRANCES] == [200, 200, 200, 401], "it has room of its own"
     assert ask(dashboard, VIEWER, "/api/state") == 200
 
 
