@@ -132,7 +132,7 @@ def _wait_for_a_step(coordinator: Coordinator) -> None:
     from dedloc_kit.client import fetch_state
 
     end = time.monotonic() + _DEADLINE
-    while not fetch_state(coordinator.dashboard.url)["step"]:
+    while not fetch_state(coordinator.dashboard.url).step:
         if time.monotonic() > end:
             raise SystemExit("the other volunteer did not train")
         time.sleep(0.5)

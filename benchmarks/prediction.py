@@ -14,9 +14,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.peers import end_on_signal, start_coordinator, start_volunteer
+from dedloc_kit.display.console import Console
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.home import home
 from dedloc_kit.machine.survey import cores

@@ -3,21 +3,33 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import requests
+from pydantic import BaseModel, ConfigDict
 from urllib3.exceptions import HTTPError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.machine.answers import PLAIN, body
 from dedloc_kit.memory import own_id
-from dedloc_kit.records import Count, Evaluation, Invitation, Record, Refusal, Standing, Time
+from dedloc_kit.records import (
+    Announcement,
+    Count,
+    Evaluation,
+    Invitation,
+    PeerText,
+    Record,
+    Refusal,
+    RunId,
+    Standing,
+    Time,
+)
 from dedloc_kit.run import HUB_REPOSITORY
 
 TIMEOUT = 10.0
-MOST_BYTES = 2**24
-"""Of one answer; a long run's history takes a few hundred thousand."""
+MOST_BYTES = 4 * 2**20
+"""Of an answer; those of a large run take some hundred kilobytes."""
 LEDGER_TIMEOUT = 60.0
 """The coordinator makes the file first."""
 _KEPT = "last-invitation.json"
@@ -125,28 +137,53 @@ def find_invitation(where: str, folder: Path, watch: bool = False) -> tuple[Invi
     return invitation, True
 
 
-def fetch_state(where: str) -> dict[str, Any]:
+class Shown(BaseModel):
+    """Of what a page tells that which is used here; it tells more."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class RunState(Shown):
+    run_id: RunId
+    status: PeerText
+    step: Count
+    total_steps: Count
+    samples_total: Count
+    loss: float | None
+    announcement: Announcement | None = None
+
+
+class Person(Shown):
+    name: PeerText
+    samples: Count
+    steps: Count
+
+
+class People(Shown):
+    people: tuple[Person, ...]
+
+
+Answer = TypeVar("Answer", bound=Shown)
+
+
+def fetch_state(where: str) -> RunState:
     """The state of the run as the dashboard shows it; raises UserError if it cannot be had."""
-    return _fetch(where, "state")
+    return _fetch(where, "state", RunState)
 
 
-def fetch_people(where: str) -> list[dict[str, Any]]:
+def fetch_people(where: str) -> tuple[Person, ...]:
     """Who gave most to the run, most samples first; raises UserError if it cannot be had."""
-    people: list[dict[str, Any]] = _fetch(where, "people").get("people", [])
-    return people
+    return _fetch(where, "people", People).people
 
 
-def _fetch(where: str, what: str) -> dict[str, Any]:
+def _fetch(where: str, what: str, kind: type[Answer]) -> Answer:
     url = where if _is_url(where) else _read(where).url
     if url is None:
         raise UserError(f"the invitation {where} names no coordinator's address; give its URL, http://HOST:PORT")
     try:
-        answer = json.loads(_get(url, what))
+        return kind.model_validate_json(_get(url, what))
     except ValueError:
         raise UserError(f"{url} did not answer like a coordinator; check the address") from None
-    if not isinstance(answer, dict):
-        raise UserError(f"{url} did not answer like a coordinator; check the address")
-    return answer
 
 
 class Measured(Record):

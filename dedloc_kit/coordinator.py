@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -19,7 +19,7 @@ from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State,
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
@@ -310,6 +310,18 @@ class _Coordinator:
             last_step=self._me.optimizer.last_step if orders.finish else None,
             announcement=orders.announcement,
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
+            listed=public_addresses(others) if self._peer.listed else (),
             countries=None if self._regions is None else self._regions.count(volunteers),
             countries_title="" if self._regions is None else self._regions.title,
         )
+
+
+def public_addresses(others: Mapping[str, Progress]) -> tuple[str, ...]:
+    """Where those are who agree that everybody may read it; an address that names somebody else is not theirs."""
+    return tuple(
+        address
+        for peer, said in others.items()
+        if said.listed
+        for address in said.addresses
+        if address.endswith(f"/p2p/{peer}")
+    )

@@ -94,6 +94,8 @@ class Peers(Event):
     last_step: int | None = None
     """The global step with which the organizer lets the run end, if it is not to go on to its last one."""
     announcement: Announcement | None = None
+    listed: tuple[str, ...] = ()
+    """Addresses of volunteers that may stand in the public invitation, by their own word and the organizer's."""
     countries: dict[str, int] | None = None
     """How many volunteers are in which country (ISO 3166), as far as it is known, if the organizer wants it shown."""
     countries_title: str = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import INVITATION_FILE, Address, Invitation, PeerId, Record
+from dedloc_kit.records import INVITATION_FILE, Address, Invitation, PeerId, Record, RunId
 
 MOST_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""
@@ -20,7 +20,7 @@ _MOST_ADDRESSES = 64
 class SwarmMemory(Record):
     """Kept in a peer's folder as `swarm.json`."""
 
-    run_id: str = ""
+    run_id: RunId = ""
     peer: PeerId = ""
     """The id of this peer; it belongs to the folder, whatever the run."""
     port: int = Field(default=0, ge=0, le=65535)
@@ -79,20 +79,23 @@ def remember(folder: Path, memory: SwarmMemory) -> None:
 
 
 def take_over(folder: Path, run_id: str, state: Path) -> None:
-    """Let a coordinator that begins in this folder know whom the run's last invitation names.
+    """Let a coordinator that begins in this folder know whom the run's earlier one remembered, or at least whom its
+    last invitation names.
 
     Its volunteers may still be training: without it the coordinator would begin a swarm of its own.
 
-    :param state: what it starts from; the invitation lies beside it, as in a run's folder and in its repository
+    :param state: what it starts from; both lie beside it in a run's folder, the invitation alone in its repository
     """
     if recall(folder, run_id).peers:
         return
     for place in (state, state.parent, state.parent.parent):
+        known = recall(place, run_id).peers
         with suppress(OSError, ValueError, UserError):
             invitation = Invitation.parse((place / INVITATION_FILE).read_text(encoding="utf-8"))
-            if invitation.run_id == run_id:
-                known = {"run_id": run_id, "peer": own_id(folder), "peers": invitation.peers}
-                remember(folder, SwarmMemory.parse(known))
+            known += invitation.peers if invitation.run_id == run_id else ()
+        if known:
+            peers = tuple(dict.fromkeys(known))[:_MOST_ADDRESSES]
+            remember(folder, SwarmMemory(run_id=run_id, peer=own_id(folder), peers=peers))
             return
 
 

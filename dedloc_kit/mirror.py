@@ -11,9 +11,8 @@ from dedloc_kit.client import NoAnswer, find_invitation, repository_of
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Peers
+from dedloc_kit.events import AnyEvent, Failed, Joined
 from dedloc_kit.machine.home import home, peer_folder
-from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.worker import Worker, collector_job
@@ -68,8 +67,9 @@ class _Mirror:
     def _work(self, invitation: Invitation) -> bool:
         """Let a collector work until it cannot go on; whether it had found the swarm."""
         self._found.clear()
-        self._invitation = invitation
-        self._invite()
+        # Whoever finds the mirror can join the run through it. It knows more peers than the invitation names, but
+        # where they are is not for everybody.
+        self._dashboard.entrance.invitation = invitation
         peer = PeerConfig(folder=self._base / invitation.run_id, name="mirror", device="cpu", client_mode=True)
         job = collector_job(invitation, peer, repository_of(self._where), self._code)
         worker = Worker("collector", job, folder=peer.folder, on_event=self._heard)
@@ -83,8 +83,6 @@ class _Mirror:
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
             self._found.set()
-        if isinstance(event, Peers):
-            self._invite()
         # What is wrong on this machine is for the eyes of whoever runs it.
         shown = (
             Failed(text="this mirror does not reach the swarm; it shows what it knows")
@@ -93,12 +91,6 @@ class _Mirror:
         )
         self._dashboard.publish(shown)
         self._display.show(event)
-
-    def _invite(self) -> None:
-        """Whoever finds the mirror can join the run through it, by way of any peer that was seen, also while its
-        coordinator is down."""
-        peers = initial_peers(self._invitation, self._base / self._invitation.run_id)
-        self._dashboard.entrance.invitation = self._invitation.model_copy(update={"peers": peers})
 
     def _renewed(self, invitation: Invitation) -> Invitation:
         """As it is now: the coordinator may have moved. Raises UserError if there is another run in its place."""

@@ -2,11 +2,12 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
@@ -16,13 +17,16 @@ from dedloc_kit.validation import describe
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Time = Annotated[float, Field(ge=0, le=1e12)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
+RunId = Annotated[str, Field(max_length=80, pattern=r"^[0-9A-Za-z._-]*$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]
 # Text that a peer chose: no control characters, which could take over a terminal that shows it.
 PeerText = Annotated[str, Field(max_length=64, pattern=PLAIN_TEXT)]
 Address = Annotated[
-    str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[^/\s]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
+    str, Field(max_length=160, pattern=r"^/(ip4|ip6|dns4|dns6|dns)/[0-9A-Za-z.:_-]+/tcp/\d{1,5}/p2p/[0-9A-Za-z]+$")
 ]
 """A multiaddress of a peer."""
+ShownText = Annotated[str, AfterValidator(lambda text: re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text))]
+"""Text for viewers that data brought in, which may hold anything: control characters become spaces."""
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
 MOST_REFUSED = 1280
@@ -55,7 +59,7 @@ class Contribution(Record):
     so that a collector which missed some contributions still knows the total.
     """
 
-    run_id: str
+    run_id: RunId
     step: Count
     """The global step that these samples led to (the first one is 1)."""
     session: Digest
@@ -88,10 +92,10 @@ class FillMask(Record):
     """A held-out sentence with one word hidden, and what the model puts there, for viewers."""
 
     kind: Literal["fill-mask"] = "fill-mask"
-    before: Annotated[str, Field(max_length=256)]
-    guess: Annotated[str, Field(max_length=64)]
-    truth: Annotated[str, Field(max_length=64)]
-    after: Annotated[str, Field(max_length=256)]
+    before: Annotated[ShownText, Field(max_length=256)]
+    guess: Annotated[ShownText, Field(max_length=64)]
+    truth: Annotated[ShownText, Field(max_length=64)]
+    after: Annotated[ShownText, Field(max_length=256)]
 
 
 MOST_PICTURE_SIDE = 48
@@ -123,7 +127,7 @@ class Picture(Record):
         return hashlib.sha256(self.pixels).hexdigest()
 
 
-ClassName = Annotated[str, Field(max_length=64)]
+ClassName = Annotated[ShownText, Field(max_length=64)]
 
 
 class Neighbour(Record):
@@ -167,7 +171,7 @@ class Evaluation(Record):
 
     loss: Annotated[float, Field(allow_inf_nan=True)]
     """The mean over the samples; a model that has diverged has none that is finite."""
-    metrics: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default={}, max_length=8)
+    metrics: dict[PeerText, Annotated[float, Field(ge=0, le=1)]] = Field(default={}, max_length=8)
     """Shares of the whole by name, such as `masked accuracy`."""
     samples: tuple[Sample, ...] = Field(default=(), max_length=8)
     pictures: tuple[Picture, ...] = Field(default=(), max_length=72)
@@ -177,7 +181,7 @@ class Evaluation(Record):
 class Progress(Record):
     """What a peer says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
 
-    run_id: str
+    run_id: RunId
     step: Count
     """The global step whose parameters the peer holds."""
     round: Digest
@@ -198,6 +202,8 @@ class Progress(Record):
     """Where others reach this peer; empty in client mode."""
     reached: Annotated[bytes, Field(max_length=1536)] = b""
     """The organizer's signed word that it did, where nobody else is dialled: a `Reached`."""
+    listed: bool = False
+    """Whether they may stand in the public invitation, if the organizer wants that too."""
     device: PeerText
     name: PeerText
     team: PeerText = ""
@@ -213,7 +219,7 @@ TOKEN_SECONDS = 3600.0
 class Token(Record):
     """What the organizer signs for a peer that may take part, as one record; it is worth nothing to any other peer."""
 
-    run_id: str
+    run_id: RunId
     peer: PeerId
     name: PeerText
     """Whom the organizer let in with it: the invited person, or the account on the Hub."""
@@ -234,7 +240,7 @@ class Reached(Record):
 class Notice(Record):
     """What the organizer tells all peers again and again, signed: that it is there, and whom to refuse."""
 
-    run_id: str
+    run_id: RunId
     time: Time
     refused: Annotated[bytes, Field(max_length=_SHORT * MOST_REFUSED)] = b""
     """The beginnings of the SHA-256 digests of peer ids; may be given as the ids, as it was written before."""
@@ -281,7 +287,7 @@ Denial = Literal[
 class AccessRequest(Record):
     """A peer asks the organizer to be let in, or for its next token."""
 
-    run_id: str
+    run_id: RunId
     secret: Annotated[str, Field(max_length=1024)] = ""
     """A personal code, or a token of the Hub; whoever was let in before needs none."""
 
@@ -315,7 +321,7 @@ MOST_LEDGER_BYTES = 2**31
 class Given(Record):
     """What one peer gave to a run over all its sessions; times by the coordinator's clock."""
 
-    peer: Annotated[str, Field(max_length=128)]
+    peer: PeerId
     name: PeerText
     samples: Count
     steps: Count
@@ -342,7 +348,7 @@ class Standing(Record):
 class StateInfo(Record):
     """What accompanies the tensors that a newcomer downloads or a checkpoint holds."""
 
-    run_id: str
+    run_id: RunId
     step: Count
     rounds: Annotated[tuple[Digest, ...], Field(max_length=64, strict=False)]  # not strict: a list will do
     """The latest all-reduces that led here, newest last: a peer in doubt learns whether its samples counted."""
@@ -411,9 +417,9 @@ class Invitation(Requirement):
 
     model_config = ConfigDict(extra="forbid")
 
-    run_id: str
-    peers: tuple[str, ...] = Field(min_length=1, max_length=64)
-    """Addresses of swarm members, the coordinator first."""
+    run_id: RunId
+    peers: tuple[Address, ...] = Field(min_length=1, max_length=64)
+    """Addresses of swarm members: the coordinator's, then those of volunteers who agree to that being public."""
     run: dict[str, Any]
     """The run configuration; its hash must be the fingerprint in `run_id`."""
     parameters: Count | None = None

@@ -233,6 +233,9 @@ class PeerConfig(Section):
     """The swarm's TCP port; 0 takes a free one."""
     announce_host: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]+$")] | None = None
     """The address or name under which others reach this machine, if it differs from what it sees itself."""
+    listed: bool = False
+    """Whether this peer's addresses may stand in the public invitation. Coordinator: whether those of volunteers who
+    agree do."""
     until_step: PositiveInt | None = None
     """Leave as soon as this global step is done."""
     export: Path | None = None

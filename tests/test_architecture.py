@@ -95,6 +95,24 @@ def test_imports_go_one_way(path: Path) -> None:
     assert faults(part_of(path), path.read_text(encoding="utf-8")) == []
 
 
+def terminal_writes(source: str) -> list[str]:
+    """What in a module reaches the terminal without being cleaned by `display.console`."""
+    found = [name for name in imported_modules(source) if name in ("rich.console.Console", "rich.print")]
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id="print")):
+                found.append(f"line {node.lineno}: print")
+            case ast.Attribute(value=ast.Name(id="sys"), attr="stdout" | "stderr" as stream):
+                found.append(f"line {node.lineno}: sys.{stream}")
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_one_module_alone_writes_to_the_terminal(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert bool(terminal_writes(source)) == (path == PACKAGE / "display" / "console.py")
+
+
 def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
     assert loaded_by("import dedloc_kit") - loaded_by("pass") == {"dedloc_kit", "__future__"}
 

@@ -76,7 +76,7 @@ def test_the_coordinator_that_an_invitation_on_the_hub_names_knows_better(
     train(dashboard, "QmA", "QmB")
     with pytest.raises(Refused, match="as many volunteers as it has room for"):
         fetch_invitation("us/model")
-    assert fetch_state("us/model")["run_id"] == tiny_run().run_id, "anyone may watch"
+    assert fetch_state("us/model").run_id == tiny_run().run_id, "anyone may watch"
 
 
 def test_a_token_that_the_hub_refuses_does_not_hide_a_public_invitation(hub: LoopbackHub) -> None:

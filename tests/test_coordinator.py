@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.coordinator import public_addresses
 from dedloc_kit.events import Evaluated, Failed, Peers, Pushed, PushFailed, StepDone, Warned
 from dedloc_kit.hub import training_state
 from dedloc_kit.ledger import Ledger
@@ -16,7 +17,7 @@ from dedloc_kit.memory import recall
 from dedloc_kit.training.checkpoint import Checkpoints
 from tests.geoip import TITLE, write_countries
 from tests.loopback_hub import loopback_hub
-from tests.swarm.harness import Swarm, processes_of, wait_until
+from tests.swarm.harness import Swarm, processes_of, progress, wait_until
 from tests.tiny import tiny_run
 
 
@@ -96,7 +97,7 @@ def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and
     regions = write_countries(tmp_path / "countries.mmdb", {"127.0.0.0/8": "BD"})
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=4, evaluate_every=2, regions=regions)
-        swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8, team="delta")
+        swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8, team="delta", listed=True)
         coordinator.wait_for_step(4)
         coordinator.wait_for(Evaluated, lambda event: event.step == 4)
         assert coordinator.worker.stop() == 0
@@ -108,6 +109,7 @@ def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and
     assert any(peer.upload for peer in seen), "it never told how fast its line is"
     told = [event for event in coordinator.events if isinstance(event, Peers)]
     assert ({"BD": 1}, TITLE) in [(event.countries, event.countries_title) for event in told]
+    assert not any(event.listed for event in told), "the organizer did not say that it may be told where it is"
     ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
     (volunteer,) = ledger.people()
     assert (volunteer.team, volunteer.devices) == ("delta", (seen[0].device,))
@@ -119,6 +121,18 @@ def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and
         parts = (step.compute or 0.0) + (step.gather or 0.0) + (step.average or 0.0) + (step.apply or 0.0)
         assert parts == pytest.approx(step.time - before.time, abs=0.2)
     ledger.close()
+
+
+def test_only_who_agrees_is_listed_and_only_where_it_is_itself() -> None:
+    def address(peer: str) -> str:
+        return f"/ip4/192.0.2.1/tcp/31337/p2p/{peer}"
+
+    others = {
+        "Asha": progress(listed=True, addresses=(address("Asha"), address("Victim"))),
+        "Olena": progress(addresses=(address("Olena"),)),
+        "Client": progress(listed=True, client_mode=True),
+    }
+    assert public_addresses(others) == (address("Asha"),)
 
 
 def test_a_coordinator_that_leaves_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:

@@ -81,11 +81,17 @@ def test_a_coordinator_that_begins_elsewhere_knows_whom_the_last_invitation_name
     invitation.write_text(Invitation.of(run, (address("W"),)).model_dump_json())
     take_over(tmp_path / "one", run.run_id, state)
     assert recall(tmp_path / "one", run.run_id).peers == (address("C"), address("V")), "it knows better"
-    for text in ("{", Invitation.of(run, ("nonsense",)).model_dump_json(), "\x00"):
+    for text in ("{", Invitation.of(run, (address("W"),)).model_dump_json().replace("/p2p/", "/x/"), "\x00"):
         invitation.write_text(text)
         take_over(tmp_path / "four", run.run_id, state)
     take_over(tmp_path / "four", "other-0123456789abcdef", state)
     assert not (tmp_path / "four" / "swarm.json").exists()
+    # The invitation is public: where volunteers are only the earlier coordinator's folder tells.
+    Memory(tmp_path / "old", run.run_id, "C", port=7).update({"V": [address("V")]})
+    invitation.write_text(Invitation.of(run, (address("C"),)).model_dump_json())
+    take_over(tmp_path / "four", run.run_id, state)
+    assert recall(tmp_path / "four", run.run_id).peers == (address("V"), address("C"))
+    assert recall(tmp_path / "four", run.run_id).port == 0, "it may be taken here"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"port": "x"}', '{"peers": ["nonsense"]}', '{"port": 99999}', "\x00"])

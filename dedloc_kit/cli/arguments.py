@@ -38,6 +38,12 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument(
         "--most-volunteers", type=_positive, metavar="N", help="ask newcomers to come later while so many train"
     )
+    launch.add_argument(
+        "--list-volunteers",
+        action="store_true",
+        help="let the public invitation name where volunteers are who agree to it: through them others can join while "
+        "this machine is down",
+    )
     launch.add_argument("--evaluate-every", type=_positive, default=10, metavar="STEPS")
     launch.add_argument("--checkpoint-every", type=_positive, default=1, metavar="STEPS")
     launch.add_argument(
@@ -112,6 +118,12 @@ def parser() -> argparse.ArgumentParser:
     join.add_argument("--team", default="", help="what you give counts for this team too, on the live page")
     join.add_argument(
         "--microbatch", type=_positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+    join.add_argument(
+        "--listed",
+        action="store_true",
+        help="agree that the public invitation names where this machine is: others can then join through it; only if "
+        "the organizer wants that too",
     )
     _code_option(join)
     reach = join.add_mutually_exclusive_group()

@@ -172,7 +172,7 @@ def _organizer(folder: Path, invitation: Invitation | None, port: int, swarm_por
     except UserError:
         state = None
     if state is not None:
-        yield Finding(f"the coordinator is up, at step {state.get('step')}")
+        yield Finding(f"the coordinator is up, at step {state.step}")
         yield Finding(f"whether others reach it only others can tell: let somebody elsewhere run  dedloc doctor {url}")
         return
     for name, flag, number in (("live page", "--port", port), ("swarm", "--swarm-port", swarm_port)):

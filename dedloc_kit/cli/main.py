@@ -9,10 +9,10 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from dedloc_kit.cli.arguments import parser
+from dedloc_kit.display.console import Console, complain, log_to_terminal
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import ProbeSettings, Settings
 from dedloc_kit.run import Section, load_run, parse_peer
@@ -29,10 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
         commands.print_help()
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
+    log_to_terminal()
     try:
         return int(_COMMANDS[options.command](options) or 0)
     except UserError as error:
-        sys.stderr.write(f"dedloc: {error}\n")
+        complain(str(error))
         return 2
     except KeyboardInterrupt:
         return 130
@@ -119,6 +120,7 @@ def _launch(options: argparse.Namespace) -> int:
         **_machine(options),
         "folder": (options.folder or Path("runs") / run.run_id).resolve(),
         "name": "coordinator",
+        "listed": options.list_volunteers,
         "evaluate_every": options.evaluate_every,
         "checkpoint_every": options.checkpoint_every,
         "keep_checkpoints": options.keep_checkpoints,
@@ -149,7 +151,8 @@ def _login(options: argparse.Namespace) -> None:
     from dedloc_kit.dashboard.login import Keys
     from dedloc_kit.steering.commands import dashboard_of
 
-    sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")
+    link = Keys(options.folder).link(dashboard_of(options.folder))
+    Console(highlight=False, markup=False, soft_wrap=True).print(link)
 
 
 def _invite(options: argparse.Namespace) -> None:
@@ -178,6 +181,7 @@ def _join(options: argparse.Namespace) -> int:
 
     settings = _machine(options)
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
+    settings["listed"] = options.listed
     if options.name:
         settings["name"] = options.name
     code = personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
@@ -185,7 +189,7 @@ def _join(options: argparse.Namespace) -> int:
     watch(session)
     problem = session.snapshot().problem
     if problem:
-        sys.stderr.write(f"dedloc: {problem}\n")
+        complain(problem)
     return 2 if problem else 0
 
 
@@ -210,11 +214,11 @@ def _status(options: argparse.Namespace) -> None:
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
-    console.print(f"{state['run_id']}: {state['status']}, step {state['step']} of {state['total_steps']}")
-    console.print(f"{state['samples_total']} samples in all, training loss {_number(state['loss'])}")
+    console.print(f"{state.run_id}: {state.status}, step {state.step} of {state.total_steps}")
+    console.print(f"{state.samples_total} samples in all, training loss {_number(state.loss)}")
     table = Table("volunteer", "samples", "steps")
     for person in fetch_people(options.invitation):
-        table.add_row(str(person["name"]), str(person["samples"]), str(person["steps"]))
+        table.add_row(person.name, str(person.samples), str(person.steps))
     console.print(table)
 
 

@@ -83,10 +83,14 @@ class Recent(Generic[Value]):
             return self._made[1]
 
 
-def cached_answer(request: Request, content: bytes, media_type: str, seconds: int) -> Response:
-    """What others, such as the cache before a page that embeds it, may keep for so long; who has it gets no body."""
+def cached_answer(request: Request, content: bytes, media_type: str, seconds: int, *, shared: bool = True) -> Response:
+    """What may be kept for so long; who has it gets no body.
+
+    :param shared: by others too, such as the cache before a page that embeds it. Not if the page's own address stands
+        in it, as the asker wrote it (the header Host): others would get what somebody else made up
+    """
     tag = f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
-    headers = {"ETag": tag, "Cache-Control": f"public, max-age={seconds}"}
+    headers = {"ETag": tag, "Cache-Control": f"{'public' if shared else 'private'}, max-age={seconds}"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=media_type)

@@ -40,10 +40,11 @@ def routes(run: RunConfig, view: RunView) -> APIRouter:
 
     @router.get("/certificate.svg", summary="A certificate as a picture", responses=answering(SVG, cached=True))
     def picture(request: Request, peer: Annotated[PeerId, Path()]) -> Response:
-        return cached_answer(request, certificate_svg(certificate(request, peer)).encode(), SVG, _SECONDS)
+        drawn = certificate_svg(certificate(request, peer)).encode()
+        return cached_answer(request, drawn, SVG, _SECONDS, shared=False)
 
     @router.get("/certificate.pdf", summary="A certificate to print", responses=answering(_PDF, cached=True))
     def document(request: Request, peer: Annotated[PeerId, Path()]) -> Response:
-        return cached_answer(request, certificate_pdf(certificate(request, peer)), _PDF, _SECONDS)
+        return cached_answer(request, certificate_pdf(certificate(request, peer)), _PDF, _SECONDS, shared=False)
 
     return router

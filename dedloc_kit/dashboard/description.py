@@ -17,6 +17,7 @@ DESCRIPTION: dict[str, Any] = {
     "responses": {
         404: {"model": Message, "description": "There is no such thing."},
         429: {"model": Message, "description": "You ask too often; Retry-After says in how many seconds to come back."},
+        503: {"model": Message, "description": "There is no room for one more at the moment."},
     },
 }
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "You have it already (If-None-Match)."}}

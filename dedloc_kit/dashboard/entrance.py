@@ -1,6 +1,9 @@
 """What a volunteer fetches: the invitation, and the very kit that the coordinator runs."""
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import PlainTextResponse, Response
@@ -11,6 +14,8 @@ from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.records import Invitation, PeerId, Refusal
 
+Made = TypeVar("Made")
+
 
 class Entrance:
     """Decides who is given the invitation."""
@@ -20,6 +25,8 @@ class Entrance:
         """None until the coordinator has joined its own swarm."""
         self._view = view
         self._most_volunteers = most_volunteers
+        # The threads that make the page's answers may all be busy, with viewers in line for them.
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="entrance")
 
     def refusal(self, state: State, peer: str = "") -> Refusal | None:
         """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
@@ -35,8 +42,8 @@ class Entrance:
         refused: dict[int | str, dict[str, Any]] = {code: {"model": Refusal} for code in (410, 503)}
 
         @router.get("/api/invitation", summary="What it takes to join", response_model=Invitation, responses=refused)
-        def invitation(peer: Annotated[PeerId, Query()] = "", watch: bool = False) -> Response:
-            refusal = self.refusal(self._view.state(), peer)
+        async def invitation(peer: Annotated[PeerId, Query()] = "", watch: bool = False) -> Response:
+            refusal = self.refusal(await self._at_once(self._view.state), peer)
             if refusal is not None and not (watch and self.invitation):
                 return json_answer(refusal.model_dump(), 410 if refusal.reason == "over" else 503)
             assert self.invitation is not None
@@ -45,14 +52,19 @@ class Entrance:
         @router.get(
             "/requirements.txt", summary="For pip: the dedloc_kit of this run", response_class=PlainTextResponse
         )
-        def requirements(request: Request) -> Response:
+        async def requirements(request: Request) -> Response:
             # As the one who asks reached us: behind a tunnel that is not the address that we know of ourselves.
-            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{running_wheel().name}\n")
+            wheel = await self._at_once(running_wheel)
+            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{wheel.name}\n")
 
         @router.get("/wheel/{name}", summary="That dedloc_kit", responses=answering("application/octet-stream"))
-        def wheel(name: str) -> Response:
-            if name != running_wheel().name:
+        async def wheel(name: str) -> Response:
+            wheel = await self._at_once(running_wheel)
+            if name != wheel.name:
                 raise HTTPException(404)
-            return Response(running_wheel().content, media_type="application/octet-stream")
+            return Response(wheel.content, media_type="application/octet-stream")
 
         return router
+
+    async def _at_once(self, make: Callable[[], Made]) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, make)

@@ -48,7 +48,8 @@ def routes(run: RunConfig, milestones: Callable[[], Sequence[Milestone]]) -> API
         "/feed.atom", tags=["pictures"], summary="Milestones as an Atom feed", responses=answering(_ATOM, cached=True)
     )
     def atom(request: Request) -> Response:
-        return cached_answer(request, feed(run, recent(), str(request.base_url)), _ATOM, _SECONDS)
+        document = feed(run, recent(), str(request.base_url))
+        return cached_answer(request, document, _ATOM, _SECONDS, shared=False)
 
     return router
 

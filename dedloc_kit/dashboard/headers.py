@@ -14,7 +14,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Cache-Control": "no-cache",  # ask each time, files answer "unchanged"
+    # Ask each time, files answer "unchanged". Not for others: an address in it may be made up by who asks (its Host).
+    "Cache-Control": "private, no-cache",
 }
 
 

@@ -3,22 +3,23 @@
 import errno
 import socket
 
+from dedloc_kit.dashboard.connections import AT_ONCE, Listener
 from dedloc_kit.errors import UserError
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> Listener:
     """A socket that listens there; port 0 takes a free one. Raises UserError with what to do if it is not to be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        listener = Listener(family, kind, protocol)
     except OSError as error:
         raise UserError(f"'{host}' is no address to listen on ({error.strerror}); use 127.0.0.1 or 0.0.0.0") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # take the port of a server that just ended
         listener.bind(address)
-        listener.listen(128)
+        listener.listen(AT_ONCE)
         return listener
     except OSError as error:
         listener.close()

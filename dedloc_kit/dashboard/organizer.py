@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from dedloc_kit.dashboard.answers import Answer, Message, json_answer
+from dedloc_kit.dashboard.limits import address_of
 from dedloc_kit.dashboard.login import COOKIE_SECONDS, Attempts, Keys
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
@@ -86,7 +87,7 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
 
     def organizer_only(request: Request, cookie: Annotated[str, Cookie(alias=name, max_length=200)] = "") -> None:
         if not keys.knows(cookie):
-            if cookie and attempts.too_many(_address(request)):
+            if cookie and attempts.too_many(address_of(request.scope)):
                 raise Denied(429, "too many wrong keys came from this address; try again in a minute")
             raise Denied(401, f"only the organizer sees this; {_NEW_LINK}", forget=name if cookie else "")
         origin = request.headers.get("Origin")
@@ -100,9 +101,9 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
     )
 
     @router.get("/organizer/login", include_in_schema=False)
-    def login(request: Request, key: Annotated[str, Query(max_length=200)] = "") -> Response:
+    async def login(request: Request, key: Annotated[str, Query(max_length=200)] = "") -> Response:
         if not keys.opens(key):
-            if attempts.too_many(_address(request)):
+            if attempts.too_many(address_of(request.scope)):
                 return PlainTextResponse("Too many wrong keys came from this address; try again in a minute.", 429)
             return PlainTextResponse(f"This link is not right or has expired; {_NEW_LINK}.", 401)
         answer = RedirectResponse("../organizer", 303, headers={"Cache-Control": "no-store"})
@@ -184,7 +185,3 @@ def kept_checkpoints(folder: Path) -> list[KeptCheckpoint]:
             step = int(named[1])
             found.append(KeptCheckpoint(step=step, time=status.st_mtime, bytes=status.st_size, best=step == best))
     return found
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client is not None else ""

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import json
 import logging
-import socket
+import os
 import threading
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, suppress
@@ -16,21 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from dedloc_kit.dashboard import answers, api, certificates, feed, metrics, pages, pictures
 from dedloc_kit.dashboard.answers import message
 from dedloc_kit.dashboard.caching import Recent
+from dedloc_kit.dashboard.connections import AT_ONCE, Listener, raise_file_limit
 from dedloc_kit.dashboard.description import DESCRIPTION, answering
 from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.exports import Exports
 from dedloc_kit.dashboard.headers import SecureHeaders
-from dedloc_kit.dashboard.limits import RateLimits
+from dedloc_kit.dashboard.limits import RateLimits, address_of
 from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
 from dedloc_kit.dashboard.organizer import Denied, denial
-from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
+from dedloc_kit.dashboard.stream import EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent
@@ -88,11 +90,20 @@ class Dashboard:
         """Serve; raises UserError if the address is not to be had."""
         listener = listen(self._host, self._port)
         self.url = url_of(self._public_host, listener.getsockname()[1])
+        raise_file_limit()
+        proxies = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
+        # Who is behind a proxy is told here and not by uvicorn, which would not say any more who connected.
+        served: Any = SecureHeaders(RateLimits(self._application()))
+        served = ProxyHeadersMiddleware(served, proxies)
         config = uvicorn.Config(
-            SecureHeaders(self._application()),
+            listener.telling(served),
             log_config=None,
             access_log=False,
-            limit_concurrency=2 * MAX_VIEWERS,
+            proxy_headers=False,
+            ws="none",
+            backlog=AT_ONCE,
+            callback_notify=listener.end_late,
+            timeout_notify=1,
             loop="asyncio",
         )
         config.timeout_graceful_shutdown = 2  # for a viewer that does not even take the end of its stream
@@ -124,7 +135,7 @@ class Dashboard:
         self._thread = None
         self._view.close()
 
-    def _serve(self, listener: socket.socket) -> None:
+    def _serve(self, listener: Listener) -> None:
         assert self._server is not None
         try:
             asyncio.run(self._server.serve(sockets=[listener]))
@@ -135,7 +146,6 @@ class Dashboard:
     def _application(self) -> FastAPI:
         # The generated documentation pages would load scripts from elsewhere.
         app = FastAPI(**DESCRIPTION, docs_url=None, redoc_url=None, lifespan=self._lifespan)
-        app.add_middleware(RateLimits)
         app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
         app.add_exception_handler(HTTPException, lambda _request, error: message(error.detail, error.status_code))
         app.add_exception_handler(Denied, denial)
@@ -157,8 +167,8 @@ class Dashboard:
             summary="What happens, as server-sent events",
             responses={**answering("text/event-stream"), 503: {"model": answers.Message}},
         )
-        async def events() -> Response:
-            if self._viewers.full:
+        async def events(request: Request) -> Response:
+            if not self._viewers.has_room(address_of(request.scope)):
                 return message("too many viewers at the moment; try again later", 503)
             return EventStream(self._viewers)
 

@@ -13,6 +13,7 @@ from typing import Any
 from dedloc_kit.dashboard import answers
 from dedloc_kit.dashboard.milestones import Milestone, milestones
 from dedloc_kit.dashboard.recorded import Recorded
+from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
@@ -66,7 +67,7 @@ class RunView:
                 case State(text=text):
                     if self._gone:  # a new coordinator has been started
                         self._joined = self._gone = False
-                    self._message = text
+                    self._message = without_hosts(text)
                 case Joined():
                     self._joined, self._gone = True, False
                 case Peers(peers=peers):
@@ -74,7 +75,7 @@ class RunView:
                 case Pushed(step=step, url=url):
                     self._checkpoint = answers.Checkpoint(step=step, url=url)
                 case Warned(text=text):
-                    self._notices.append(answers.Notice(time=time.time(), text=text[:NOTICE_LENGTH]))
+                    self._notices.append(answers.Notice(time=time.time(), text=without_hosts(text)[:NOTICE_LENGTH]))
                 case Failed(text=text):
                     self._gone, self._peers, self._message = True, (), text
                 case Left(step=step):

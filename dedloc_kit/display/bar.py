@@ -3,9 +3,10 @@
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, ProgressColumn
+
+from dedloc_kit.display.console import Console
 
 
 class BarDisplay:
@@ -25,5 +26,5 @@ class BarDisplay:
         self._bar.stop()
 
     def line(self, text: str, style: str | None = None) -> None:
-        """One line above the bar."""
-        self.console.print(escape(text), style=style, soft_wrap=True)
+        """One line above the bar; a text with several lines could pass one of them off as ours."""
+        self.console.print(escape(" ".join(text.splitlines())), style=style, soft_wrap=True)

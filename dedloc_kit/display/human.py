@@ -1,8 +1,15 @@
 """Numbers as people read them, and names that they chose themselves."""
 
+import ipaddress
+import re
 import unicodedata
 
 _JOINERS = "\u200c\u200d"  # Bengali, Persian and family emoji are not written right without them
+_HOST = re.compile(
+    r"/(?:ip4|ip6|dns4|dns6|dns)/[^/\s]+"  # as libp2p writes addresses
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}\b"
+    r"|(?<![\w:])(?P<colons>[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f]*)\b"
+)
 
 
 def count(number: int, one: str) -> str:
@@ -45,6 +52,28 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min"
     days, hours = divmod(hours, 24)
     return f"{count(days, 'day')} {hours} h"
+
+
+def printable(text: str) -> str:
+    """A text as a terminal may get it: without controls other than the ends of lines, and without what is invisible or
+    would turn around the text beside it."""
+    if text.isprintable():
+        return text
+    return "".join(c for c in text if c in _JOINERS or c in "\n\t" or unicodedata.category(c)[0] != "C")
+
+
+def without_hosts(text: str) -> str:
+    """A text that all may read: what it says of a peer's address, as messages of errors do, is left out."""
+    return _HOST.sub(_without_host, text)
+
+
+def _without_host(found: re.Match[str]) -> str:
+    if found["colons"]:  # a time of the day has them too
+        try:
+            ipaddress.IPv6Address(found["colons"])
+        except ValueError:
+            return found[0]
+    return "…"
 
 
 def visible(text: str, most: int = 64) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger.reading import Contributor, Reader, TroubleKind
@@ -131,14 +132,17 @@ class Ledger(Reader):
         self._looked = now
 
     def record_trouble(self, kind: TroubleKind, text: str, *, step: int | None = None, count: int = 1) -> None:
-        """Count something that went wrong; the last ones are kept. `text` stands for `count` of them."""
+        """Count something that went wrong; the last ones are kept, for all to read.
+
+        :param text: stands for `count` of them
+        """
         with self._transaction():
             execute = self._connection.execute
             execute(
                 "INSERT INTO counts VALUES (?, ?) ON CONFLICT (kind) DO UPDATE SET count = count + excluded.count",
                 (kind, count),
             )
-            execute("INSERT INTO troubles VALUES (NULL, ?, ?, ?, ?)", (kind, self._clock(), step, text))
+            execute("INSERT INTO troubles VALUES (NULL, ?, ?, ?, ?)", (kind, self._clock(), step, without_hosts(text)))
             execute(
                 "DELETE FROM troubles WHERE kind = ?1 AND id NOT IN"
                 " (SELECT id FROM troubles WHERE kind = ?1 ORDER BY id DESC LIMIT ?2)",

@@ -98,7 +98,9 @@ def join(
 def _show_refusal(problem: str, where: str) -> None:
     """What keeps a session from even beginning, in the place where the panel would be."""
     if where == "terminal":
-        sys.stderr.write(f"dedloc: {problem}\n")
+        from dedloc_kit.display.console import complain
+
+        complain(problem)
         return
     from IPython.display import display
 

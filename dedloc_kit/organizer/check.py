@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned

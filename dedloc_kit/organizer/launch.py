@@ -18,7 +18,7 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed,
 from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.ports import advice
-from dedloc_kit.memory import of_first_peers, recall, take_over
+from dedloc_kit.memory import of_first_peers, take_over
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
 from dedloc_kit.run import PeerConfig, RunConfig
@@ -29,7 +29,8 @@ from dedloc_kit.worker import Worker, coordinator_job
 
 START_SECONDS = 180.0
 LISTED_VOLUNTEERS = 8
-"""Volunteers whose addresses are in the invitation, so that newcomers can join while the coordinator is down."""
+"""Volunteers whose addresses are in the invitation, if they and the organizer agree to that: through them newcomers can
+join while the coordinator is down."""
 RENEWAL_SECONDS = 10.0
 """How often the invitation file is brought up to date."""
 
@@ -61,6 +62,7 @@ class Coordinator:
         self._joined = threading.Event()
         self.addresses: tuple[str, ...] = ()
         """Where the swarm reaches the coordinator; known once `invitation` has returned."""
+        self._listed: tuple[str, ...] = ()
         self._parameters = 0
         self._worker: Worker | None = None
 
@@ -101,6 +103,8 @@ class Coordinator:
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
             self.addresses, self._parameters = event.addresses, event.parameters
+        if isinstance(event, Peers):
+            self._listed = event.listed
         if isinstance(event, Joined | Peers):
             self._invite()
         if isinstance(event, Failed | Left):
@@ -115,9 +119,8 @@ class Coordinator:
         self._on_event(event)
 
     def _invite(self) -> None:
-        """Publish where to join: the coordinator, then volunteers that others can reach."""
-        known = (*self.addresses, *recall(self._peer.folder, self.run.run_id).peers)
-        peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
+        """Publish where to join. The coordinator knows where its volunteers are; everybody may read this."""
+        peers = of_first_peers((*self.addresses, *self._listed), 1 + LISTED_VOLUNTEERS)
         self.dashboard.entrance.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.prompt import Prompt
 
 from dedloc_kit.data.folder import new_folder
 from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
+from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import public_name
 from dedloc_kit.notebook.generate import notebooks_to_be

@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dedloc_kit.display import human
+from dedloc_kit.display.console import Console
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
 
@@ -74,7 +75,7 @@ class SessionDisplay:
                 self._line(warning)
 
     def _line(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(" ".join(text.splitlines())), soft_wrap=True)
 
 
 def view(now: Snapshot) -> RenderableType:

@@ -66,6 +66,7 @@ class CollaborativeOptimizer:
         team: str,
         device: str,
         addresses: tuple[str, ...],
+        listed: bool,
         known: Sequence[str],
         last_step: int,
         stop: threading.Event,
@@ -75,8 +76,8 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
-        self._name, self._team, self._device, self._addresses = name, team, device, addresses
-        self._reached = dht.reach.word
+        self._name, self._team, self._device = name, team, device
+        self._addresses, self._listed, self._reached = addresses, listed, dht.reach.word
         self._stop, self._on_step = stop, on_step
         self.last_step = last_step
         """No round is begun after it; may change at any time."""
@@ -325,6 +326,7 @@ class CollaborativeOptimizer:
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 reached=self._reached,
+                listed=self._listed,
                 device=self._device,
                 name=self._name,
                 team=self._team,

@@ -133,6 +133,7 @@ def connected(
             team=peer.team,
             device=describe_device(device),
             addresses=addresses,
+            listed=peer.listed,
             known=initial_peers,
             last_step=peer.last_step(run),
             stop=stop,

@@ -27,7 +27,7 @@ def get(dashboard: Dashboard, path: str, address: str = "") -> requests.Response
 
 
 def test_who_asks_too_often_is_told_when_to_come_back(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "COSTLY", Limit(2, 0.1))
+    monkeypatch.setattr(limits, "COSTLY", Limit(2, 0.1, 16))
     path = "/people/p/certificate.pdf"
     assert [get(dashboard, path).status_code for _ in range(3)] == [404, 404, 429]
     answer = get(dashboard, path)
@@ -40,7 +40,7 @@ def test_who_asks_too_often_is_told_when_to_come_back(dashboard: Dashboard, monk
 def test_behind_a_proxy_of_this_machine_each_viewer_has_an_allowance(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "READING", Limit(1, 0.1))
+    monkeypatch.setattr(limits, "READING", Limit(1, 0.1, 16))
     asked = [get(dashboard, "/", address).status_code for address in ("1.2.3.4", "1.2.3.5", "1.2.3.4")]
     assert asked == [200, 200, 429]
     household = ("2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1")
@@ -50,7 +50,7 @@ def test_behind_a_proxy_of_this_machine_each_viewer_has_an_allowance(
 
 
 def test_an_allowance_comes_back_with_time() -> None:
-    bucket, limit = RateLimits(Starlette()), Limit(2, 0.5)
+    bucket, limit = RateLimits(Starlette()), Limit(2, 0.5, 16)
     assert [bucket.wait("a", limit, now) for now in (0.0, 0.0, 0.0, 1.0, 2.0, 2.0, 100.0, 100.0, 100.0)] == [
         *(0, 0, 2, 1, 0, 2),
         *(0, 0, 2),
@@ -59,7 +59,7 @@ def test_an_allowance_comes_back_with_time() -> None:
 
 def test_the_oldest_addresses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_REMEMBERED", 3)
-    bucket, limit = RateLimits(Starlette()), Limit(1, 0.1)
+    bucket, limit = RateLimits(Starlette()), Limit(1, 0.1, 16)
     assert [bucket.wait(address, limit, 0.0) for address in "abcdd"] == [0, 0, 0, 0, 10]
     assert bucket.wait("a", limit, 0.0) == 0
     assert len(bucket._buckets) == 3

@@ -1,8 +1,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from starlette.types import Message
 
+from dedloc_kit.dashboard import stream
 from dedloc_kit.dashboard.stream import BACKLOG, Viewers
 
 DEADLINE = 20.0
@@ -38,8 +40,8 @@ def test_a_viewer_that_takes_nothing_is_dropped_and_the_others_miss_nothing() ->
         async def blocks(message: Message) -> None:
             await asyncio.Event().wait()
 
-        slow = asyncio.create_task(viewers.serve(stays, blocks))
-        fast = asyncio.create_task(viewers.serve(stays, takes))
+        slow = asyncio.create_task(viewers.serve("192.0.2.1", stays, blocks))
+        fast = asyncio.create_task(viewers.serve("192.0.2.1", stays, takes))
         await until(lambda: viewers.count == 2)
         viewers.welcome(b"hello")
         for number in range(BACKLOG + 2):
@@ -54,6 +56,31 @@ def test_a_viewer_that_takes_nothing_is_dropped_and_the_others_miss_nothing() ->
     run(scenario)
 
 
+def test_a_viewer_whose_place_goes_to_another_one_ends_even_if_a_message_comes_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "MAX_VIEWERS", 1)
+
+    async def scenario() -> None:
+        viewers = Viewers(asyncio.Event())
+
+        async def takes(message: Message) -> None:
+            pass
+
+        first = asyncio.create_task(viewers.serve("192.0.2.1", stays, takes))
+        await until(lambda: viewers.count == 1)
+        for _ in range(10):
+            await asyncio.sleep(0)  # by now it waits for messages
+        viewers.welcome(b"hello")
+        second = asyncio.create_task(viewers.serve("192.0.2.2", stays, takes))
+        await first
+        assert viewers.count == 1
+        viewers.close()
+        await second
+
+    run(scenario)
+
+
 def test_a_newcomer_gets_the_whole_state_before_any_change() -> None:
     async def scenario() -> None:
         arrived = asyncio.Event()
@@ -63,7 +90,7 @@ def test_a_newcomer_gets_the_whole_state_before_any_change() -> None:
         async def takes(message: Message) -> None:
             seen.append(message["body"])
 
-        viewer = asyncio.create_task(viewers.serve(stays, takes))
+        viewer = asyncio.create_task(viewers.serve("192.0.2.1", stays, takes))
         await arrived.wait()
         viewers.push(b"a change")
         viewers.welcome(b"everything")
@@ -73,7 +100,7 @@ def test_a_newcomer_gets_the_whole_state_before_any_change() -> None:
         viewers.close()
         await viewer
         assert seen[-1] == b""
-        assert viewers.full  # nobody is taken any more
+        assert not viewers.has_room("192.0.2.1")  # nobody is taken any more
 
     run(scenario)
 
@@ -90,7 +117,7 @@ def test_a_viewer_that_leaves_is_forgotten() -> None:
         async def takes(message: Message) -> None:
             pass
 
-        viewer = asyncio.create_task(viewers.serve(leaves, takes))
+        viewer = asyncio.create_task(viewers.serve("192.0.2.1", leaves, takes))
         await until(lambda: viewers.count == 1)
         leaving.set()
         await viewer

@@ -99,7 +99,7 @@ def test_on_colab_the_stop_button_of_the_cell_leaves_cleanly(tmp_path: Path) -> 
         cell = JOIN.format(url=coordinator.dashboard.url, folder=str(tmp_path / "volunteer"))
         request = notebook.client.execute(cell)  # does not come back by itself
         url = coordinator.dashboard.url
-        wait_until(lambda: fetch_state(url)["step"] > 0, "the volunteer never trained", DEADLINE)
+        wait_until(lambda: fetch_state(url).step > 0, "the volunteer never trained", DEADLINE)
         notebook.manager.interrupt_kernel()
         reply = notebook.client.get_shell_msg(timeout=DEADLINE)
         while reply["parent_header"].get("msg_id") != request:

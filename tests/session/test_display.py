@@ -2,8 +2,7 @@
 
 import io
 
-from rich.console import Console
-
+from dedloc_kit.display.console import Console
 from dedloc_kit.session.display import SessionDisplay, view
 from dedloc_kit.session.snapshot import Snapshot
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dedloc_kit.client import fetch_state
+from dedloc_kit.client import fetch_invitation, fetch_state
+from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run import PeerConfig, RunConfig
@@ -154,12 +155,12 @@ def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_ste
         OrderBook(folder).pause()
         waiting = wait_for(session, lambda now: "the organizer has paused the run" in now.text)
         assert waiting.phase == "waiting"
-        wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "paused", "the page does not say so")
+        wait_until(lambda: fetch_state(coordinator.dashboard.url).status == "paused", "the page does not say so")
         before = session.snapshot().session_samples
         OrderBook(folder).announce("Half way there!")
         wait_for(session, lambda now: now.announcement == "Half way there!")
         wait_until(
-            lambda: (fetch_state(coordinator.dashboard.url)["announcement"] or {}).get("text") == "Half way there!",
+            lambda: getattr(fetch_state(coordinator.dashboard.url).announcement, "text", "") == "Half way there!",
             "the page does not tell it",
         )
         OrderBook(folder).resume()
@@ -168,11 +169,12 @@ def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_ste
         OrderBook(folder).finish()
         assert session.ended.wait(60.0)
         assert session.snapshot().phase == "finished"
-        wait_until(lambda: fetch_state(coordinator.dashboard.url)["status"] == "finished", "the page does not say so")
+        wait_until(lambda: fetch_state(coordinator.dashboard.url).status == "finished", "the page does not say so")
         state = fetch_state(coordinator.dashboard.url)
-        assert state["refusal"] == "over"
-        last = state["step"]
-        assert state["samples_total"] == session.snapshot().session_samples, "what it gave has counted"
+        with pytest.raises(UserError, match="this run is over"):
+            fetch_invitation(coordinator.dashboard.url)
+        last = state.step
+        assert state.samples_total == session.snapshot().session_samples, "what it gave has counted"
         kept = folder / "checkpoints" / f"step-{last:08d}.safetensors"
         wait_until(kept.exists, "the last step has no checkpoint")
 

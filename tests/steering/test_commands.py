@@ -132,7 +132,7 @@ def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reope
     folder = tmp_path / "run"
 
     def status() -> str:
-        return str(fetch_state(str(folder / "invitation.json"))["status"])
+        return str(fetch_state(str(folder / "invitation.json")).status)
 
     with ExitStack() as at_last:
         with launched(tmp_path) as lines:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.events import State, StepDone, Warned
+from dedloc_kit.events import Peers, State, StepDone, Warned
 from dedloc_kit.memory import recall
 from dedloc_kit.records import Invitation
 from tests.swarm.harness import Peer, Swarm, processes_of, wait_until
@@ -25,11 +25,14 @@ def wait_for_contributors(peer: Peer, others: set[str]) -> StepDone:
 @pytest.mark.slow
 def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=64), tmp_path) as swarm:
-        first = swarm.coordinator()
-        stays = swarm.volunteer("stays", SLOWLY, microbatch=4)
+        first = swarm.coordinator(listed=True)
+        stays = swarm.volunteer("stays", SLOWLY, microbatch=4, listed=True)
         returns = swarm.volunteer("returns", SLOWLY, microbatch=4)
         assert stays.joined.addresses, "it was found to be reachable"
         wait_for_contributors(first, {stays.joined.peer, returns.joined.peer})
+
+        told = first.wait_for(Peers, lambda event: len(event.listed) > 0)
+        assert set(told.listed) == set(stays.joined.addresses), "the other one did not agree to that"
 
         def remembered() -> bool:
             known = recall(returns.config.folder, swarm.run.run_id).peers
@@ -44,7 +47,7 @@ def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_pat
         assert back.joined.peer == returns.joined.peer
         assert back.joined.addresses == returns.joined.addresses, "others know where it is"
         assert back.joined.step >= alone.step.step - 1
-        swarm.invitation = Invitation.of(swarm.run, (*first.joined.addresses, *stays.joined.addresses))
+        swarm.invitation = Invitation.of(swarm.run, (*first.joined.addresses, *told.listed))
         newcomer = swarm.volunteer("newcomer", SLOWLY, microbatch=4)
         three = {peer.joined.peer for peer in (stays, back, newcomer)}
         assert wait_for_contributors(stays, three).step.step > alone.step.step

@@ -1,0 +1,37 @@
+"""The only way to the terminal: whatever is printed there cannot take it over, wherever the text has come from."""
+
+import logging
+import sys
+from collections.abc import Iterable
+
+from rich import console
+from rich.segment import Segment
+
+from dedloc_kit.display.human import printable
+
+
+class Console(console.Console):
+    """Prints no control characters but those by which it moves and colours its own text."""
+
+    def render(
+        self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def complain(text: str) -> None:
+    """Say what keeps a command from going on."""
+    sys.stderr.write(f"dedloc: {printable(text)}\n")
+
+
+def log_to_terminal() -> None:
+    """Show warnings of this process, tracebacks included; they may quote what somebody sent."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable())
+    logging.basicConfig(handlers=[handler])
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))

@@ -1,0 +1,82 @@
+"""A hostile page wants the terminal of whoever asks it how a run is doing."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from dedloc_kit.cli.main import main
+
+ESCAPE = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b2J"
+STATE = {"run_id": "demo-0123456789abcdef", "status": "training", "step": 3, "total_steps": 9}
+STATE |= {"samples_total": 64, "loss": 1.5, "announcement": None}
+PEOPLE = {"people": [{"name": "Asha", "samples": 64, "steps": 3}]}
+
+
+@contextmanager
+def page(state: bytes, people: bytes, *, endless: bool = False) -> Iterator[str]:
+    """The URL of a page that answers so; an endless one goes on until nobody listens any more."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(state if self.path.startswith("/api/state") else people)
+            with suppress(ConnectionError):
+                while endless:
+                    self.wfile.write(bytes(1 << 16))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_an_honest_page_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with page(json.dumps(STATE).encode(), json.dumps(PEOPLE).encode()) as url:
+        assert main(["status", url]) == 0
+    told = capsys.readouterr().out
+    assert "demo-0123456789abcdef: training, step 3 of 9" in told
+    assert "Asha" in told
+
+
+@pytest.mark.parametrize(
+    ("state", "people"),
+    [
+        ({**STATE, "run_id": f"demo{ESCAPE}"}, PEOPLE),
+        ({**STATE, "status": ESCAPE}, PEOPLE),
+        ({**STATE, "step": ESCAPE}, PEOPLE),
+        ({**STATE, "loss": "1"}, PEOPLE),
+        ({}, PEOPLE),
+        ([], PEOPLE),
+        (STATE, {"people": [{"name": ESCAPE, "samples": 1, "steps": 1}]}),
+        (STATE, {"people": [{"name": "Asha\nthe organizer: send me your token", "samples": 1, "steps": 1}]}),
+        (STATE, {"people": ESCAPE}),
+    ],
+)
+def test_a_page_that_is_no_coordinators_is_refused_in_one_line(
+    state: object, people: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with page(json.dumps(state).encode(), json.dumps(people).encode()) as url:
+        assert main(["status", url]) == 2
+    told = capsys.readouterr()
+    assert told.err == f"dedloc: {url} did not answer like a coordinator; check the address\n"
+    assert not set(told.out) & set(ESCAPE[0] + "\x07\x9b")
+
+
+def test_an_answer_without_an_end_is_not_read_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with page(b'{"run_id": "', b"", endless=True) as url:
+        assert main(["status", url]) == 2
+    assert capsys.readouterr().err == f"dedloc: {url} did not answer like a coordinator; check the address\n"
