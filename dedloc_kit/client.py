@@ -9,6 +9,7 @@ import requests
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
+from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import Count, Evaluation, Invitation, Record, Refusal, Standing, Time
 from dedloc_kit.run import HUB_REPOSITORY
@@ -28,8 +29,9 @@ class Refused(UserError):
 
 
 def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitation:
-    """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order; its
-    run configuration is checked against the run id.
+    """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order.
+
+    Its run configuration is checked against the run id, its organizer against the one that this machine knows.
 
     Raises NoAnswer if the coordinator or the Hub does not answer, Refused if the coordinator does not let this
     volunteer join now, and UserError if it is not what it says.
@@ -38,12 +40,14 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     :param watch: for somebody who only looks on, whom no coordinator refuses
     """
     if _is_url(where):
-        invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))
-    else:
-        invitation = _read(where)
-        if _is_repository(where):
-            invitation = _renewed(invitation, _who(peer, watch))
-    invitation.run_config()
+        return _checked(Invitation.parse(_get(where, "invitation", **_who(peer, watch))))
+    invitation = _checked(_read(where))
+    return _renewed(invitation, _who(peer, watch)) if _is_repository(where) else invitation
+
+
+def _checked(invitation: Invitation) -> Invitation:
+    run = invitation.run_config()
+    check_organizer(run.run_id, invitation.organizer)
     return invitation
 
 
@@ -68,10 +72,11 @@ def _who(peer: str, watch: bool) -> dict[str, str]:
 
 
 def _renewed(kept: Invitation, who: dict[str, str]) -> Invitation:
-    """As the coordinator that it names says now; unchanged if that one does not answer or leads another run."""
+    """As the coordinator that it names says now; unchanged if that one does not answer or leads another run, or if its
+    answer, which may have come over plain HTTP, is not signed by the same organizer."""
     try:
         if kept.url is not None and _is_url(kept.url):
-            newer = Invitation.parse(_get(kept.url, "invitation", **who))
+            newer = _checked(Invitation.parse(_get(kept.url, "invitation", **who)))
             return newer if newer.run_id == kept.run_id else kept
     except Refused:
         raise
@@ -97,8 +102,7 @@ def kept_invitation(folder: Path, where: str) -> Invitation | None:
         kept = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
         if kept["from"] != where:
             return None
-        invitation = Invitation.parse(json.dumps(kept["invitation"]))
-        invitation.run_config()
+        invitation = _checked(Invitation.parse(json.dumps(kept["invitation"])))
     except (OSError, ValueError, LookupError, TypeError, UserError):
         return None
     return invitation

@@ -16,6 +16,7 @@ from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed, Warned
 from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
+from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, recall, take_over
@@ -61,7 +62,7 @@ class Coordinator:
         self._joined = threading.Event()
         self.addresses: tuple[str, ...] = ()
         """Where the swarm reaches the coordinator; known once `invitation` has returned."""
-        self._parameters = 0
+        self._invitation: Invitation | None = None
         self._worker: Worker | None = None
 
     def __enter__(self) -> Self:
@@ -100,7 +101,8 @@ class Coordinator:
 
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
-            self.addresses, self._parameters = event.addresses, event.parameters
+            self.addresses = event.addresses
+            self._invitation = self._signed_invitation(event.parameters)
         if isinstance(event, Joined | Peers):
             self._invite()
         if isinstance(event, Failed | Left):
@@ -114,11 +116,20 @@ class Coordinator:
             self.dashboard.publish(event)
         self._on_event(event)
 
+    def _signed_invitation(self, parameters: int) -> Invitation:
+        try:
+            wheel = running_wheel().pinned
+        except UserError:  # nobody can install it from here, as `_how_to_install` says
+            wheel = None
+        invitation = Invitation.of(self.run, self.addresses, self.dashboard.url, parameters, wheel)
+        return invitation.signed(read_key(self._peer.folder / IDENTITY_FILE))
+
     def _invite(self) -> None:
         """Publish where to join: the coordinator, then volunteers that others can reach."""
-        known = (*self.addresses, *recall(self._peer.folder, self.run.run_id).peers)
-        peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
-        self.dashboard.entrance.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
+        if self._invitation is not None:
+            known = (*self.addresses, *recall(self._peer.folder, self.run.run_id).peers)
+            peers = of_first_peers(known, 1 + LISTED_VOLUNTEERS)
+            self.dashboard.entrance.invitation = self._invitation.model_copy(update={"peers": peers})
 
 
 def launch(
@@ -235,10 +246,10 @@ def _how_to_steer(url: str, folder: Path, display: RunDisplay) -> str:
 def _how_to_install(url: str) -> str:
     """How volunteers get this dedloc_kit; it is packed now, before a file of it may change."""
     try:
-        running_wheel()
+        wheel = running_wheel()
     except UserError as error:
         return f"not from here: {error}"
-    return f"pip install -r {url}/requirements.txt"
+    return f'pip install "{url}/wheel/{wheel.pinned}"'
 
 
 def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> None:

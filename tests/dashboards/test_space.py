@@ -19,10 +19,9 @@ import requests
 
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Invitation
 from dedloc_kit.resources import shipped
+from tests.invitations import NOBODY, invited
 from tests.swarm.harness import processes_of, wait_until
-from tests.test_client import NOBODY
 from tests.test_ledger import a_step, given
 from tests.tiny import tiny_run
 
@@ -109,7 +108,7 @@ def coordinator(tmp_path: Path) -> Iterator[Dashboard]:
     ledger.close()
     served = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
     served.start()
-    served.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), served.url)
+    served.entrance.invitation = invited(tiny_run(), (NOBODY,), served.url)
     yield served
     served.stop()
 

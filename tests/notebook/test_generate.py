@@ -10,20 +10,23 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.generate import PLATFORMS, Platform, Target, notebook, notebooks_for
 from dedloc_kit.records import Invitation
+from tests.invitations import NOBODY, ORGANIZER
 from tests.tiny import tiny_run
 
 CHECKED_IN = Path(__file__).parents[2] / "notebooks"
-PEER = "/ip4/192.0.2.1/tcp/31337/p2p/C"
 each_platform = pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
 
 
 def invitation_file(folder: Path, url: str | None = "http://192.0.2.1:8000", about: str = "") -> str:
     path = folder / "invitation.json"
-    values = Invitation.of(tiny_run(about=about), (PEER,)).model_dump(mode="json")
-    path.write_text(json.dumps({**values, "url": url}))
+    changed = Invitation.of(tiny_run(about=about), (NOBODY,), wheel=running_wheel().pinned).model_copy(
+        update={"url": url}
+    )
+    path.write_text(changed.signed(ORGANIZER.key).model_dump_json())
     return str(path)
 
 
