@@ -9,6 +9,7 @@ from dedloc_kit.dashboard.answers import State, json_answer
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.distribution import running_wheel
+from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation, PeerId, Refusal
 
 
@@ -20,6 +21,14 @@ class Entrance:
         """None until the coordinator has joined its own swarm."""
         self._view = view
         self._most_volunteers = most_volunteers
+
+    @property
+    def wheel(self) -> str | None:
+        """The file of the kit that is given away here, with its digest; none if there is no such file."""
+        try:
+            return running_wheel().pinned
+        except UserError:
+            return None
 
     def refusal(self, state: State, peer: str = "") -> Refusal | None:
         """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
@@ -47,7 +56,7 @@ class Entrance:
         )
         def requirements(request: Request) -> Response:
             # As the one who asks reached us: behind a tunnel that is not the address that we know of ourselves.
-            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{running_wheel().name}\n")
+            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{running_wheel().pinned}\n")
 
         @router.get("/wheel/{name}", summary="That dedloc_kit", responses=answering("application/octet-stream"))
         def wheel(name: str) -> Response:

@@ -205,7 +205,8 @@ class Dashboard:
     def _state(self) -> answers.State:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
-        return state.model_copy(update={"refusal": refusal.reason if refusal is not None else None})
+        reason = refusal.reason if refusal is not None else None
+        return state.model_copy(update={"refusal": reason, "wheel": self.entrance.wheel})
 
     def _version(self) -> Hashable:
         return self._view.version(), self.entrance.invitation is None

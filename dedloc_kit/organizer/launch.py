@@ -117,10 +117,7 @@ class Coordinator:
         self._on_event(event)
 
     def _signed_invitation(self, parameters: int) -> Invitation:
-        try:
-            wheel = running_wheel().pinned
-        except UserError:  # nobody can install it from here, as `_how_to_install` says
-            wheel = None
+        wheel = self.dashboard.entrance.wheel
         invitation = Invitation.of(self.run, self.addresses, self.dashboard.url, parameters, wheel)
         return invitation.signed(read_key(self._peer.folder / IDENTITY_FILE))
 

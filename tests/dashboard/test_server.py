@@ -212,7 +212,8 @@ def test_the_wheel_is_served_under_the_address_that_the_requirements_name(dashbo
     answer = get(dashboard, "/requirements.txt")
     assert answer.headers["content-type"].startswith("text/plain")
     wheel = running_wheel()
-    assert answer.text == f"dedloc_kit @ {dashboard.url}/wheel/{wheel.name}\n"
+    assert answer.text == f"dedloc_kit @ {dashboard.url}/wheel/{wheel.pinned}\n"
+    assert state_of(dashboard)["wheel"] == wheel.pinned
     answer = requests.get(answer.text.split()[-1], timeout=DEADLINE)
     assert answer.content == wheel.content
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -235,6 +236,7 @@ def test_without_an_installation_the_dashboard_says_why_it_has_no_wheel(
     monkeypatch.setattr(entrance, "running_wheel", not_installed)
     answer = get(dashboard, "/requirements.txt")
     assert (answer.status_code, answer.json()) == (404, {"message": "dedloc_kit was not installed by pip"})
+    assert state_of(dashboard)["wheel"] is None
 
 
 def test_before_there_is_a_ledger_the_run_is_starting(dashboard: Dashboard, path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_notebook_is_valid_and_short_and_its_one_code_cell_comes_soon(platform
     assert len(kinds) <= 6
     assert kinds.count("code") == 1
     assert kinds.index("code") <= 2
-    assert assigned(read.cells[2].source) == {"INVITATION": "", "NAME": ""}
+    assert assigned(read.cells[2].source) == {"INVITATION": "", "KIT": "", "NAME": ""}
 
 
 @each_platform
@@ -75,7 +75,7 @@ def test_every_notebook_says_what_runs_what_leaves_and_how_to_stop(platform: Pla
 
 def test_colab_shows_form_fields_and_both_services_are_asked_for_a_gpu() -> None:
     made = {platform.name: json.loads(notebook(platform, Target())) for platform in PLATFORMS}
-    assert notebook(PLATFORMS[1], Target()).count("# @param {type:") == 2
+    assert notebook(PLATFORMS[1], Target()).count("# @param {type:") == 3
     assert made["colab"]["metadata"]["accelerator"] == "GPU"
     assert made["kaggle"]["metadata"]["kaggle"]["isGpuEnabled"]
     assert made["kaggle"]["metadata"]["kaggle"]["isInternetEnabled"]
@@ -87,7 +87,7 @@ def test_a_run_s_notebooks_hold_its_address_and_say_what_it_is_for(tmp_path: Pat
     for path in paths:
         nbformat.validate(nbformat.read(path, as_version=4))
         assert assigned(code_of(path)) == {"INVITATION": "http://192.0.2.1:8000", "NAME": ""}
-        assert '%pip install -q -r "http://192.0.2.1:8000/requirements.txt"' in code_of(path)
+        assert f'%pip install -q "http://192.0.2.1:8000/wheel/{running_wheel().pinned}"\n' in code_of(path)
         assert "joins the run **tiny**.\n\n> Bengali for all." in cells(path.read_text(), "markdown")[0]
 
 
