@@ -224,6 +224,11 @@ def _get(url: str, what: str, **query: str) -> str:
     address = f"{url.rstrip('/')}/api/{what}"
     try:
         answer = requests.get(address, params=query, timeout=TIMEOUT)
+    except requests.exceptions.SSLError:
+        raise UserError(
+            f"{url} shows no certificate that this machine trusts, so somebody may stand between; ask the organizer "
+            "(one that the organizer has made is trusted with REQUESTS_CA_BUNDLE=FILE in the environment)"
+        ) from None
     except requests.RequestException:
         raise NoAnswer(
             f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"

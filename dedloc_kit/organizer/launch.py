@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 from dedloc_kit.dashboard import organizer
+from dedloc_kit.dashboard.listening import Certificate
 from dedloc_kit.dashboard.login import Keys
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
@@ -46,6 +48,8 @@ class Coordinator:
         host: str,
         port: int,
         on_event: Callable[[AnyEvent], None],
+        url: str | None = None,
+        certificate: Certificate | None = None,
         most_volunteers: int | None = None,
     ) -> None:
         self.run, self._peer, self._on_event = run, peer, on_event
@@ -54,7 +58,8 @@ class Coordinator:
             peer.folder / "ledger.sqlite",
             host=host,
             port=port,
-            public_host=peer.announce_host,
+            public=url or peer.announce_host,
+            certificate=certificate,
             most_volunteers=most_volunteers,
             organizer=organizer.routes(peer.folder, run.fingerprint),
         )
@@ -135,6 +140,8 @@ def launch(
     *,
     host: str,
     port: int,
+    url: str | None = None,
+    certificate: Certificate | None = None,
     resume: str | None = None,
     most_volunteers: int | None = None,
     stall_minutes: int,
@@ -142,6 +149,8 @@ def launch(
 ) -> int:
     """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
 
+    :param url: under which others find the page, where a proxy stands before it
+    :param certificate: for TLS without a proxy
     :param resume: a training state to start from, see `hub.training_state`
     :param most_volunteers: with so many, newcomers are asked to come later
     :param stall_minutes: an alert tells that for so long no global step was done
@@ -175,7 +184,14 @@ def launch(
                 display.line("the first volunteer is here: others can reach this machine", "green")
 
         with Coordinator(
-            run, peer, host=host, port=port, on_event=on_event, most_volunteers=most_volunteers
+            run,
+            peer,
+            host=host,
+            port=port,
+            on_event=on_event,
+            url=url,
+            certificate=certificate,
+            most_volunteers=most_volunteers,
         ) as coordinator:
             return _serve(run, peer, coordinator, alerts, display)
 
@@ -216,7 +232,8 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: A
             display.line(f"or soon:     dedloc join {peer.hub} (once it is on the Hub)", "bold")
         display.line(f"invitation:  {path} (for those who cannot reach the live page)")
         display.line(f"to steer it: {_how_to_steer(url, peer.folder, display)}")
-        if hint := advice(coordinator.addresses, int(url.rpartition(":")[2])):
+        there = urlsplit(url)
+        if hint := advice(coordinator.addresses, there.port or (443 if there.scheme == "https" else 80)):
             display.line(hint, "yellow")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
             alerts.look()
