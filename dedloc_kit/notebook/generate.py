@@ -32,13 +32,14 @@ _PUT_IN_FIRST = """\
 assert INVITATION, "Put the invitation between the quotes behind INVITATION first."
 assert "#sha256=" in KIT, "Put the whole long address between the quotes behind KIT first."
 """
-_INSTALLED = """\
-import importlib.util
-
-assert importlib.util.find_spec("dedloc_kit"), (
-    "The program is not installed. If it says 404 or DO NOT MATCH above, this notebook is older than the run: ask the "
-    "organizer for the newest one. Else the organizer's computer cannot be reached now: try again later."
-)
+_IMPORT = """\
+try:
+    from dedloc_kit import join
+except ImportError:
+    raise RuntimeError(
+        "The program is not installed. If it says 404 or DO NOT MATCH near here, this notebook is older than the run: "
+        "ask the organizer for the newest one. Else the organizer's computer cannot be reached now: try again later."
+    ) from None
 """
 _URL = re.compile(r"https?://[\w.:\[\]/~-]+", re.ASCII)
 """Addresses that mean nothing but themselves in Python, in a shell and in IPython, where all this comes to stand."""
@@ -186,9 +187,7 @@ def _code(platform: Platform, run: Target) -> str:
         lines.append(_PUT_IN_FIRST)
     lines += [
         f'%pip install -q "{run.kit or "{KIT}"}"',
-        _INSTALLED,
-        "from dedloc_kit import join",
-        "",
+        _IMPORT,
         "join(INVITATION, name=NAME or None)",
     ]
     return "\n".join(lines)

@@ -2,19 +2,27 @@
 
 import ast
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import IPython
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.dashboard import entrance
+from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.generate import PLATFORMS, Platform, Target, notebook, notebooks_for
 from dedloc_kit.records import Invitation
-from tests.invitations import NOBODY, ORGANIZER
+from tests.invitations import NOBODY, ORGANIZER, invited
+from tests.test_distribution import small_wheel
+from tests.test_wheel import make_environment, run
 from tests.tiny import tiny_run
 
 CHECKED_IN = Path(__file__).parents[2] / "notebooks"
@@ -89,6 +97,43 @@ def test_a_run_s_notebooks_hold_its_address_and_say_what_it_is_for(tmp_path: Pat
         assert assigned(code_of(path)) == {"INVITATION": "http://192.0.2.1:8000", "NAME": ""}
         assert f'%pip install -q "http://192.0.2.1:8000/wheel/{running_wheel().pinned}"\n' in code_of(path)
         assert "joins the run **tiny**.\n\n> Bengali for all." in cells(path.read_text(), "markdown")[0]
+
+
+def test_the_kit_of_a_notebook_is_the_one_that_the_organizer_has_whatever_the_network_says(tmp_path: Path) -> None:
+    other = running_wheel().pinned.replace("#sha256=", "#sha256=0")[:-1]
+    invitation = Invitation.of(tiny_run(), (NOBODY,), "http://192.0.2.1:8000", wheel=other).signed(ORGANIZER.key)
+    (tmp_path / "invitation.json").write_text(invitation.model_dump_json())
+    with pytest.raises(UserError, match="another dedloc_kit than is here; write the notebooks where it runs"):
+        notebooks_for(str(tmp_path / "invitation.json"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_notebook_of_a_run_that_was_updated_since_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
+    coordinator.start()
+    coordinator.entrance.invitation = invited(tiny_run(), url=coordinator.url, wheel=running_wheel().pinned)
+    (path, *_) = notebooks_for(coordinator.url, tmp_path)
+    monkeypatch.setattr(entrance, "running_wheel", lambda: small_wheel(2))
+    (tmp_path / "cell.ipy").write_text(code_of(path))
+    # All that is installed here but the checkout: behind a .pth file those of this environment do not count.
+    python = make_environment(tmp_path / "environment", "--without-pip") / "python"
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path)
+    Path(packages, "others.pth").write_text(f"{Path(IPython.__file__).parents[1]}\n")
+    done = subprocess.run(
+        [python, "-m", "IPython", "--colors=NoColor", "cell.ipy"],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PIP_NO_DEPS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    coordinator.stop()
+    told = done.stdout + done.stderr
+    assert "404" in told
+    line = r"^RuntimeError: The program is not installed. If it says 404 .* ask the organizer for the newest one\..*$"
+    assert re.search(line, told, re.MULTILINE), told
 
 
 @pytest.mark.parametrize(
