@@ -31,7 +31,8 @@ class Refused(UserError):
 def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitation:
     """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order.
 
-    Its run configuration is checked against the run id, its organizer against the one that this machine knows.
+    Its run configuration is checked against the run id, its organizer against the one that this machine knows, and
+    against the peer id behind the URL, `http://HOST:PORT#ORGANIZER`, if there is one.
 
     Raises NoAnswer if the coordinator or the Hub does not answer, Refused if the coordinator does not let this
     volunteer join now, and UserError if it is not what it says.
@@ -40,7 +41,14 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     :param watch: for somebody who only looks on, whom no coordinator refuses
     """
     if _is_url(where):
-        return _checked(Invitation.parse(_get(where, "invitation", **_who(peer, watch))))
+        invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))
+        url, _, organizer = where.partition("#")
+        if organizer and organizer != invitation.organizer:
+            raise UserError(
+                f"somebody else than the organizer of your invitation answers at {url}; the run may have moved, or "
+                "somebody stands between: ask the organizer for a new invitation"
+            )
+        return _checked(invitation)
     invitation = _checked(_read(where))
     return _renewed(invitation, _who(peer, watch)) if _is_repository(where) else invitation
 
@@ -221,7 +229,7 @@ def _is_repository(where: str) -> bool:
 
 
 def _get(url: str, what: str, **query: str) -> str:
-    address = f"{url.rstrip('/')}/api/{what}"
+    address = f"{url.partition('#')[0].rstrip('/')}/api/{what}"
     try:
         answer = requests.get(address, params=query, timeout=TIMEOUT)
     except requests.exceptions.SSLError:

@@ -114,6 +114,16 @@ def test_an_organizer_is_remembered_at_first_sight_and_another_one_is_refused(
     assert fetch_invitation(dashboard.url).organizer == MALLORY.peer, "the volunteer has made sure"
 
 
+def test_an_invitation_that_names_its_organizer_is_answered_by_nobody_else(dashboard: Dashboard) -> None:
+    """So the first sight is no leap of faith: a notebook brings the name."""
+    dashboard.entrance.invitation = MALLORY.invites(tiny_run(), url=dashboard.url)
+    with pytest.raises(UserError, match=r"somebody else than the organizer of your invitation answers.*: ask the org"):
+        fetch_invitation(f"{dashboard.url}#{ORGANIZER.peer}")
+    dashboard.entrance.invitation = invited(tiny_run(), url=dashboard.url)
+    assert fetch_invitation(f"{dashboard.url}/#{ORGANIZER.peer}").organizer == ORGANIZER.peer
+    assert fetch_state(f"{dashboard.url}#{ORGANIZER.peer}")["run_id"] == tiny_run().run_id
+
+
 def test_an_invitation_of_the_last_time_by_another_organizer_is_not_used(tmp_path: Path) -> None:
     check_organizer(tiny_run().run_id, ORGANIZER.peer)
     keep_invitation(tmp_path, "http://one", MALLORY.invites(tiny_run()))

@@ -90,7 +90,8 @@ class Target:
     """The run that a notebook joins."""
 
     invitation: str = ""
-    """The coordinator's URL or `OWNER/NAME` on the Hub; empty where the volunteer puts it in."""
+    """The coordinator's URL with the organizer behind it, or `OWNER/NAME` on the Hub; empty where the volunteer puts it
+    in."""
     kit: str = ""
     """Where pip finds the kit, `URL#sha256=DIGEST`; empty where the volunteer puts it in. Over plain HTTP anybody on
     the way can serve another program: the digest comes with the notebook, and pip refuses what does not fit it."""
@@ -109,7 +110,7 @@ def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
     """
     found = fetch_invitation(invitation, watch=True)  # its organizer may write them though it is full
     on_the_hub = re.fullmatch(HUB_REPOSITORY, invitation) and not Path(invitation).exists()
-    url = invitation if invitation.startswith(("http://", "https://")) else found.url
+    url = invitation.partition("#")[0] if invitation.startswith(("http://", "https://")) else found.url
     if url is None:
         raise UserError(f"the invitation {invitation} names no coordinator's address; give its URL, http://HOST:PORT")
     url = url.rstrip("/")
@@ -121,7 +122,8 @@ def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
             f"the coordinator at {url} gives away another dedloc_kit than is here; write the notebooks where it runs, "
             "and if the kit was changed there launch the run again first"
         )
-    run = Target(invitation if on_the_hub else url, f"{url}/wheel/{wheel}", _about(found.run_config()))
+    to_join = invitation if on_the_hub else f"{url}#{found.organizer}"
+    run = Target(to_join, f"{url}/wheel/{wheel}", _about(found.run_config()))
     return _write(run, folder or Path("runs") / found.run_id / "notebooks")
 
 

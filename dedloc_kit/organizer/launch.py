@@ -227,7 +227,7 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: A
         url = coordinator.dashboard.url
         display.line(f"live page:   {url}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")
-        display.line(f"to join:     dedloc join {url}", "bold")
+        display.line(f"to join:     dedloc join {url}#{invitation.organizer}", "bold")
         if peer.hub is not None and not names_local_files(run):
             display.line(f"or soon:     dedloc join {peer.hub} (once it is on the Hub)", "bold")
         display.line(f"invitation:  {path} (for those who cannot reach the live page)")

@@ -94,7 +94,7 @@ def test_a_run_s_notebooks_hold_its_address_and_say_what_it_is_for(tmp_path: Pat
     assert [path.name for path in paths] == ["join.ipynb", "join_colab.ipynb", "join_kaggle.ipynb"]
     for path in paths:
         nbformat.validate(nbformat.read(path, as_version=4))
-        assert assigned(code_of(path)) == {"INVITATION": "http://192.0.2.1:8000", "NAME": ""}
+        assert assigned(code_of(path)) == {"INVITATION": f"http://192.0.2.1:8000#{ORGANIZER.peer}", "NAME": ""}
         assert f'%pip install -q "http://192.0.2.1:8000/wheel/{running_wheel().pinned}"\n' in code_of(path)
         assert "joins the run **tiny**.\n\n> Bengali for all." in cells(path.read_text(), "markdown")[0]
 
