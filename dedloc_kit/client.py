@@ -12,6 +12,7 @@ from urllib3.exceptions import HTTPError
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.machine.answers import PLAIN, body
+from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import (
     Announcement,
@@ -44,8 +45,10 @@ class Refused(UserError):
 
 
 def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitation:
-    """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order; its
-    run configuration is checked against the run id.
+    """The invitation at a coordinator's URL, in a file, or in a repository `OWNER/NAME` of the Hub, in this order.
+
+    Its run configuration is checked against the run id, its organizer against the one that this machine knows, and
+    against the peer id behind the URL, `http://HOST:PORT#ORGANIZER`, if there is one.
 
     Raises NoAnswer if the coordinator or the Hub does not answer, Refused if the coordinator does not let this
     volunteer join now, and UserError if it is not what it says.
@@ -55,11 +58,20 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
     """
     if _is_url(where):
         invitation = Invitation.parse(_get(where, "invitation", **_who(peer, watch)))
-    else:
-        invitation = _read(where)
-        if _is_repository(where):
-            invitation = _renewed(invitation, _who(peer, watch))
-    invitation.run_config()
+        url, _, organizer = where.partition("#")
+        if organizer and organizer != invitation.organizer:
+            raise UserError(
+                f"somebody else than the organizer of your invitation answers at {url}; the run may have moved, or "
+                "somebody stands between: ask the organizer for a new invitation"
+            )
+        return _checked(invitation)
+    invitation = _checked(_read(where))
+    return _renewed(invitation, _who(peer, watch)) if _is_repository(where) else invitation
+
+
+def _checked(invitation: Invitation) -> Invitation:
+    run = invitation.run_config()
+    check_organizer(run.run_id, invitation.organizer)
     return invitation
 
 
@@ -84,10 +96,11 @@ def _who(peer: str, watch: bool) -> dict[str, str]:
 
 
 def _renewed(kept: Invitation, who: dict[str, str]) -> Invitation:
-    """As the coordinator that it names says now; unchanged if that one does not answer or leads another run."""
+    """As the coordinator that it names says now; unchanged if that one does not answer or leads another run, or if its
+    answer, which may have come over plain HTTP, is not signed by the same organizer."""
     try:
         if kept.url is not None and _is_url(kept.url):
-            newer = Invitation.parse(_get(kept.url, "invitation", **who))
+            newer = _checked(Invitation.parse(_get(kept.url, "invitation", **who)))
             return newer if newer.run_id == kept.run_id else kept
     except Refused:
         raise
@@ -113,8 +126,7 @@ def kept_invitation(folder: Path, where: str) -> Invitation | None:
         kept = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
         if kept["from"] != where:
             return None
-        invitation = Invitation.parse(json.dumps(kept["invitation"]))
-        invitation.run_config()
+        invitation = _checked(Invitation.parse(json.dumps(kept["invitation"])))
     except (OSError, ValueError, LookupError, TypeError, UserError):
         return None
     return invitation
@@ -259,10 +271,15 @@ def _is_repository(where: str) -> bool:
 
 
 def _get(url: str, what: str, **query: str) -> str:
-    address = f"{url.rstrip('/')}/api/{what}"
+    address = f"{url.partition('#')[0].rstrip('/')}/api/{what}"
     try:
         with requests.get(address, params=query, timeout=TIMEOUT, headers=PLAIN, stream=True) as answer:
             text = body(answer, MOST_BYTES).decode(errors="replace")
+    except requests.exceptions.SSLError:
+        raise UserError(
+            f"{url} shows no certificate that this machine trusts, so somebody may stand between; ask the organizer "
+            "(one that the organizer has made is trusted with REQUESTS_CA_BUNDLE=FILE in the environment)"
+        ) from None
     except requests.RequestException:
         raise NoAnswer(
             f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"

@@ -38,6 +38,11 @@ class Wheel:
         """Of the file; pip reads the version from it."""
         return f"dedloc_kit-{self.version}-py3-none-any.whl"
 
+    @property
+    def pinned(self) -> str:
+        """The name with the digest of the content: pip and uv refuse anything else that is served under it."""
+        return f"{self.name}#sha256={hashlib.sha256(self.content).hexdigest()}"
+
 
 @functools.cache
 def running_wheel() -> Wheel:
@@ -66,7 +71,7 @@ def package_files() -> dict[str, bytes]:
 
 
 def make_wheel(files: Mapping[str, bytes], description: Mapping[str, bytes], version: str) -> Wheel:
-    """Pack the files and the metadata that describes them; the same ones give the same bytes.
+    """Pack the files and the metadata that describes them; the same ones give the same bytes, on any machine.
 
     :param description: files of the `.dist-info` folder by name, METADATA among them
     :param version: the public version
@@ -83,8 +88,8 @@ def make_wheel(files: Mapping[str, bytes], description: Mapping[str, bytes], ver
     with zipfile.ZipFile(archive, "w") as wheel:
         for name, data in packed.items():
             entry = zipfile.ZipInfo(name)  # its default time is the same always
-            entry.external_attr = 0o100644 << 16
-            wheel.writestr(entry, data, zipfile.ZIP_DEFLATED)
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            wheel.writestr(entry, data)  # not compressed: zlib's versions do that differently, and pins must last
     return Wheel(version, archive.getvalue())
 
 

@@ -252,7 +252,7 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
         from dedloc_kit.collector import collector
 
         return lambda job, peer, emit, stop: collector(
-            Invitation.parse(json.dumps(job["invitation"])), peer, job["repository"], emit, stop
+            Invitation.model_validate_json(json.dumps(job["invitation"])), peer, job["repository"], emit, stop
         )
 
     if role == "rehearsal":
@@ -269,7 +269,9 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
 
     from dedloc_kit.volunteer import volunteer
 
-    return lambda job, peer, emit, stop: volunteer(Invitation.parse(json.dumps(job["invitation"])), peer, emit, stop)
+    return lambda job, peer, emit, stop: volunteer(
+        Invitation.model_validate_json(json.dumps(job["invitation"])), peer, emit, stop
+    )
 
 
 def _job(commands: IO[bytes], starter: int) -> bytes:

@@ -17,7 +17,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
     {"errors", "validation"},
-    {"machine", "resources"},
+    {"keys", "machine", "resources"},
     {"run", "distribution", "regions"},
     {"records"},
     {"events", "memory", "hub"},
@@ -36,7 +36,19 @@ ORDER = (
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    *("errors", "validation", "machine", "resources", "run", "distribution", "records", "events", "memory", "hub"),
+    *(
+        "errors",
+        "validation",
+        "keys",
+        "machine",
+        "resources",
+        "run",
+        "distribution",
+        "records",
+        "events",
+        "memory",
+        "hub",
+    ),
     *("client", "display", "regions", "steering"),
 }
 ROLES = {"swarm", "ledger", "resuming", "publishing", "volunteer", "coordinator", "collector", "rehearsal"}

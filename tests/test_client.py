@@ -21,13 +21,13 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.memory import Memory
-from dedloc_kit.records import GlobalStep, Invitation
+from dedloc_kit.records import GlobalStep
 from tests.cli.test_main import dedloc
+from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tiny import tiny_run
-
-NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_an_invitation_is_fetched_as_it_is_now(dashboard: Dashboard) -> None:
     with pytest.raises(NoAnswer, match="still starting"):
         fetch_invitation(dashboard.url)
     for peers in ((NOBODY,), (NOBODY, NOBODY.replace("/9/", "/10/"))):
-        dashboard.entrance.invitation = Invitation.of(tiny_run(), peers, dashboard.url)
+        dashboard.entrance.invitation = invited(tiny_run(), peers, dashboard.url)
         assert fetch_invitation(dashboard.url).peers == peers
 
 
@@ -54,7 +54,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
 
 def test_an_invitation_on_the_hub_is_taken_as_it_was_pushed_last(hub: LoopbackHub) -> None:
     peers = [(NOBODY,), (NOBODY.replace("/9/", "/10/"),)]
-    invitations = [Invitation.of(tiny_run(), peer).model_dump_json().encode() for peer in peers]
+    invitations = [invited(tiny_run(), peer).model_dump_json().encode() for peer in peers]
     hub.commits["us/model"] = []
     for invitation, expected in zip(invitations, peers, strict=True):
         hub.commits["us/model"].append({"invitation.json": invitation})
@@ -64,23 +64,84 @@ def test_an_invitation_on_the_hub_is_taken_as_it_was_pushed_last(hub: LoopbackHu
 def test_the_coordinator_that_an_invitation_on_the_hub_names_knows_better(
     hub: LoopbackHub, dashboard: Dashboard
 ) -> None:
-    kept = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    kept = invited(tiny_run(), (NOBODY,), dashboard.url)
     hub.commits["us/model"] = [{"invitation.json": kept.model_dump_json().encode()}]
     assert fetch_invitation("us/model") == kept, "it is still starting"
     newer = NOBODY.replace("/9/", "/10/")
-    dashboard.entrance.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    dashboard.entrance.invitation = invited(tiny_run(), (newer,), dashboard.url)
     assert fetch_invitation("us/model").peers == (newer,)
-    dashboard.entrance.invitation = Invitation.of(tiny_run("other"), (newer,), dashboard.url)
+    dashboard.entrance.invitation = invited(tiny_run("other"), (newer,), dashboard.url)
     assert fetch_invitation("us/model") == kept, "another run has taken its place"
-    dashboard.entrance.invitation = Invitation.of(tiny_run(), (newer,), dashboard.url)
+    dashboard.entrance.invitation = invited(tiny_run(), (newer,), dashboard.url)
     train(dashboard, "QmA", "QmB")
     with pytest.raises(Refused, match="as many volunteers as it has room for"):
         fetch_invitation("us/model")
     assert fetch_state("us/model").run_id == tiny_run().run_id, "anyone may watch"
 
 
+def test_what_plain_http_says_of_another_organizer_does_not_replace_what_the_hub_says(
+    hub: LoopbackHub, dashboard: Dashboard
+) -> None:
+    """Attack 7: in a run for accounts of the Hub, the other organizer would be given the volunteer's token."""
+    kept = invited(tiny_run(), url=dashboard.url)
+    hub.commits["us/model"] = [{"invitation.json": kept.model_dump_json().encode()}]
+    its_own = MALLORY.invites(tiny_run(), url=dashboard.url)
+    theirs = invited(tiny_run(), url=dashboard.url).model_copy(update={"organizer": MALLORY.peer, "key": its_own.key})
+    for forged in (its_own, theirs, theirs.signed(MALLORY.key), theirs.model_copy(update={"signature": ""})):
+        dashboard.entrance.invitation = forged
+        assert fetch_invitation("us/model") == kept
+    # On a machine that has never seen the run the word of the Hub is the first one.
+    assert fetch_invitation("us/model").organizer == ORGANIZER.peer
+
+
+def test_an_organizer_is_remembered_at_first_sight_and_another_one_is_refused(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    dashboard.entrance.invitation = invited(tiny_run(), url=dashboard.url)
+    assert find_invitation(dashboard.url, tmp_path)[1]
+    dashboard.entrance.invitation = MALLORY.invites(tiny_run(), url=dashboard.url)
+    told = (
+        rf"another organizer claims the run {tiny_run().run_id}: .*{ORGANIZER.peer}.*{MALLORY.peer}.*; .* ask the org"
+    )
+    with pytest.raises(UserError, match=told) as caught:
+        find_invitation(dashboard.url, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value, NoAnswer), "or the invitation of the last time would be tried"
+    dashboard.entrance.invitation = MALLORY.invites(tiny_run("other"), url=dashboard.url)
+    assert fetch_invitation(dashboard.url).organizer == MALLORY.peer, "whose run is another one"
+    dashboard.entrance.invitation = MALLORY.invites(tiny_run(), url=dashboard.url)
+    Path(str(caught.value).rpartition(" remove ")[2]).unlink()
+    assert fetch_invitation(dashboard.url).organizer == MALLORY.peer, "the volunteer has made sure"
+
+
+def test_an_invitation_that_names_its_organizer_is_answered_by_nobody_else(dashboard: Dashboard) -> None:
+    """So the first sight is no leap of faith: a notebook brings the name."""
+    dashboard.entrance.invitation = MALLORY.invites(tiny_run(), url=dashboard.url)
+    with pytest.raises(UserError, match=r"somebody else than the organizer of your invitation answers.*: ask the org"):
+        fetch_invitation(f"{dashboard.url}#{ORGANIZER.peer}")
+    dashboard.entrance.invitation = invited(tiny_run(), url=dashboard.url)
+    assert fetch_invitation(f"{dashboard.url}/#{ORGANIZER.peer}").organizer == ORGANIZER.peer
+    assert fetch_state(f"{dashboard.url}#{ORGANIZER.peer}").run_id == tiny_run().run_id
+
+
+def test_an_invitation_of_the_last_time_by_another_organizer_is_not_used(tmp_path: Path) -> None:
+    check_organizer(tiny_run().run_id, ORGANIZER.peer)
+    keep_invitation(tmp_path, "http://one", MALLORY.invites(tiny_run()))
+    assert kept_invitation(tmp_path, "http://one") is None
+
+
+def test_where_no_organizer_can_be_remembered_it_is_said(
+    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DEDLOC_HOME", str(tmp_path / "file"))
+    dashboard.entrance.invitation = invited(tiny_run())
+    with pytest.raises(UserError, match="set DEDLOC_HOME"):
+        fetch_invitation(dashboard.url)
+
+
 def test_a_token_that_the_hub_refuses_does_not_hide_a_public_invitation(hub: LoopbackHub) -> None:
-    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    invitation = invited(tiny_run(), (NOBODY,))
     hub.commits["us/model"] = [{"invitation.json": invitation.model_dump_json().encode()}]
     hub.refused = "of-a-test"
     assert fetch_invitation("us/model") == invitation
@@ -106,7 +167,7 @@ def test_what_is_no_invitation_on_the_hub_is_explained(hub: LoopbackHub, tmp_pat
 def test_a_file_comes_before_a_repository(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "us").mkdir()
-    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    invitation = invited(tiny_run(), (NOBODY,))
     (tmp_path / "us" / "model").write_text(invitation.model_dump_json())
     assert fetch_invitation("us/model") == invitation
 
@@ -126,7 +187,7 @@ def train(dashboard: Dashboard, *volunteers: str) -> None:
 
 
 def test_a_full_run_asks_newcomers_to_come_later_and_lets_those_in_who_come_back(dashboard: Dashboard) -> None:
-    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
     train(dashboard, "QmA")
     fetch_invitation(dashboard.url)
     train(dashboard, "QmA", "QmB")
@@ -141,7 +202,7 @@ def test_a_full_run_asks_newcomers_to_come_later_and_lets_those_in_who_come_back
 
 
 def test_a_volunteer_that_crashed_comes_back_into_a_full_run(dashboard: Dashboard, tmp_path: Path) -> None:
-    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
     train(dashboard, "QmA", "QmGhost")
     with pytest.raises(UserError, match="room for"):
         find_invitation(dashboard.url, tmp_path)
@@ -152,7 +213,7 @@ def test_a_volunteer_that_crashed_comes_back_into_a_full_run(dashboard: Dashboar
 def test_whoever_comes_after_the_last_step_is_thanked_and_shown_the_result(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
     last = GlobalStep(step=1000, round="ab", time=1.0, samples=64, loss=1.0, peers=2, seconds=0.5)
     Ledger(tmp_path / "ledger.sqlite").record_step(last, {})
     with pytest.raises(UserError, match="over, thank you") as refused:
@@ -188,7 +249,7 @@ def test_an_answer_that_is_no_refusal_is_not_taken_for_one(status: int, body: st
 
 
 def test_an_invitation_is_kept_for_the_place_it_came_from(tmp_path: Path) -> None:
-    invitation = Invitation.of(tiny_run(), (NOBODY,))
+    invitation = invited(tiny_run(), (NOBODY,))
     assert kept_invitation(tmp_path, "http://one") is None
     keep_invitation(tmp_path, "http://one", invitation)
     assert kept_invitation(tmp_path, "http://one") == invitation
@@ -203,13 +264,13 @@ def test_a_damaged_one_is_not_used(tmp_path: Path, text: str) -> None:
 
 def test_an_invitation_that_cannot_be_kept_is_explained(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--folder"):
-        keep_invitation(tmp_path / "missing", "http://one", Invitation.of(tiny_run(), (NOBODY,)))
+        keep_invitation(tmp_path / "missing", "http://one", invited(tiny_run(), (NOBODY,)))
 
 
 def test_who_joined_before_tries_the_peers_it_knows_when_the_coordinator_is_down(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    dashboard.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
     for coordinator_is_up in (True, False):
         if not coordinator_is_up:
             dashboard.stop()

@@ -3,9 +3,13 @@
 import base64
 import csv
 import hashlib
+import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +21,7 @@ from dedloc_kit.dashboard import entrance
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, make_wheel, package_files, running_wheel
 from dedloc_kit.errors import UserError
+from tests.between import EVIL, man_in_the_middle
 from tests.test_wheel import make_environment, run
 from tests.tiny import tiny_run
 
@@ -109,9 +114,9 @@ def test_pip_installs_the_wheel_and_then_again_only_if_its_content_has_changed(
     served = running_wheel()
     for content, installs in ((served, True), (served, False), (small_wheel(2), True)):
         monkeypatch.setattr(entrance, "running_wheel", lambda content=content: content)
-        options = ("--no-deps", "--no-compile", "-r", f"{coordinator.url}/requirements.txt")
+        options = ("--no-deps", "--no-compile", f"{coordinator.url}/wheel/{content.pinned}")
         told = run(sys.executable, "-m", "pip", "--python", python, "install", *options, folder=tmp_path)
-        assert (f"Successfully installed dedloc_kit-{content.version}" in told) == installs
+        assert (f"Successfully installed dedloc-kit-{content.version}" in told) == installs
         if content == served:  # what is installed gives away the very same
             show = "import dedloc_kit.distribution as d; print(d.__file__, d.running_wheel().version)"
             file, version = run(python, "-c", show, folder=tmp_path).split()
@@ -119,6 +124,72 @@ def test_pip_installs_the_wheel_and_then_again_only_if_its_content_has_changed(
             assert version == served.version
     assert run(python, "-c", "import dedloc_kit; print(dedloc_kit.answer)", folder=tmp_path) == "2"
     coordinator.stop()
+
+
+UV = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+installers = pytest.mark.parametrize(
+    "installer",
+    [
+        pytest.param((sys.executable, "-m", "pip", "install"), id="pip"),
+        pytest.param(
+            (str(UV), "pip", "install", "--no-cache", "--python", sys.executable),
+            id="uv",
+            marks=pytest.mark.skipif(UV is None, reason="uv is not installed"),
+        ),
+    ],
+)
+
+
+@installers
+def test_what_a_man_in_the_middle_puts_into_the_wheel_is_refused(
+    installer: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack 6, also after the run, when somebody else has the address that stands in old notebooks."""
+    coordinator = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
+    coordinator.start()
+    wheel = small_wheel(1)
+    monkeypatch.setattr(entrance, "running_wheel", lambda: wheel)
+    bare, pinned = (f"{coordinator.url}/wheel/{name}" for name in (wheel.name, wheel.pinned))
+
+    def install(url: str, folder: str, environment: Mapping[str, str]) -> str:
+        """The code that gets into the folder, or what the installer says."""
+        target = tmp_path / folder
+        done = subprocess.run(
+            [*installer, "--no-deps", "--target", str(target), url],
+            env={**os.environ, **environment, "PIP_NO_COMPILE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        code = target / "dedloc_kit" / "__init__.py"
+        return code.read_text() if code.exists() else done.stdout + done.stderr
+
+    with man_in_the_middle() as through_him:
+        assert install(bare, "bare", through_him) == EVIL, "without a pin he has his way"
+        for moment in ("while it goes on", "when it is over"):
+            if moment == "when it is over":
+                coordinator.stop()
+            told = install(pinned, moment, through_him)
+            assert not (tmp_path / moment / "dedloc_kit").exists()
+            assert re.search("do not match the hashes|hash mismatch", told, re.IGNORECASE), told
+    coordinator = Dashboard(tiny_run(), tmp_path / "ledger.sqlite", port=int(coordinator.url.rpartition(":")[2]))
+    coordinator.start()
+    assert install(pinned, "good", {}) == "answer = 1\n"
+    coordinator.stop()
+
+
+def test_another_process_with_other_settings_packs_the_same_bytes(tmp_path: Path) -> None:
+    code = "import os; os.umask(0); from dedloc_kit.distribution import running_wheel; print(running_wheel().pinned)"
+    environment = {**os.environ, "TZ": "Asia/Dhaka", "PYTHONHASHSEED": "7", "LC_ALL": "C", "SOURCE_DATE_EPOCH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.strip() == running_wheel().pinned
+
+
+def test_the_bytes_do_not_depend_on_the_version_of_zlib() -> None:
+    with zipfile.ZipFile(BytesIO(running_wheel().content)) as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
 
 
 def test_the_wheel_is_made_without_torch_and_hivemind() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from dedloc_kit.memory import MOST_PEERS, Memory, SwarmMemory, initial_peers, of_first_peers, own_id, recall, take_over
 from dedloc_kit.records import Invitation
+from tests.invitations import NOBODY, invited
 from tests.tiny import tiny_run
 
 RUN = "tiny-0123456789abcdef"
@@ -74,14 +75,14 @@ def test_a_coordinator_that_begins_elsewhere_knows_whom_the_last_invitation_name
     take_over(tmp_path / "one", run.run_id, state)
     assert recall(tmp_path / "one", run.run_id).peers == ()
     invitation = tmp_path / "old" / "invitation.json"
-    invitation.write_text(Invitation.of(run, (address("C"), address("V"))).model_dump_json())
+    invitation.write_text(invited(run, (NOBODY, address("V"))).model_dump_json())
     for folder, place in (("one", state), ("two", state.parent), ("three", tmp_path / "old")):
         take_over(tmp_path / folder, run.run_id, place)
-        assert recall(tmp_path / folder, run.run_id).peers == (address("C"), address("V"))
-    invitation.write_text(Invitation.of(run, (address("W"),)).model_dump_json())
+        assert recall(tmp_path / folder, run.run_id).peers == (NOBODY, address("V"))
+    invitation.write_text(invited(run).model_dump_json())
     take_over(tmp_path / "one", run.run_id, state)
-    assert recall(tmp_path / "one", run.run_id).peers == (address("C"), address("V")), "it knows better"
-    for text in ("{", Invitation.of(run, (address("W"),)).model_dump_json().replace("/p2p/", "/x/"), "\x00"):
+    assert recall(tmp_path / "one", run.run_id).peers == (NOBODY, address("V")), "it knows better"
+    for text in ("{", invited(run).model_dump_json().replace("/p2p/", "/x/"), "\x00"):
         invitation.write_text(text)
         take_over(tmp_path / "four", run.run_id, state)
     take_over(tmp_path / "four", "other-0123456789abcdef", state)

@@ -13,9 +13,9 @@ import requests
 from dedloc_kit.client import fetch_invitation, fetch_measured
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Evaluation, Invitation
+from dedloc_kit.records import Evaluation
+from tests.invitations import NOBODY, invited
 from tests.swarm.harness import wait_until
-from tests.test_client import NOBODY
 from tests.test_ledger import GAP, a_step, given
 from tests.tiny import tiny_run
 
@@ -33,7 +33,7 @@ def coordinator(tmp_path: Path) -> Iterator[Dashboard]:
     ledger.close()
     served = Dashboard(tiny_run(), tmp_path / "run" / "ledger.sqlite")
     served.start()
-    served.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), served.url)
+    served.entrance.invitation = invited(tiny_run(), (NOBODY,), served.url)
     yield served
     served.stop()
 

@@ -1,5 +1,6 @@
 """Whatever comes from a peer is parsed before anything else happens to it."""
 
+import base64
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 
 from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
+from dedloc_kit.keys import public
 from dedloc_kit.records import (
     Contribution,
     Evaluation,
@@ -20,9 +22,9 @@ from dedloc_kit.records import (
     StateInfo,
 )
 from dedloc_kit.run import RunConfig, parse_run
+from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited
 
 RUN_ID = "demo-0123456789abcdef"
-ADDRESS = "/ip4/127.0.0.1/tcp/1234/p2p/12D3Koo"
 VALID: dict[type[Record], dict[str, Any]] = {
     Contribution: {
         "run_id": RUN_ID,
@@ -152,35 +154,36 @@ def test_the_state_info_keeps_a_bounded_history() -> None:
 
 
 def test_an_invitation_survives_the_trip_through_a_file() -> None:
-    invitation = Invitation.of(run(), (ADDRESS,))
+    invitation = invited(run())
     again = Invitation.parse(invitation.model_dump_json(indent=2))
     assert again == invitation
-    assert again.peers == (ADDRESS,)
+    assert again.peers == (NOBODY,)
     assert again.run_config() == run()
     assert again.run_config().run_id == again.run_id == run().run_id
 
 
+def changed(values: dict[str, Any]) -> Invitation:
+    """An invitation of an organizer who wrote other values into it."""
+    return Invitation.parse(invited(run()).model_copy(update=values).signed(ORGANIZER.key).model_dump_json())
+
+
 def test_an_edited_configuration_has_the_wrong_fingerprint() -> None:
-    values = json.loads(Invitation.of(run(), (ADDRESS,)).model_dump_json())
-    values["run"]["global_batch"] += 1
     with pytest.raises(UserError, match="wrong fingerprint") as caught:
-        Invitation.parse(json.dumps(values)).run_config()
-    assert values["run_id"] in str(caught.value)
+        changed({"run": run().model_dump(mode="json") | {"global_batch": 65}}).run_config()
+    assert run().run_id in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_edited_run_id_is_a_wrong_fingerprint_too() -> None:
-    values = json.loads(Invitation.of(run(), (ADDRESS,)).model_dump_json())
-    values["run_id"] = "other" + values["run_id"].removeprefix("demo")
     with pytest.raises(UserError, match="wrong fingerprint"):
-        Invitation.parse(json.dumps(values)).run_config()
+        changed({"run_id": "other" + run().run_id.removeprefix("demo")}).run_config()
 
 
 def test_a_configuration_of_another_version_says_which_key_does_not_fit() -> None:
-    values = json.loads(Invitation.of(run(), (ADDRESS,)).model_dump_json())
-    values["run"]["optimizer"]["nesterov"] = 0.9
+    values = run().model_dump(mode="json")
+    values["optimizer"]["nesterov"] = 0.9
     with pytest.raises(UserError, match=r"does not fit this version .*optimizer\.nesterov") as caught:
-        Invitation.parse(json.dumps(values)).run_config()
+        changed({"run": values}).run_config()
     assert "\n" not in str(caught.value)
 
 
@@ -207,37 +210,28 @@ def test_something_else_is_no_invitation_and_the_message_says_so_in_one_line(tex
 @pytest.mark.parametrize("inner", [{}, {"a\nb": 1}, {"name": 1}, {"name": "x", "global_batch": -1}])
 def test_an_unusable_configuration_is_reported_in_one_line(inner: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="the invitation's run configuration") as caught:
-        Invitation(version=__version__, run_id=RUN_ID, peers=(ADDRESS,), run=inner).run_config()
+        changed({"run": inner}).run_config()
     assert "\n" not in str(caught.value)
 
 
-def of_version(version: object, url: str | None = "http://example.org:8000", **keys: object) -> str:
-    values = Invitation.of(run(), (ADDRESS,)).model_dump(mode="json")
-    return json.dumps(values | {"version": version, "url": url} | keys)
+def of_version(version: object, **keys: object) -> str:
+    return json.dumps(invited(run()).model_dump(mode="json") | {"version": version} | keys)
 
 
 def test_an_invitation_tells_the_version_and_the_size_of_the_model() -> None:
-    invitation = Invitation.of(run(), (ADDRESS,), parameters=18_000_000)
+    invitation = invited(run(), parameters=18_000_000)
     again = Invitation.parse(invitation.model_dump_json())
     assert (again.version, again.parameters, again.url) == (__version__, 18_000_000, None)
 
 
 @pytest.mark.parametrize("version", ["0.0.9", "99.1.0", "1.0rc1", "2"])
 @pytest.mark.parametrize("unknown", [{}, {"password_hint": "none", "peers": {"new": "form"}}])
-def test_an_invitation_of_another_version_says_what_to_install(version: str, unknown: dict[str, Any]) -> None:
+def test_an_invitation_of_another_version_says_what_to_do(version: str, unknown: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         Invitation.parse(of_version(version, **unknown))
     assert str(caught.value) == (
-        f"this run uses dedloc_kit {version}, here is {__version__}; "
-        'run  %pip install -q -r "http://example.org:8000/requirements.txt"  and restart the kernel'
-    )
-
-
-def test_without_an_address_an_invitation_of_another_version_names_the_version() -> None:
-    with pytest.raises(UserError) as caught:
-        Invitation.parse(of_version("99.1.0", None))
-    assert str(caught.value) == (
-        f"this run uses dedloc_kit 99.1.0, here is {__version__}; install that version and restart the kernel"
+        f"this run uses dedloc_kit {version}, here is {__version__}; run the organizer's newest notebook, "
+        "or ask the organizer for the line to install it with, and restart the kernel"
     )
 
 
@@ -247,9 +241,15 @@ def test_without_an_address_an_invitation_of_another_version_names_the_version()
         {"version": "99.1.0\x1b[2J"},
         {"version": "99.1.0; rm -rf ~"},
         {"version": "9" * 40},
-        {"version": "99.1.0", "url": 'http://example.org"; rm -rf ~; "'},
-        {"version": "99.1.0", "url": "http://example.org/$(rm)"},
-        {"version": "99.1.0", "url": "file:///etc/passwd"},
+        {"url": 'http://example.org"; rm -rf ~; "'},
+        {"url": "http://example.org/$(rm)"},
+        {"url": "file:///etc/passwd"},
+        {"wheel": "dedloc_kit-0.1.0-py3-none-any.whl"},
+        {"wheel": f"dedloc_kit-0.1.0-py3-none-any.whl#sha256={'0' * 63}"},
+        {"wheel": f"../dedloc_kit-0.1.0-py3-none-any.whl#sha256={'0' * 64}"},
+        {"wheel": f"dedloc_kit-$(rm)-py3-none-any.whl#sha256={'0' * 64}"},
+        {"organizer": "\x1b[2J"},
+        {"key": "not base64!"},
         {"version": 99},
         {"version": None},
         {"parameters": -1},
@@ -265,7 +265,35 @@ def test_nothing_that_an_invitation_says_gets_into_a_command_unchecked(keys: dic
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://[::1]:80", "https://a-b.example.org/run_1", None])
 def test_an_address_is_taken_as_a_coordinator_has_it(url: str | None) -> None:
-    assert Invitation.parse(Invitation.of(run(), (ADDRESS,), url).model_dump_json()).url == url
+    assert Invitation.parse(invited(run(), url=url).model_dump_json()).url == url
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"url": "http://192.0.2.66:8000"},
+        {"wheel": f"dedloc_kit-0.1.0-py3-none-any.whl#sha256={'0' * 64}"},
+        {"parameters": 1},
+        {"organizer": MALLORY.peer},
+        {"organizer": MALLORY.peer, "key": public(MALLORY.key)},
+        {"key": public(MALLORY.key)},
+        {"key": ""},
+        {"signature": ""},
+        {"signature": MALLORY.invites(run()).signature},
+        {"signature": "===="},
+        {"key": base64.b64encode(b"no key").decode()},
+    ],
+)
+def test_an_invitation_that_its_organizer_has_not_signed_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is not signed by the organizer|is not an invitation") as caught:
+        Invitation.parse(invited(run()).model_copy(update=keys).model_dump_json())
+    assert "\n" not in str(caught.value)
+
+
+def test_addresses_of_peers_are_nobodys_word_so_a_mirror_may_add_some() -> None:
+    invitation = invited(run()).model_copy(update={"peers": ("/ip4/10.0.0.1/tcp/1/p2p/QmOther",)})
+    again = Invitation.parse(invitation.model_dump_json())
+    assert (again, again.organizer) == (invitation, ORGANIZER.peer)
 
 
 SENTENCE = {"before": "a ", "guess": "boat", "truth": "river", "after": "."}

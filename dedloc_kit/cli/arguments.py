@@ -4,8 +4,11 @@ import argparse
 import re
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from dedloc_kit import __version__
 from dedloc_kit.evaluation.settings import DATASETS, ProbeSettings, Settings
+from dedloc_kit.records import Url
 from dedloc_kit.run import HUB_REPOSITORY
 from dedloc_kit.steering.codes import MACHINES
 
@@ -35,6 +38,11 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
     launch.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
     launch.add_argument("--port", type=int, default=8000, help="of the live page; 0 takes a free one")
+    launch.add_argument(
+        "--url", type=_url, help="under which others find the live page, where a proxy stands before it"
+    )
+    launch.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve the live page over TLS, without a proxy")
+    launch.add_argument("--tls-key", type=Path, metavar="FILE", help="of that certificate")
     launch.add_argument(
         "--most-volunteers", type=_positive, metavar="N", help="ask newcomers to come later while so many train"
     )
@@ -313,6 +321,13 @@ def _machine_options(parser: argparse.ArgumentParser, folder_help: str) -> None:
     parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
     parser.add_argument("--task-module", metavar="MODULE", help="a module of yours with further tasks")
     parser.add_argument("--until-step", type=_positive, metavar="N", help="leave after this global step")
+
+
+def _url(text: str) -> str:
+    try:
+        return TypeAdapter(Url).validate_python(text.rstrip("/"))
+    except ValidationError:
+        raise argparse.ArgumentTypeError("must be an address such as https://run.example.org") from None
 
 
 def _repository(text: str) -> str:

@@ -111,9 +111,13 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    from dedloc_kit.dashboard.listening import Certificate
     from dedloc_kit.organizer.launch import launch
     from dedloc_kit.steering.webhook import webhook_address
 
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UserError("a certificate and its key belong together; give both --tls-cert and --tls-key")
+    certificate = Certificate(options.tls_cert, options.tls_key) if options.tls_cert else None
     webhook = webhook_address(options.webhook_file)
     run = load_run(options.run, options.overrides)
     settings = {
@@ -134,6 +138,8 @@ def _launch(options: argparse.Namespace) -> int:
         parse_peer(settings),
         host=options.dashboard_host,
         port=options.port,
+        url=options.url,
+        certificate=certificate,
         resume=options.resume,
         most_volunteers=options.most_volunteers,
         stall_minutes=options.stall_minutes,

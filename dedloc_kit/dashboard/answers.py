@@ -85,6 +85,8 @@ class State(Answer):
     """Why what was recorded is not shown."""
     refusal: Literal["starting", "over", "full"] | None = None
     """Why nobody can join now."""
+    wheel: str | None = None
+    """The file of the kit to install, below `/wheel/`, with its digest; null if it is not to be had here."""
     total_steps: int
     global_batch: int
     step: int

@@ -12,6 +12,7 @@ from dedloc_kit.dashboard.answers import State, json_answer
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.view import RunView
 from dedloc_kit.distribution import running_wheel
+from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation, PeerId, Refusal
 
 Made = TypeVar("Made")
@@ -27,6 +28,14 @@ class Entrance:
         self._most_volunteers = most_volunteers
         # The threads that make the page's answers may all be busy, with viewers in line for them.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="entrance")
+
+    @property
+    def wheel(self) -> str | None:
+        """The file of the kit that is given away here, with its digest; none if there is no such file."""
+        try:
+            return running_wheel().pinned
+        except UserError:
+            return None
 
     def refusal(self, state: State, peer: str = "") -> Refusal | None:
         """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
@@ -55,7 +64,7 @@ class Entrance:
         async def requirements(request: Request) -> Response:
             # As the one who asks reached us: behind a tunnel that is not the address that we know of ourselves.
             wheel = await self._at_once(running_wheel)
-            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{wheel.name}\n")
+            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{wheel.pinned}\n")
 
         @router.get("/wheel/{name}", summary="That dedloc_kit", responses=answering("application/octet-stream"))
         async def wheel(name: str) -> Response:

@@ -1,7 +1,10 @@
-"""The address that the dashboard is served at."""
+"""The address that the dashboard is served at, and how."""
 
 import errno
 import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
 
 from dedloc_kit.dashboard.connections import AT_ONCE, Listener
 from dedloc_kit.errors import UserError
@@ -41,6 +44,31 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def url_of(host: str, port: int) -> str:
+@dataclass(frozen=True)
+class Certificate:
+    """What a page shows that is served over TLS without a proxy before it.
+
+    Raises UserError if the files are not a certificate, with those above it if there are any, and its key.
+    """
+
+    chain: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        files = f"the certificate {self.chain} and the key {self.key}"
+        try:
+            # A key with a passphrase would ask for it, with nobody there.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.chain, self.key, password=lambda: "")
+        except ssl.SSLError as error:
+            raise UserError(
+                f"{files} do not serve TLS ({error.reason or error}); give the two PEM files that belong together, the "
+                "key without a passphrase, with --tls-cert and --tls-key"
+            ) from None
+        except OSError as error:
+            raise UserError(f"{files} cannot both be read ({error.strerror}); check --tls-cert and --tls-key") from None
+
+
+def url_of(host: str, port: int, *, tls: bool = False) -> str:
     """The address of a page."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -30,7 +30,7 @@ from dedloc_kit.dashboard.entrance import Entrance
 from dedloc_kit.dashboard.exports import Exports
 from dedloc_kit.dashboard.headers import SecureHeaders
 from dedloc_kit.dashboard.limits import RateLimits, address_of
-from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
+from dedloc_kit.dashboard.listening import ANY_ADDRESS, Certificate, listen, own_address, url_of
 from dedloc_kit.dashboard.organizer import Denied, denial
 from dedloc_kit.dashboard.stream import EventStream, Viewers
 from dedloc_kit.dashboard.view import RunView
@@ -58,17 +58,20 @@ class Dashboard:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        public_host: str | None = None,
+        public: str | None = None,
+        certificate: Certificate | None = None,
         most_volunteers: int | None = None,
         organizer: APIRouter | None = None,
     ) -> None:
-        """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public_host`.
+        """`ledger` need not exist yet; port 0 takes a free one; others reach this machine as `public`: a host or,
+        where a proxy stands before the page, a URL. With a certificate the page is served over TLS.
 
         With `most_volunteers` newcomers are asked to come later; whoever has a peer's address can join all the same.
         Without `organizer`, the routes by which the run is steered, nobody can steer it from here.
         """
-        self._public_host = public_host or (own_address() if host in ANY_ADDRESS else host)
-        self.url = url_of(self._public_host, port)
+        self._public = public or (own_address() if host in ANY_ADDRESS else host)
+        self._certificate = certificate
+        self.url = self._url(port)
         """Where others find the page; with port 0 known once `start` has returned."""
         self._run = run
         self._host, self._port = host, port
@@ -89,7 +92,7 @@ class Dashboard:
     def start(self) -> None:
         """Serve; raises UserError if the address is not to be had."""
         listener = listen(self._host, self._port)
-        self.url = url_of(self._public_host, listener.getsockname()[1])
+        self.url = self._url(listener.getsockname()[1])
         raise_file_limit()
         proxies = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
         # Who is behind a proxy is told here and not by uvicorn, which would not say any more who connected.
@@ -105,6 +108,8 @@ class Dashboard:
             callback_notify=listener.end_late,
             timeout_notify=1,
             loop="asyncio",
+            ssl_certfile=self._certificate.chain if self._certificate else None,
+            ssl_keyfile=self._certificate.key if self._certificate else None,
         )
         config.timeout_graceful_shutdown = 2  # for a viewer that does not even take the end of its stream
         self._server = uvicorn.Server(config)
@@ -115,6 +120,9 @@ class Dashboard:
         # 0.1 to 0.3 s every now and then.
         gc.collect()
         gc.freeze()
+
+    def _url(self, port: int) -> str:
+        return self._public if "://" in self._public else url_of(self._public, port, tls=self._certificate is not None)
 
     def publish(self, event: AnyEvent) -> None:
         """Show an event of the coordinator; any thread may call this at any time, also after the end."""
@@ -215,7 +223,8 @@ class Dashboard:
     def _state(self) -> answers.State:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
-        return state.model_copy(update={"refusal": refusal.reason if refusal is not None else None})
+        reason = refusal.reason if refusal is not None else None
+        return state.model_copy(update={"refusal": reason, "wheel": self.entrance.wheel})
 
     def _version(self) -> Hashable:
         return self._view.version(), self.entrance.invitation is None

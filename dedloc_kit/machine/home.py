@@ -46,6 +46,32 @@ def peer_folder(chosen: Path | None) -> Iterator[Path]:
     raise UserError(f"another volunteer uses {candidates[0]}; choose another folder with --folder")
 
 
+def check_organizer(run_id: str, organizer: str) -> None:
+    """Remember who leads a run when its invitation is first seen on this machine, and hold everyone to it.
+
+    Raises UserError if somebody else claims the run, or if it cannot be remembered.
+
+    :param run_id: a valid one, for it becomes the name of a file
+    :param organizer: its peer id, the hash of its key
+    """
+    path = _keeping() / "organizers" / run_id
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{run_id}-{os.getpid()}-{threading.get_ident()}")
+            temporary.write_text(organizer, encoding="utf-8")
+            os.replace(temporary, path)
+        known = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read and written ({error}); set DEDLOC_HOME to another folder") from None
+    if known != organizer:
+        raise UserError(
+            f"another organizer claims the run {run_id}: this machine knows it with the key {known[:64]!r}, and the "
+            f"invitation has {organizer}; somebody may stand between you and the organizer, so ask the organizer, by a "
+            f"way that you trust, and only if the new key is right remove {path}"
+        )
+
+
 def next_session(folder: Path) -> str:
     """Whether a volunteer's total continues in the next session, as one sentence."""
     if _on_drive(folder):

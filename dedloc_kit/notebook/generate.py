@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.client import fetch_invitation
+from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 
@@ -24,9 +25,22 @@ _CODE_CELL: dict[str, Any] = {"cell_type": "code", "execution_count": None, "out
 _TEXT_CELL = {"cell_type": "markdown"}
 TUTORIALS = ("organize", "use_model")
 _PUT_IN = (
-    "The organizer gives you an invitation: an address that begins with `http`. Put it between the quotes behind\n"
-    "`INVITATION`."
+    "The organizer gives you two addresses that begin with `http`. Put the invitation between the quotes behind\n"
+    "`INVITATION`, and the long one, which ends in the fingerprint of the program, behind `KIT`."
 )
+_PUT_IN_FIRST = """\
+assert INVITATION, "Put the invitation between the quotes behind INVITATION first."
+assert "#sha256=" in KIT, "Put the whole long address between the quotes behind KIT first."
+"""
+_IMPORT = """\
+try:
+    from dedloc_kit import join
+except ImportError:
+    raise RuntimeError(
+        "The program is not installed. If it says 404 or DO NOT MATCH near here, this notebook is older than the run: "
+        "ask the organizer for the newest one. Else the organizer's computer cannot be reached now: try again later."
+    ) from None
+"""
 _URL = re.compile(r"https?://[\w.:\[\]/~-]+", re.ASCII)
 """Addresses that mean nothing but themselves in Python, in a shell and in IPython, where all this comes to stand."""
 
@@ -37,20 +51,20 @@ class Platform:
 
     name: str
     file: str
-    fields: tuple[str, str]
-    """What stands behind the invitation and the name in the cell; Colab makes form fields of its own comments."""
+    fields: tuple[str, str, str]
+    """What stands behind the invitation, the name and the kit in the cell; Colab makes form fields of its comments."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Asks for a GPU and, on Kaggle, for the Internet."""
 
 
 _FORM = '# @param {type:"string"}'
-_HINTS = ("# the address that the organizer gave you", "# how everyone sees you")
+_HINTS = ("# the address that the organizer gave you", "# how everyone sees you", "# the long address")
 PLATFORMS = (
     Platform("jupyter", "join.ipynb", _HINTS),
     Platform(
         "colab",
         "join_colab.ipynb",
-        (_FORM, _FORM),
+        (_FORM, _FORM, _FORM),
         {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}},
     ),
     Platform(
@@ -76,9 +90,11 @@ class Target:
     """The run that a notebook joins."""
 
     invitation: str = ""
-    """The coordinator's URL or `OWNER/NAME` on the Hub; empty where the volunteer puts it in."""
-    url: str = "{INVITATION.rstrip('/')}"
-    """The coordinator's, from which the kit is installed; by default IPython takes it from the line above."""
+    """The coordinator's URL with the organizer behind it, or `OWNER/NAME` on the Hub; empty where the volunteer puts it
+    in."""
+    kit: str = ""
+    """Where pip finds the kit, `URL#sha256=DIGEST`; empty where the volunteer puts it in. Over plain HTTP anybody on
+    the way can serve another program: the digest comes with the notebook, and pip refuses what does not fit it."""
     text: str = f"Which model it is, the organizer of the run has told you.\n{_PUT_IN}"
     """Of which run and for whom, as Markdown."""
 
@@ -86,18 +102,28 @@ class Target:
 def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
     """Write the notebooks of a run, by default to `runs/RUN-ID/notebooks`; returns their paths.
 
+    They install the kit that this machine has, and nothing else: what the coordinator says of it is not believed.
+
     :param invitation: a URL, `OWNER/NAME` on the Hub, or a file; a file's URL is what then stands in the notebooks
-    Raises UserError if there is no such run, volunteers could not use the notebooks, or the folder cannot be written.
+    Raises UserError if there is no such run, it gives away another kit than is here, volunteers could not use the
+    notebooks, or the folder cannot be written.
     """
     found = fetch_invitation(invitation, watch=True)  # its organizer may write them though it is full
     on_the_hub = re.fullmatch(HUB_REPOSITORY, invitation) and not Path(invitation).exists()
-    url = invitation if invitation.startswith(("http://", "https://")) else found.url
+    url = invitation.partition("#")[0] if invitation.startswith(("http://", "https://")) else found.url
     if url is None:
         raise UserError(f"the invitation {invitation} names no coordinator's address; give its URL, http://HOST:PORT")
     url = url.rstrip("/")
     if not _URL.fullmatch(url):
         raise UserError(f"a notebook cannot hold the address {url!r}; give the coordinator's URL, http://HOST:PORT")
-    run = Target(invitation if on_the_hub else url, url, _about(found.run_config()))
+    wheel = running_wheel().pinned
+    if found.wheel != wheel:
+        raise UserError(
+            f"the coordinator at {url} gives away another dedloc_kit than is here; write the notebooks where it runs, "
+            "and if the kit was changed there launch the run again first"
+        )
+    to_join = invitation if on_the_hub else f"{url}#{found.organizer}"
+    run = Target(to_join, f"{url}/wheel/{wheel}", _about(found.run_config()))
     return _write(run, folder or Path("runs") / found.run_id / "notebooks")
 
 
@@ -156,17 +182,16 @@ def _cells(platform: Platform, run: Target) -> Iterator[tuple[dict[str, Any], st
 
 
 def _code(platform: Platform, run: Target) -> str:
-    lines = [
-        f"INVITATION = {json.dumps(run.invitation)}  {platform.fields[0]}",
-        f'NAME = ""  {platform.fields[1]}',
-        "",
-        f'%pip install -q -r "{run.url}/requirements.txt"',
-        "from dedloc_kit import join",
-        "",
+    invitation, name, kit = platform.fields
+    lines = [f"INVITATION = {json.dumps(run.invitation)}  {invitation}", f'NAME = ""  {name}', ""]
+    if not run.kit:
+        lines[1:1] = [f'KIT = ""  {kit}']
+        lines.append(_PUT_IN_FIRST)
+    lines += [
+        f'%pip install -q "{run.kit or "{KIT}"}"',
+        _IMPORT,
         "join(INVITATION, name=NAME or None)",
     ]
-    if not run.invitation:
-        lines[2:3] = ['assert INVITATION, "Put the invitation between the quotes behind INVITATION first."', ""]
     return "\n".join(lines)
 
 

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 from dedloc_kit.dashboard import organizer
+from dedloc_kit.dashboard.listening import Certificate
 from dedloc_kit.dashboard.login import Keys
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
@@ -16,6 +18,7 @@ from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed, Warned
 from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
+from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, take_over
@@ -46,6 +49,8 @@ class Coordinator:
         host: str,
         port: int,
         on_event: Callable[[AnyEvent], None],
+        url: str | None = None,
+        certificate: Certificate | None = None,
         most_volunteers: int | None = None,
     ) -> None:
         self.run, self._peer, self._on_event = run, peer, on_event
@@ -54,7 +59,8 @@ class Coordinator:
             peer.folder / "ledger.sqlite",
             host=host,
             port=port,
-            public_host=peer.announce_host,
+            public=url or peer.announce_host,
+            certificate=certificate,
             most_volunteers=most_volunteers,
             organizer=organizer.routes(peer.folder, run.fingerprint),
         )
@@ -62,8 +68,8 @@ class Coordinator:
         self._joined = threading.Event()
         self.addresses: tuple[str, ...] = ()
         """Where the swarm reaches the coordinator; known once `invitation` has returned."""
+        self._invitation: Invitation | None = None
         self._listed: tuple[str, ...] = ()
-        self._parameters = 0
         self._worker: Worker | None = None
 
     def __enter__(self) -> Self:
@@ -102,7 +108,8 @@ class Coordinator:
 
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
-            self.addresses, self._parameters = event.addresses, event.parameters
+            self.addresses = event.addresses
+            self._invitation = self._signed_invitation(event.parameters)
         if isinstance(event, Peers):
             self._listed = event.listed
         if isinstance(event, Joined | Peers):
@@ -118,10 +125,16 @@ class Coordinator:
             self.dashboard.publish(event)
         self._on_event(event)
 
+    def _signed_invitation(self, parameters: int) -> Invitation:
+        wheel = self.dashboard.entrance.wheel
+        invitation = Invitation.of(self.run, self.addresses, self.dashboard.url, parameters, wheel)
+        return invitation.signed(read_key(self._peer.folder / IDENTITY_FILE))
+
     def _invite(self) -> None:
         """Publish where to join. The coordinator knows where its volunteers are; everybody may read this."""
-        peers = of_first_peers((*self.addresses, *self._listed), 1 + LISTED_VOLUNTEERS)
-        self.dashboard.entrance.invitation = Invitation.of(self.run, peers, self.dashboard.url, self._parameters)
+        if self._invitation is not None:
+            peers = of_first_peers((*self.addresses, *self._listed), 1 + LISTED_VOLUNTEERS)
+            self.dashboard.entrance.invitation = self._invitation.model_copy(update={"peers": peers})
 
 
 def launch(
@@ -130,6 +143,8 @@ def launch(
     *,
     host: str,
     port: int,
+    url: str | None = None,
+    certificate: Certificate | None = None,
     resume: str | None = None,
     most_volunteers: int | None = None,
     stall_minutes: int,
@@ -137,6 +152,8 @@ def launch(
 ) -> int:
     """Start or resume a run and serve its dashboard until it is stopped; returns the exit code.
 
+    :param url: under which others find the page, where a proxy stands before it
+    :param certificate: for TLS without a proxy
     :param resume: a training state to start from, see `hub.training_state`
     :param most_volunteers: with so many, newcomers are asked to come later
     :param stall_minutes: an alert tells that for so long no global step was done
@@ -170,7 +187,14 @@ def launch(
                 display.line("the first volunteer is here: others can reach this machine", "green")
 
         with Coordinator(
-            run, peer, host=host, port=port, on_event=on_event, most_volunteers=most_volunteers
+            run,
+            peer,
+            host=host,
+            port=port,
+            on_event=on_event,
+            url=url,
+            certificate=certificate,
+            most_volunteers=most_volunteers,
         ) as coordinator:
             return _serve(run, peer, coordinator, alerts, display)
 
@@ -206,12 +230,13 @@ def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: A
         url = coordinator.dashboard.url
         display.line(f"live page:   {url}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")
-        display.line(f"to join:     dedloc join {url}", "bold")
+        display.line(f"to join:     dedloc join {url}#{invitation.organizer}", "bold")
         if peer.hub is not None and not names_local_files(run):
             display.line(f"or soon:     dedloc join {peer.hub} (once it is on the Hub)", "bold")
         display.line(f"invitation:  {path} (for those who cannot reach the live page)")
         display.line(f"to steer it: {_how_to_steer(url, peer.folder, display)}")
-        if hint := advice(coordinator.addresses, int(url.rpartition(":")[2])):
+        there = urlsplit(url)
+        if hint := advice(coordinator.addresses, there.port or (443 if there.scheme == "https" else 80)):
             display.line(hint, "yellow")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
             alerts.look()
@@ -238,10 +263,10 @@ def _how_to_steer(url: str, folder: Path, display: RunDisplay) -> str:
 def _how_to_install(url: str) -> str:
     """How volunteers get this dedloc_kit; it is packed now, before a file of it may change."""
     try:
-        running_wheel()
+        wheel = running_wheel()
     except UserError as error:
         return f"not from here: {error}"
-    return f"pip install -r {url}/requirements.txt"
+    return f'pip install "{url}/wheel/{wheel.pinned}"'
 
 
 def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.steering.codes import IDENTITY_FILE
 from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.admission import come_in
 from dedloc_kit.swarm.dht import Node

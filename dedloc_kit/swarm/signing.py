@@ -4,15 +4,13 @@ import re
 from functools import lru_cache
 from typing import TypeVar
 
-import multihash
 from cryptography.hazmat.primitives import serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.validation import DHTRecord
-from hivemind.p2p import PeerID
-from hivemind.proto import crypto_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPrivateKey
 
+from dedloc_kit.keys import peer_id
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.identity import Identity
 
@@ -70,19 +68,14 @@ class RememberingValidator(RSASignatureValidator):
 
 
 def author(subkey: bytes) -> str:
-    """The peer id (base58) of the RSA key in a signed record's subkey; raises ValueError if there is none.
-
-    See the libp2p specification of peer ids: the SHA-256 multihash of the public key in protobuf.
-    """
+    """The peer id (base58) of the RSA key in a signed record's subkey; raises ValueError if there is none."""
     match = _OWNER.fullmatch(subkey)
     if match is None:
         raise ValueError("the subkey names no owner")
     der = serialization.load_ssh_public_key(match.group(1)).public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    public_key = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
-    digest = multihash.digest(public_key, multihash.coerce_code("sha2-256"))
-    return str(PeerID(digest.encode()).to_base58())
+    return peer_id(der)
 
 
 def _envelope(kind: type[Record], subkey: bytes, value: bytes) -> DHTRecord:

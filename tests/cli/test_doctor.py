@@ -9,15 +9,16 @@ import pytest
 from dedloc_kit.cli import doctor
 from dedloc_kit.cli.doctor import Finding, examine
 from dedloc_kit.cli.main import main
+from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.account import Account
 from dedloc_kit.machine.survey import LARGEST_SKEW, look
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.node import addresses_of, open_node
+from tests.invitations import NOBODY, invited
 from tests.tiny import tiny_run
 
-NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
 SECRET = "hf_secret"
 
 
@@ -34,7 +35,7 @@ def found(where: str | Path | None = None, port: int = 0, swarm_port: int = 0) -
 
 def invitation_in(folder: Path, *peers: str, url: str | None = None) -> Path:
     path = folder / INVITATION_FILE
-    path.write_text(Invitation.of(tiny_run(), peers or (NOBODY,), url, parameters=1000).model_dump_json())
+    path.write_text(invited(tiny_run(), peers or (NOBODY,), url, parameters=1000).model_dump_json())
     return path
 
 
@@ -113,9 +114,11 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
 
 def test_a_peer_of_the_run_tells_whether_this_machine_can_be_reached(tmp_path: Path) -> None:
     peer = PeerConfig(folder=tmp_path, host="127.0.0.1")
-    node = open_node(peer, Identity(tmp_path / "identity.key"), (), may_start_alone=True)
+    node = open_node(peer, Identity(tmp_path / IDENTITY_FILE), (), may_start_alone=True)
     try:
-        findings = found(invitation_in(tmp_path, *addresses_of(node)))
+        invitation = Invitation.of(tiny_run(), addresses_of(node)).signed(read_key(tmp_path / IDENTITY_FILE))
+        (tmp_path / INVITATION_FILE).write_text(invitation.model_dump_json())
+        findings = found(tmp_path / INVITATION_FILE)
     finally:
         node.shutdown()
     assert told(findings, "peers of the run answer")

@@ -1,6 +1,5 @@
 """The `dedloc` command: what goes wrong is said in one line with the fix, and the exit code is 2."""
 
-import json
 import os
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.records import Invitation
 from dedloc_kit.steering.orders import OrderBook
+from tests.invitations import NOBODY, ORGANIZER, invited
 from tests.tiny import tiny_run
 
 ALBERT = """
@@ -148,19 +148,17 @@ def test_a_coordinator_that_does_not_answer_is_said(tmp_path: Path) -> None:
 
 
 def test_a_swarm_that_does_not_answer_is_said(tmp_path: Path) -> None:
-    nobody = "/ip4/127.0.0.1/tcp/9/p2p/QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
     path = tmp_path / "invitation.json"
-    path.write_text(Invitation.of(tiny_run(), (nobody,)).model_dump_json())
+    path.write_text(invited(tiny_run()).model_dump_json())
     result = dedloc("join", path, "--task-module", "tests.tiny", folder=tmp_path)
     assert_refused(result, "nobody answers at 127.0.0.1, port 9")
 
 
 def test_an_invitation_with_a_wrong_fingerprint_is_refused(tmp_path: Path) -> None:
     run = tiny_run()
-    changed = Invitation.of(run, ("/ip4/127.0.0.1/tcp/9/p2p/x",)).model_dump(mode="json")
-    changed["run"]["global_batch"] += 1
+    changed = Invitation.of(tiny_run(global_batch=65), (NOBODY,)).model_copy(update={"run_id": run.run_id})
     path = tmp_path / "invitation.json"
-    path.write_text(json.dumps(changed))
+    path.write_text(changed.signed(ORGANIZER.key).model_dump_json())
     assert_refused(dedloc("join", path, folder=tmp_path), "wrong fingerprint", run.run_id)
 
 

@@ -20,6 +20,7 @@ from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, 
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
+from tests.invitations import invited
 
 DEADLINE = 20.0
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e" + "W" * 20
@@ -179,14 +180,14 @@ def test_there_is_no_invitation_until_the_coordinator_has_joined(dashboard: Dash
     assert answer.status_code == 503
     assert Refusal.parse(answer.json()) == Refusal(reason="starting")
     assert state_of(dashboard)["refusal"] == "starting"
-    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = invited(RUN)
     assert Invitation.parse(get(dashboard, "/api/invitation").text).run_config() == RUN
     assert state_of(dashboard)["refusal"] is None
 
 
 def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_back(path: Path) -> None:
     dashboard = Dashboard(RUN, path, most_volunteers=1)
-    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = invited(RUN)
     dashboard.start()
     dashboard.publish(Peers(peers=(COORDINATOR,)))
     assert get(dashboard, "/api/invitation").status_code == 200
@@ -200,7 +201,7 @@ def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_
 
 
 def test_after_the_last_step_nobody_is_invited(dashboard: Dashboard, path: Path) -> None:
-    dashboard.entrance.invitation = Invitation.of(RUN, ("/ip4/1.2.3.4/tcp/31337/p2p/Qm",))
+    dashboard.entrance.invitation = invited(RUN)
     record(Ledger(path), 100)
     answer = get(dashboard, "/api/invitation")
     assert (answer.status_code, Refusal.parse(answer.json())) == (410, Refusal(reason="over"))
@@ -211,7 +212,8 @@ def test_the_wheel_is_served_under_the_address_that_the_requirements_name(dashbo
     answer = get(dashboard, "/requirements.txt")
     assert answer.headers["content-type"].startswith("text/plain")
     wheel = running_wheel()
-    assert answer.text == f"dedloc_kit @ {dashboard.url}/wheel/{wheel.name}\n"
+    assert answer.text == f"dedloc_kit @ {dashboard.url}/wheel/{wheel.pinned}\n"
+    assert state_of(dashboard)["wheel"] == wheel.pinned
     answer = requests.get(answer.text.split()[-1], timeout=DEADLINE)
     assert answer.content == wheel.content
     assert answer.headers["content-type"] == "application/octet-stream"
@@ -234,6 +236,7 @@ def test_without_an_installation_the_dashboard_says_why_it_has_no_wheel(
     monkeypatch.setattr(entrance, "running_wheel", not_installed)
     answer = get(dashboard, "/requirements.txt")
     assert (answer.status_code, answer.json()) == (404, {"message": "dedloc_kit was not installed by pip"})
+    assert state_of(dashboard)["wheel"] is None
 
 
 def test_before_there_is_a_ledger_the_run_is_starting(dashboard: Dashboard, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The Hugging Face Space, built and started as its Dockerfile says."""
 
+import importlib.util
 import json
 import os
 import re
@@ -13,16 +14,19 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import requests
 
 from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.distribution import running_wheel
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Invitation
 from dedloc_kit.resources import shipped
+from tests.between import man_in_the_middle
+from tests.invitations import NOBODY, invited
+from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import processes_of, wait_until
-from tests.test_client import NOBODY
 from tests.test_ledger import a_step, given
 from tests.tiny import tiny_run
 
@@ -45,7 +49,8 @@ def test_the_page_of_the_space_has_the_header_that_the_hub_reads() -> None:
     assert values["colorFrom"] in {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
     assert "DEDLOC_INVITATION" in text
     assert ("USER", "user") in instructions()
-    assert ("ARG", "DEDLOC_INVITATION") in instructions()
+    assert {("ARG", "DEDLOC_INVITATION"), ("ARG", "DEDLOC_KIT")} <= set(instructions())
+    assert "DEDLOC_KIT" in text
     assert any(re.search(r"useradd .*--uid 1000\b", rest) for name, rest in instructions() if name == "RUN")
 
 
@@ -53,6 +58,53 @@ def test_without_the_variable_the_space_says_what_is_missing() -> None:
     done = subprocess.run([sys.executable, "-S", SPACE / "app.py"], env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "set the variable DEDLOC_INVITATION in the Space's settings" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def app() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("space_app", SPACE / "app.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+WHEEL = f"dedloc_kit-0.1.0+h01234567-py3-none-any.whl#sha256={'0' * 64}"
+
+
+def test_the_kit_is_the_one_of_the_variable_or_the_one_that_the_hub_names(
+    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        invitation = invited(tiny_run(), url="http://192.0.2.1:8000", wheel=WHEEL).model_dump_json().encode()
+        hub.commits["us/model"] = [{"invitation.json": invitation}]
+        assert app.kit("us/model") == f"http://192.0.2.1:8000/wheel/{WHEEL}"
+        monkeypatch.setenv("DEDLOC_KIT", f"https://run.example.org/wheel/{WHEEL}")
+        assert app.kit("us/model") == app.kit("http://192.0.2.1:8000") == f"https://run.example.org/wheel/{WHEEL}"
+
+
+@pytest.mark.parametrize("pin", ["", "http://192.0.2.1:8000", f"http://192.0.2.1:8000/wheel/{WHEEL[:-1]}", "--user"])
+def test_without_a_pin_the_space_installs_nothing(
+    app: ModuleType, pin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEDLOC_KIT", pin)
+    assert not app.install("http://192.0.2.1:8000")
+    assert "set the variable DEDLOC_KIT" in capsys.readouterr().err
+
+
+def test_a_space_does_not_install_what_a_man_in_the_middle_serves(
+    app: ModuleType, coordinator: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_DEPS", "1")
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "installed"))
+    monkeypatch.setenv("DEDLOC_KIT", f"{coordinator.url}/wheel/{running_wheel().pinned}")
+    with man_in_the_middle() as through_him:
+        for name, value in through_him.items():
+            monkeypatch.setenv(name, value)
+        assert not app.install(coordinator.url)
+    assert not (tmp_path / "installed").exists()
 
 
 class Space:
@@ -109,7 +161,7 @@ def coordinator(tmp_path: Path) -> Iterator[Dashboard]:
     ledger.close()
     served = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
     served.start()
-    served.entrance.invitation = Invitation.of(tiny_run(), (NOBODY,), served.url)
+    served.entrance.invitation = invited(tiny_run(), (NOBODY,), served.url)
     yield served
     served.stop()
 
@@ -122,7 +174,14 @@ def test_the_space_is_built_and_shows_the_run(coordinator: Dashboard, tmp_path: 
             folder.chmod(folder.stat().st_mode | 0o011)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    space = Space(tmp_path / "home", {"DEDLOC_INVITATION": coordinator.url, "PORT": str(port)})
+    space = Space(
+        tmp_path / "home",
+        {
+            "DEDLOC_INVITATION": coordinator.url,
+            "DEDLOC_KIT": f"{coordinator.url}/wheel/{running_wheel().pinned}",
+            "PORT": str(port),
+        },
+    )
     process = space.start(*space.build())
     try:
         url = f"http://127.0.0.1:{port}"

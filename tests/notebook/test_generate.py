@@ -2,28 +2,39 @@
 
 import ast
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import IPython
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from dedloc_kit.cli.main import main
+from dedloc_kit.dashboard import entrance
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.generate import PLATFORMS, Platform, Target, notebook, notebooks_for
 from dedloc_kit.records import Invitation
+from tests.invitations import NOBODY, ORGANIZER, invited
+from tests.test_distribution import small_wheel
+from tests.test_wheel import make_environment, run
 from tests.tiny import tiny_run
 
 CHECKED_IN = Path(__file__).parents[2] / "notebooks"
-PEER = "/ip4/192.0.2.1/tcp/31337/p2p/C"
 each_platform = pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
 
 
 def invitation_file(folder: Path, url: str | None = "http://192.0.2.1:8000", about: str = "") -> str:
     path = folder / "invitation.json"
-    values = Invitation.of(tiny_run(about=about), (PEER,)).model_dump(mode="json")
-    path.write_text(json.dumps({**values, "url": url}))
+    changed = Invitation.of(tiny_run(about=about), (NOBODY,), wheel=running_wheel().pinned).model_copy(
+        update={"url": url}
+    )
+    path.write_text(changed.signed(ORGANIZER.key).model_dump_json())
     return str(path)
 
 
@@ -57,7 +68,7 @@ def test_a_notebook_is_valid_and_short_and_its_one_code_cell_comes_soon(platform
     assert len(kinds) <= 6
     assert kinds.count("code") == 1
     assert kinds.index("code") <= 2
-    assert assigned(read.cells[2].source) == {"INVITATION": "", "NAME": ""}
+    assert assigned(read.cells[2].source) == {"INVITATION": "", "KIT": "", "NAME": ""}
 
 
 @each_platform
@@ -72,7 +83,7 @@ def test_every_notebook_says_what_runs_what_leaves_and_how_to_stop(platform: Pla
 
 def test_colab_shows_form_fields_and_both_services_are_asked_for_a_gpu() -> None:
     made = {platform.name: json.loads(notebook(platform, Target())) for platform in PLATFORMS}
-    assert notebook(PLATFORMS[1], Target()).count("# @param {type:") == 2
+    assert notebook(PLATFORMS[1], Target()).count("# @param {type:") == 3
     assert made["colab"]["metadata"]["accelerator"] == "GPU"
     assert made["kaggle"]["metadata"]["kaggle"]["isGpuEnabled"]
     assert made["kaggle"]["metadata"]["kaggle"]["isInternetEnabled"]
@@ -83,9 +94,46 @@ def test_a_run_s_notebooks_hold_its_address_and_say_what_it_is_for(tmp_path: Pat
     assert [path.name for path in paths] == ["join.ipynb", "join_colab.ipynb", "join_kaggle.ipynb"]
     for path in paths:
         nbformat.validate(nbformat.read(path, as_version=4))
-        assert assigned(code_of(path)) == {"INVITATION": "http://192.0.2.1:8000", "NAME": ""}
-        assert '%pip install -q -r "http://192.0.2.1:8000/requirements.txt"' in code_of(path)
+        assert assigned(code_of(path)) == {"INVITATION": f"http://192.0.2.1:8000#{ORGANIZER.peer}", "NAME": ""}
+        assert f'%pip install -q "http://192.0.2.1:8000/wheel/{running_wheel().pinned}"\n' in code_of(path)
         assert "joins the run **tiny**.\n\n> Bengali for all." in cells(path.read_text(), "markdown")[0]
+
+
+def test_the_kit_of_a_notebook_is_the_one_that_the_organizer_has_whatever_the_network_says(tmp_path: Path) -> None:
+    other = running_wheel().pinned.replace("#sha256=", "#sha256=0")[:-1]
+    invitation = Invitation.of(tiny_run(), (NOBODY,), "http://192.0.2.1:8000", wheel=other).signed(ORGANIZER.key)
+    (tmp_path / "invitation.json").write_text(invitation.model_dump_json())
+    with pytest.raises(UserError, match="another dedloc_kit than is here; write the notebooks where it runs"):
+        notebooks_for(str(tmp_path / "invitation.json"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_notebook_of_a_run_that_was_updated_since_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
+    coordinator.start()
+    coordinator.entrance.invitation = invited(tiny_run(), url=coordinator.url, wheel=running_wheel().pinned)
+    (path, *_) = notebooks_for(coordinator.url, tmp_path)
+    monkeypatch.setattr(entrance, "running_wheel", lambda: small_wheel(2))
+    (tmp_path / "cell.ipy").write_text(code_of(path))
+    # All that is installed here but the checkout: behind a .pth file those of this environment do not count.
+    python = make_environment(tmp_path / "environment", "--without-pip") / "python"
+    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path)
+    Path(packages, "others.pth").write_text(f"{Path(IPython.__file__).parents[1]}\n")
+    done = subprocess.run(
+        [python, "-m", "IPython", "--colors=NoColor", "cell.ipy"],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PIP_NO_DEPS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    coordinator.stop()
+    told = done.stdout + done.stderr
+    assert "404" in told
+    line = r"^RuntimeError: The program is not installed. If it says 404 .* ask the organizer for the newest one\..*$"
+    assert re.search(line, told, re.MULTILINE), told
 
 
 @pytest.mark.parametrize(

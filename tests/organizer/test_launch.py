@@ -3,10 +3,14 @@
 from pathlib import Path
 
 from dedloc_kit import __version__
+from dedloc_kit.distribution import running_wheel
 from dedloc_kit.events import Joined, Peers
+from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.memory import Memory
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
+from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.identity import Identity
 from tests.tiny import tiny_run
 
 
@@ -17,8 +21,9 @@ def address(peer: str, host: str = "192.0.2.1") -> str:
 def test_the_invitation_lists_the_coordinator_and_some_volunteers_that_agree_to_it(tmp_path: Path) -> None:
     run = tiny_run()
     coordinator = Coordinator(run, PeerConfig(folder=tmp_path), host="127.0.0.1", port=0, on_event=lambda event: None)
-    mine = (address("C"), address("C", "10.0.0.1"))
-    joined = Joined(run_id=run.run_id, peer="C", session="a", addresses=mine, step=0, device="CPU", parameters=18)
+    me = str(Identity(tmp_path / IDENTITY_FILE).peer_id)
+    mine = (address(me), address(me, "10.0.0.1"))
+    joined = Joined(run_id=run.run_id, peer=me, session="a", addresses=mine, step=0, device="CPU", parameters=18)
     coordinator._heard(joined)
     assert coordinator.invitation().peers == mine
     assert coordinator.invitation().version == __version__
@@ -34,3 +39,5 @@ def test_the_invitation_lists_the_coordinator_and_some_volunteers_that_agree_to_
     assert peers[:2] == mine
     assert len({peer.rpartition("/")[2] for peer in peers}) == 1 + LISTED_VOLUNTEERS
     assert coordinator.invitation().run_config() == run
+    assert Invitation.parse(coordinator.invitation().model_dump_json()).organizer == me
+    assert coordinator.invitation().wheel == running_wheel().pinned

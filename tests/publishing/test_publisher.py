@@ -19,12 +19,13 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
 from dedloc_kit.publishing import publisher
 from dedloc_kit.publishing.publisher import Publisher
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Invitation, Receipt
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.lamb import Lamb
+from tests.invitations import NOBODY, invited
 from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until
 from tests.tiny import TinyTask, tiny_run
@@ -279,7 +280,7 @@ def test_a_coordinator_that_has_moved_is_found_under_the_same_name(
 ) -> None:
     monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.01)
     for machine in ("192.0.2.1", "192.0.2.2"):
-        invitation = Invitation.of(RUN, (f"/ip4/{machine}/tcp/31337/p2p/QmA",))
+        invitation = invited(RUN, (NOBODY.replace("127.0.0.1", machine),))
         coordinator = Coordinator(tmp_path / machine, TinyTask(RUN))
         (tmp_path / machine / INVITATION_FILE).write_text(invitation.model_dump_json())
         with publishing_of(coordinator):

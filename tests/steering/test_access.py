@@ -12,7 +12,8 @@ from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.cli.main import main
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Invitation, Notice
+from dedloc_kit.keys import IDENTITY_FILE
+from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Notice
 from dedloc_kit.run import AccessConfig, RunConfig, parse_run
 from dedloc_kit.steering import access
 from dedloc_kit.steering import personal_code as personal_code_module
@@ -25,25 +26,26 @@ from dedloc_kit.steering.access import (
     invite,
     revoke,
 )
-from dedloc_kit.steering.codes import IDENTITY_FILE, MACHINES, Code
+from dedloc_kit.steering.codes import MACHINES, Code
 from dedloc_kit.steering.denials import Denied, explained
 from dedloc_kit.steering.hub_account import whose_token
 from dedloc_kit.steering.orders import ORDERS_FILE, Kicked, OrderBook, Orders
 from dedloc_kit.steering.personal_code import personal_code
+from tests import invitations
+from tests.invitations import Organizer
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tiny import tiny_run
 
-ORGANIZER, OTHER = "QmOrganizer", "QmOther"
+ORGANIZER, OTHER = invitations.ORGANIZER.peer, invitations.MALLORY.peer
 BY_CODE = tiny_run("private", access="invite")
 BY_ACCOUNT = tiny_run("members", access={"who": "hub", "accounts": ["Asha"], "organizations": ["neuropark"]})
 
 
-def launched(folder: Path, run: RunConfig, organizer: str = ORGANIZER) -> Path:
+def launched(folder: Path, run: RunConfig, organizer: Organizer = invitations.ORGANIZER) -> Path:
     """The folder of a coordinator, as far as it matters here."""
     folder.mkdir(exist_ok=True)
-    (folder / IDENTITY_FILE).write_bytes(f"the key of {organizer}".encode())
-    invitation = Invitation.of(run, (f"/ip4/192.0.2.1/tcp/9/p2p/{organizer}",))
-    (folder / INVITATION_FILE).write_text(invitation.model_dump_json())
+    (folder / IDENTITY_FILE).write_bytes(f"the key of {organizer.peer}".encode())
+    (folder / INVITATION_FILE).write_text(organizer.invites(run).model_dump_json())
     return folder
 
 
@@ -78,7 +80,10 @@ def test_codes_that_are_late_changed_or_of_others_let_nobody_in(folder: Path, tm
     content, mac = base64.urlsafe_b64decode(code + "==")[:-16], base64.urlsafe_b64decode(code + "==")[-16:]
     longer = content.replace(b'"alice"', b'"carol"') + mac
     assert why_not(office, base64.urlsafe_b64encode(longer).decode()) == "forged"
-    assert why_not(office, invite(launched(tmp_path / "thief", BY_CODE, OTHER), "alice", days=30)) == "other run"
+    assert (
+        why_not(office, invite(launched(tmp_path / "thief", BY_CODE, invitations.MALLORY), "alice", days=30))
+        == "other run"
+    )
     other_run = tiny_run("other", access="invite")
     assert why_not(office, invite(launched(tmp_path / "other", other_run), "alice", days=30)) == "other run"
     assert why_not(office, invite(folder, "alice", days=-1)) == "expired"

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
+from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.records import Invitation, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
@@ -106,7 +107,8 @@ class Swarm:
     def coordinator(self, environment: Mapping[str, str] | None = None, **settings: Any) -> Peer:
         """Start a coordinator and wait until volunteers can join."""
         peer = self.start_coordinator(environment, **settings)
-        self.invitation = Invitation.of(self.run, peer.joined.addresses)
+        invitation = Invitation.of(self.run, peer.joined.addresses)
+        self.invitation = invitation.signed(read_key(peer.config.folder / IDENTITY_FILE))
         return peer
 
     def volunteer(self, name: str, environment: Mapping[str, str] | None = None, **settings: Any) -> Peer:

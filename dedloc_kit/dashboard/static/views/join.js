@@ -11,17 +11,13 @@ const WHO = {
 
 export function joinPanel() {
   const address = ROOT.href.replace(/\/$/, "");
-  const install = `pip install -r ${address}/requirements.txt`;
-  const ways = {
-    notebook: `%${install}\nfrom dedloc_kit import join\njoin("${address}")`,
-    terminal: `${install}\ndedloc join ${address}`,
-  };
+  const ways = { notebook: "", terminal: "" };
+  let way = "notebook";
   const code = build("pre", {
     class: "code",
     tabindex: "0",
     "aria-label": "How to join",
     id: "join-command",
-    text: ways.notebook,
   });
   const copy = build("button", {
     type: "button",
@@ -31,9 +27,10 @@ export function joinPanel() {
   });
   const note = build("p", { class: "note" });
   const title = build("h2", { id: "join-title", text: "Train with us" });
-  const choose = choices("Where", { notebook: "Notebook", terminal: "Terminal" }, "notebook", (way) =>
-    setText(code, ways[way]),
-  );
+  const choose = choices("Where", { notebook: "Notebook", terminal: "Terminal" }, "notebook", (chosen) => {
+    way = chosen;
+    setText(code, ways[way]);
+  });
   const element = build(
     "section",
     { class: "join", "aria-labelledby": "join-title" },
@@ -43,6 +40,10 @@ export function joinPanel() {
   );
 
   function update(state) {
+    const install = state.wheel ? `pip install "${address}/wheel/${state.wheel}"\n` : "";
+    ways.notebook = `${install && `%${install}`}from dedloc_kit import join\njoin("${address}")`;
+    ways.terminal = `${install}dedloc join ${address}`;
+    setText(code, ways[way]);
     let text = `${WHO[state.access]} Stop whenever you like.`;
     if (state.refusal === "starting") text = "Joining opens as soon as the coordinator is ready.";
     else if (state.refusal === "full") text = "As many train already as this run has room for. Please come back later.";
