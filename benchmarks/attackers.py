@@ -142,6 +142,7 @@ async def _outside(target: Target, identity: Path | None = None) -> AsyncIterato
         dht_mode="client",
         no_listen=True,
         use_relay=False,
+        check_if_identity_free=False,
         startup_timeout=60.0,
     )
     try:
@@ -180,7 +181,7 @@ async def lengths(target: Target) -> None:
                 continue
             _, _, writer = opened
             with suppress(OSError):
-                writer.write((2**40).to_bytes(8, "big"))
+                writer.write(P2P.MESSAGE_MARKER + (2**40).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
                 while target.acts["megabyte"] < MOST_MEGABYTES:
                     writer.write(piece)
                     await writer.drain()

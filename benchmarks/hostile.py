@@ -277,12 +277,20 @@ def main() -> int:
     outcomes: dict[str, Outcome] = {}
     undisturbed: list[float] = []
     for attack in (ALONE, *options.attacks):
-        outcome = outcomes[attack] = measure(attack, options.access, options.seconds, folder / attack)
+        try:
+            outcome = outcomes[attack] = measure(attack, options.access, options.seconds, folder / attack)
+        except UserError as error:
+            if attack == ALONE:
+                raise
+            print(f"{attack:20}{error}", flush=True)
+            continue
         left_alone = (outcome.before, outcome.after) if attack == ALONE else (outcome.before,)
         undisturbed += [window.steps_per_second for window in left_alone]
         _report(attack, outcome, undisturbed)
         if options.json is not None:
             options.json.write_text(json.dumps(_summary(options.access, outcomes, undisturbed), indent=2) + "\n")
+    if len(outcomes) <= len(options.attacks):
+        return 1  # the logs tell why
     shutil.rmtree(folder)
     return 0
 
