@@ -9,10 +9,11 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,7 @@ async def _outside(target: Target, identity: Path | None = None) -> AsyncIterato
         no_listen=True,
         use_relay=False,
         check_if_identity_free=False,
+        idle_timeout=3600.0,
         startup_timeout=60.0,
     )
     try:
@@ -237,21 +239,22 @@ async def identities(target: Target) -> None:
                 step = (await asyncio.to_thread(fetch_state, str(target.invitation.url)))["step"]
             await asyncio.sleep(VISIT_SECONDS)
 
-    async def visit(number: int) -> None:
+    async def visit(number: int, p2p: P2P, identity: Identity) -> None:
         """By turns the batch is full by one peer's samples, and a peer is ahead of all others."""
-        identity = Identity(target.folder / f"identity-{number}")
-        async with _outside(target, identity.path) as p2p:
-            while True:
-                claim = _claim(target.run_id, step + number % 2, MOST_BATCHES * global_batch)
-                await target.tried("question", ask(p2p, target.invitation.organizer, target.run_id, ""))
-                await target.tried("claim", _claimed(p2p, target, identity, claim))
-                await target.tried("group", _join(p2p, target))
-                await asyncio.sleep(VISIT_SECONDS)
-                await target.tried("going", p2p._client.disconnect(target.organizer))
-                address = Multiaddr(target.invitation.peers[0].rpartition("/p2p/")[0])
-                await target.tried("coming", p2p._client.connect(target.organizer, [address]))
+        while True:
+            claim = _claim(target.run_id, step + number % 2, MOST_BATCHES * global_batch)
+            await target.tried("question", ask(p2p, target.invitation.organizer, target.run_id, ""))
+            await target.tried("claim", _claimed(p2p, target, identity, claim))
+            await target.tried("group", _join(p2p, target))
+            await asyncio.sleep(VISIT_SECONDS)
+            await target.tried("going", p2p._client.disconnect(target.organizer))
+            address = Multiaddr(target.invitation.peers[0].rpartition("/p2p/")[0])
+            await target.tried("coming", p2p._client.connect(target.organizer, [address]))
 
-    await asyncio.gather(follow(), *map(visit, range(IDENTITIES)))
+    everyone = [Identity(target.folder / f"identity-{number}") for number in range(IDENTITIES)]
+    async with AsyncExitStack() as stack:
+        p2ps = [await stack.enter_async_context(_outside(target, identity.path)) for identity in everyone]
+        await asyncio.gather(follow(), *map(visit, range(IDENTITIES), p2ps, everyone))
 
 
 def _claim(run_id: str, step: int, samples: int) -> Progress:
@@ -315,11 +318,11 @@ ATTACKS: dict[str, Callable[[Target], Coroutine[Any, Any, None]]] = {
 async def main() -> None:
     job = json.loads(sys.stdin.readline())
     target = Target(Invitation.parse(json.dumps(job["invitation"])), Path(job["folder"]), Counter())
+    over, told, until = threading.Event(), False, time.monotonic() + job["seconds"]
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
     attack = asyncio.create_task(ATTACKS[job["attack"]](target))
-    over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-    until, told = time.monotonic() + job["seconds"], False
-    while not over.done() and not attack.done() and time.monotonic() < until:
-        await asyncio.wait({attack, over}, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+    while not over.is_set() and not attack.done() and time.monotonic() < until:
+        await asyncio.wait({attack}, timeout=0.1)
         if target.acts and not told:
             told = True
             _tell("attacking")
@@ -335,4 +338,3 @@ def _tell(event: str, **values: Any) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
-    os._exit(0)  # a thread may still wait for standard input

@@ -36,6 +36,8 @@ RUN_CORE, OTHERS_CORE = 0, 1
 VOLUNTEERS = 2
 WARM_UP_STEPS = 3
 START_SECONDS, END_SECONDS = 180.0, 60.0
+SETTLING_SECONDS = 2.0
+"""Until all that an attack opens is open."""
 LOOK_SECONDS = 1.0
 ENTRANCE_SECONDS = 5.0
 """A newcomer who gets no answer for so long gives up."""
@@ -195,6 +197,7 @@ def _attacking(attack: str, run: Run, seconds: float, folder: Path) -> Iterator[
     }
     with Peer("benchmarks.attackers", job, name="attacker", folder=folder, prefix=_pinned(OTHERS_CORE)) as attacker:
         attacker.wait_for("attacking", deadline=START_SECONDS)
+        time.sleep(SETTLING_SECONDS)
         yield attacker
 
 
