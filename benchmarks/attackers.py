@@ -319,7 +319,12 @@ async def main() -> None:
     job = json.loads(sys.stdin.readline())
     target = Target(Invitation.parse(json.dumps(job["invitation"])), Path(job["folder"]), Counter())
     over, told, until = threading.Event(), False, time.monotonic() + job["seconds"]
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+
+    def wait() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     attack = asyncio.create_task(ATTACKS[job["attack"]](target))
     while not over.is_set() and not attack.done() and time.monotonic() < until:
         await asyncio.wait({attack}, timeout=0.1)
