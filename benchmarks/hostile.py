@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -160,7 +161,7 @@ class Run:
             try:
                 with urlopen(f"{self.invitation.url}/api/invitation", timeout=ENTRANCE_SECONDS) as answer:
                     answered.append(bool(answer.read()))
-            except OSError:
+            except (OSError, HTTPException):
                 answered.append(False)
             time.sleep(max(0.0, began + LOOK_SECONDS - time.monotonic()))
 
@@ -177,13 +178,13 @@ def _launched(access: str, folder: Path) -> Iterator[Peer]:
             yield peer
         finally:
             left = _family(peer.pid)
-            os.kill(peer.pid, signal.SIGTERM)
-            try:
+            with suppress(ProcessLookupError):  # the attack may have ended it
+                os.kill(peer.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
                 peer.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                for pid in left:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -179,6 +179,7 @@ def run(tests: str, copy: Path) -> int:
         [*command, *shlex.split(tests)],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,  # nobody is there whom a test could ask
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=SECONDS,
