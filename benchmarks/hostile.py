@@ -177,14 +177,14 @@ def _launched(access: str, folder: Path) -> Iterator[Peer]:
         try:
             yield peer
         finally:
-            left = _family(peer.pid)
             with suppress(ProcessLookupError):  # the attack may have ended it
                 os.kill(peer.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 peer.wait(END_SECONDS)
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            except subprocess.TimeoutExpired:
+                for pid in _family(peer.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
