@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale optimizer data images \
-	dashboard
+	dashboard hostile
 
 .PHONY: install demo test test-slow check format bench
 

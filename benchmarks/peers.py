@@ -78,6 +78,10 @@ class Peer:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def send(self, line: Mapping[str, Any]) -> None:
         """A further line of standard input, for modules that take some."""
         assert self._process.stdin is not None
