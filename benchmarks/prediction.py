@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.peers import end_on_signal, start_coordinator, start_volunteer
+from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.home import home
 from dedloc_kit.machine.survey import cores

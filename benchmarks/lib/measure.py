@@ -11,12 +11,16 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Self
 
-from benchmarks.network import Line, Loopback, Network, open_network
-from benchmarks.peers import Event, Peer, start_coordinator, start_volunteer, step_of
+from benchmarks.lib.network import Line, Loopback, Network, open_network
+from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer, step_of
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import RunConfig
 
-_START_SECONDS = 180.0
+SYSTEMS = ("alone", "ours", "hivemind")
+WARM_UP_STEPS = 2
+SAMPLES_PER_MICROBATCH = 8
+START_SECONDS = 180.0
+"""By then a peer has joined, or it never will."""
 _NAP_SECONDS = 0.1
 
 
@@ -101,22 +105,24 @@ def measure(system: str, setting: Setting, folder: Path) -> Measured:
     with ExitStack() as stack:
         network = open_network(setting.line, 1 + peers)
         stack.enter_context(network)
-        volunteers = _start(system, setting, network, folder, stack)
+        volunteers = start_peers(system, setting, network, folder, stack)
         for volunteer in volunteers:
-            volunteer.wait_for("joined", deadline=_START_SECONDS)
+            volunteer.wait_for("joined", deadline=START_SECONDS)
         start.touch()
-        patience = _START_SECONDS + 10 * setting.step_seconds
+        patience = START_SECONDS + 10 * setting.step_seconds
         first = volunteers[0].wait_for_step(setting.warm_up, patience)
         stalls = stack.enter_context(Stalls())
         before = _snapshot(network, volunteers)
         last = volunteers[0].wait_for_step(step_of(first) + setting.steps, patience + setting.steps * patience)
         after = _snapshot(network, volunteers)
         steps = [e for e in volunteers[0].steps() if step_of(first) <= step_of(e) <= step_of(last)]
-    logs = [_read(folder / f"{volunteer.name}.jsonl") for volunteer in volunteers]
+    logs = [read_microbatches(folder / f"{volunteer.name}.jsonl") for volunteer in volunteers]
     return _summary(setting, steps, logs, before, after, stalls.seconds)
 
 
-def _start(system: str, setting: Setting, network: Network | Loopback, folder: Path, stack: ExitStack) -> list[Peer]:
+def start_peers(
+    system: str, setting: Setting, network: Network | Loopback, folder: Path, stack: ExitStack
+) -> list[Peer]:
     """Start the system's coordinator, if it has one, on host 0, and the volunteers on the other hosts."""
     peers = len(setting.slowness)
     environments = [
@@ -135,7 +141,7 @@ def _start(system: str, setting: Setting, network: Network | Loopback, folder: P
     if system == "ours":
         host = network.address(0)
         coordinator = stack.enter_context(start_coordinator(setting.run, folder, prefix=prefixes[0], host=host))
-        addresses = tuple(coordinator.wait_for("joined", deadline=_START_SECONDS)["addresses"])
+        addresses = tuple(coordinator.wait_for("joined", deadline=START_SECONDS)["addresses"])
         invitation = Invitation.of(setting.run, addresses)
         return [
             stack.enter_context(
@@ -153,12 +159,12 @@ def _start(system: str, setting: Setting, network: Network | Loopback, folder: P
         ]
     if system == "hivemind":
         job = {"role": "welcome", "host": network.address(0), "peers": []}
-        node = Peer("benchmarks.baseline", job, name="welcome", folder=folder, prefix=prefixes[0])
-        addresses = tuple(stack.enter_context(node).wait_for("joined", deadline=_START_SECONDS)["addresses"])
+        node = Peer("benchmarks.lib.baseline", job, name="welcome", folder=folder, prefix=prefixes[0])
+        addresses = tuple(stack.enter_context(node).wait_for("joined", deadline=START_SECONDS)["addresses"])
     return [
         stack.enter_context(
             Peer(
-                "benchmarks.baseline",
+                "benchmarks.lib.baseline",
                 {
                     "role": system,
                     "run": setting.run.model_dump(mode="json"),
@@ -184,44 +190,44 @@ def _snapshot(network: Network | Loopback, volunteers: Sequence[Peer]) -> _Snaps
 
 
 @dataclass(frozen=True)
-class _Microbatch:
+class Microbatch:
     begin: float
     end: float
     samples: int
 
 
-def _read(log: Path) -> list[_Microbatch]:
-    return [_Microbatch(**json.loads(line)) for line in log.read_text().splitlines() if line.endswith("}")]
+def read_microbatches(log: Path) -> list[Microbatch]:
+    return [Microbatch(**json.loads(line)) for line in log.read_text().splitlines() if line.endswith("}")]
 
 
-def _overlap(microbatch: _Microbatch, begin: float, end: float) -> float:
+def overlap(microbatch: Microbatch, begin: float, end: float) -> float:
     return max(0.0, min(microbatch.end, end) - max(microbatch.begin, begin))
 
 
-def _samples(logs: Sequence[Sequence[_Microbatch]], begin: float, end: float) -> float:
+def samples_within(logs: Sequence[Sequence[Microbatch]], begin: float, end: float) -> float:
     """Samples computed in a span of time; of a microbatch across its edge, the part that lies inside."""
-    return sum(m.samples * _overlap(m, begin, end) / (m.end - m.begin) for log in logs for m in log)
+    return sum(m.samples * overlap(m, begin, end) / (m.end - m.begin) for log in logs for m in log)
 
 
 def _summary(
     setting: Setting,
     events: Sequence[Event],
-    logs: Sequence[Sequence[_Microbatch]],
+    logs: Sequence[Sequence[Microbatch]],
     before: _Snapshot,
     after: _Snapshot,
     stalls: float,
 ) -> Measured:
     begin, end = events[0]["at"], events[-1]["at"]
     seconds, count = end - begin, step_of(events[-1]) - step_of(events[0])
-    busy = mean(sum(_overlap(m, begin, end) for m in log) for log in logs)
+    busy = mean(sum(overlap(m, begin, end) for m in log) for log in logs)
     sent = [a - b for a, b in zip(after.sent, before.sent, strict=True) if a is not None and b is not None]
-    samples = _samples(logs, begin, end)
+    samples = samples_within(logs, begin, end)
     times = sorted({event["at"] for event in events})
     counted = [event["step"]["samples"] for event in events[1:] if isinstance(event["step"], dict)]
     waits = [b.begin - a.end for log in logs for a, b in pairwise(log) if begin <= a.end and b.begin <= end]
     return Measured(
         samples_per_second=samples / seconds,
-        step_samples_per_second=tuple(_samples(logs, a, b) / (b - a) for a, b in pairwise(times)),
+        step_samples_per_second=tuple(samples_within(logs, a, b) / (b - a) for a, b in pairwise(times)),
         device_wait_per_step=(seconds - busy) / count,
         usual_wait=median(waits),
         longest_wait=max(waits),

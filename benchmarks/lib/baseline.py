@@ -1,4 +1,4 @@
-"""What ours is compared with, as processes that read a job and write events: see `benchmarks.peers.Peer`.
+"""What ours is compared with, as processes that read a job and write events: see `benchmarks.lib.peers.Peer`.
 
 `hivemind` is hivemind.Optimizer as hivemind's own ALBERT example sets it up (examples/albert of hivemind 1.1:
 both delays, offloaded optimizer, float16 for gradients and state, its tracker and matchmaking times; what it leaves
@@ -131,7 +131,7 @@ def _node(role: Role) -> hivemind.DHT:
 def _learner(role: Role) -> tuple[RunConfig, Task, torch.nn.Module]:
     torch.set_num_threads(1)
     run = RunConfig.model_validate_json(json.dumps(role.job["run"]))
-    task = create_task(run, "benchmarks.task")
+    task = create_task(run, "benchmarks.lib.task")
     return run, task, task.build_model()
 
 

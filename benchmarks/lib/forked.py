@@ -25,7 +25,7 @@ import numpy
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
-from benchmarks.peers import Event
+from benchmarks.lib.peers import Event
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, LocalProgress, Peers
 

@@ -1,4 +1,4 @@
-"""Many viewers of a dashboard in one process, for benchmarks.dashboard: `python -m benchmarks.viewers URL NUMBER`.
+"""Many viewers of a dashboard in one process, for benchmarks.dashboard: `python -m benchmarks.lib.viewers URL NUMBER`.
 
 Says `watching` once all have been welcomed; then, for the viewer that was let in last, each global step and when it was
 told of it (seconds since 1970). Ends with its standard input.

@@ -18,7 +18,7 @@ from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.worker import KEPT_MEMORY, coordinator_job, volunteer_job
 
-_CHECKOUT = Path(__file__).parents[1]
+_CHECKOUT = Path(__file__).parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Event = dict[str, Any]
@@ -187,7 +187,7 @@ def start_volunteer(
 
 
 def _config(folder: Path, name: str, host: str, settings: Mapping[str, Any]) -> PeerConfig:
-    defaults = {"device": "cpu", "threads": 1, "task_module": "benchmarks.task"}
+    defaults = {"device": "cpu", "threads": 1, "task_module": "benchmarks.lib.task"}
     return PeerConfig(folder=folder / name, name=name, host=host, **{**defaults, **settings})
 
 

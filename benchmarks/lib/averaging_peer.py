@@ -24,8 +24,8 @@ from hivemind.compression.quantization import Quantization
 from hivemind.dht import DHTNode
 from torch import Tensor, distributed
 
-from benchmarks.baseline import Role, play
-from benchmarks.task import shapes, simulated_run
+from benchmarks.lib.baseline import Role, play
+from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.averaging import GradientAverager

@@ -16,8 +16,8 @@ import hivemind
 import torch
 from torch import Tensor
 
-from benchmarks.baseline import Role
-from benchmarks.task import shapes
+from benchmarks.lib.baseline import Role
+from benchmarks.lib.task import shapes
 from dedloc_kit.records import StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.identity import Identity
