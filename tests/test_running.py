@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.cli.arguments import parser
+from dedloc_kit.cli.main import parser
 
 RUNNING = Path(__file__).parents[1] / "docs" / "running"
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import socket
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.cli.main import main
+from dedloc_kit.cli import commands
+from dedloc_kit.cli.main import COMMANDS, main
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.records import Invitation
 from dedloc_kit.steering.orders import OrderBook
@@ -193,6 +195,11 @@ def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:
 def test_without_a_command_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "volunteer this machine" in capsys.readouterr().out
+
+
+def test_every_file_of_the_commands_is_a_command() -> None:
+    files = {module.name for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}.")}
+    assert files == {command.__name__ for command in COMMANDS}
 
 
 def test_an_unknown_recipe_names_the_known_ones(tmp_path: Path) -> None:

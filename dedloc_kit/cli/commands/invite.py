@@ -1,0 +1,26 @@
+"""`dedloc invite`."""
+
+import argparse
+
+from rich.console import Console
+
+from dedloc_kit.cli.options import Commands, add_folder_of_run, add_person, positive
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "invite", help='make a personal code that lets somebody into a run with access = "invite"'
+    )
+    add_person(parser)
+    add_folder_of_run(parser)
+    parser.add_argument("--days", type=positive, default=30, metavar="N", help="how long it is good for")
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.steering.access import invite
+
+    code = invite(options.folder, options.person, options.days)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the personal code of {options.person}, good for {options.days} days; it is for nobody else:")
+    console.print(code)
