@@ -1,4 +1,4 @@
-"""A thank-you to one volunteer: what it says, and its picture in SVG. The PDF is drawn in `certificate_pdf`."""
+"""A thank-you to one volunteer: what it says, and its picture in SVG, which a browser can print."""
 
 import math
 from collections.abc import Sequence
@@ -140,10 +140,10 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _day(time: float) -> str:
-    day = moment(time)
+    day = _moment(time)
     return f"{day.day} {day:%B %Y}"
 
 
-def moment(time: float) -> datetime:
+def _moment(time: float) -> datetime:
     """A time as a date; one that no calendar has becomes the year 3058."""
     return datetime.fromtimestamp(min(time, 2**35), UTC)

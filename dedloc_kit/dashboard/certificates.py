@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard.caching import cached_answer
 from dedloc_kit.dashboard.certificate import Certificate, certificate_svg
-from dedloc_kit.dashboard.certificate_pdf import certificate_pdf
 from dedloc_kit.dashboard.description import answering
 from dedloc_kit.dashboard.pictures import SVG
 from dedloc_kit.dashboard.view import RunView
@@ -16,7 +15,6 @@ from dedloc_kit.records import PeerId
 from dedloc_kit.run import RunConfig
 
 _SECONDS = 60
-_PDF = "application/pdf"
 
 
 def routes(run: RunConfig, view: RunView) -> APIRouter:
@@ -41,9 +39,5 @@ def routes(run: RunConfig, view: RunView) -> APIRouter:
     @router.get("/certificate.svg", summary="A certificate as a picture", responses=answering(SVG, cached=True))
     def picture(request: Request, peer: Annotated[PeerId, Path()]) -> Response:
         return cached_answer(request, certificate_svg(certificate(request, peer)).encode(), SVG, _SECONDS)
-
-    @router.get("/certificate.pdf", summary="A certificate to print", responses=answering(_PDF, cached=True))
-    def document(request: Request, peer: Annotated[PeerId, Path()]) -> Response:
-        return cached_answer(request, certificate_pdf(certificate(request, peer)), _PDF, _SECONDS)
 
     return router

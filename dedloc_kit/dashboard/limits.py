@@ -28,7 +28,7 @@ class Limit:
 READING = Limit(20_000, 400.0)
 """Five hundred viewers behind one address open the page at once, and then fetch what has changed."""
 COSTLY = Limit(60, 1.0)
-"""What takes tens of milliseconds of a processor or megabytes of a line: a class can fetch its certificates."""
+"""What takes tens of milliseconds of a processor or megabytes of a line: a class can fetch its tables."""
 MOST_SENT = 64 * 1024
 """Bytes of a request's body; an order of the organizer takes a few hundred."""
 _REMEMBERED = 10_000
@@ -72,7 +72,7 @@ class RateLimits:
 
 def limit_of(path: str) -> Limit:
     """Which limit a request falls under."""
-    return COSTLY if path.startswith("/api/export/") or path.endswith("/certificate.pdf") else READING
+    return COSTLY if path.startswith("/api/export/") else READING
 
 
 def _too_much(headers: Headers) -> Response | None:

@@ -30,7 +30,6 @@ PATHS = (
     "/card.png",
     "/feed.atom",
     "/people/p0/certificate.svg",
-    "/people/p0/certificate.pdf",
 )
 
 
@@ -167,14 +166,10 @@ def test_what_is_too_old_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_has_a_certificate_who_gave_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
-    for kind in ("svg", "pdf"):
-        answer = get(dashboard, f"/people/QmNobody/certificate.{kind}")
-        assert (answer.status_code, list(answer.json())) == (404, ["message"])
+    answer = get(dashboard, "/people/QmNobody/certificate.svg")
+    assert (answer.status_code, list(answer.json())) == (404, ["message"])
     fill(tmp_path / "ledger.sqlite", ["Asha", "Olena"])
     assert "Olena" in get(dashboard, "/people/p1/certificate.svg").text
-    document = get(dashboard, "/people/p1/certificate.pdf")
-    assert document.headers["content-type"] == "application/pdf"
-    assert document.content.startswith(b"%PDF-")
 
 
 def test_losses_of_any_size_are_drawn(dashboard: Dashboard, tmp_path: Path) -> None:
