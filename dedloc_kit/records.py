@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
-from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PLAIN_TEXT, RunConfig, parse_run
 from dedloc_kit.validation import describe
+from dedloc_kit.version import __version__
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Time = Annotated[float, Field(ge=0, le=1e12)]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import (
     Contribution,
@@ -20,6 +19,7 @@ from dedloc_kit.records import (
     StateInfo,
 )
 from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.version import __version__
 
 RUN_ID = "demo-0123456789abcdef"
 ADDRESS = "/ip4/127.0.0.1/tcp/1234/p2p/12D3Koo"

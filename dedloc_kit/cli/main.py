@@ -6,7 +6,6 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from dedloc_kit import __version__
 from dedloc_kit.cli.commands import (
     check,
     corpus,
@@ -26,6 +25,7 @@ from dedloc_kit.cli.commands import (
     tokenizer,
 )
 from dedloc_kit.errors import UserError
+from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, check, launch, orders, login, invite, revoke),

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dedloc_kit import __version__
 from dedloc_kit.dashboard.answers import Message
+from dedloc_kit.version import __version__
 
 DESCRIPTION: dict[str, Any] = {
     "title": "A dedloc_kit run",

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from dedloc_kit import __version__
 from dedloc_kit.events import Joined, Peers
 from dedloc_kit.memory import Memory
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.version import __version__
 from tests.tiny import tiny_run
 
 
