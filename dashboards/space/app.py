@@ -27,11 +27,20 @@ def coordinator(invitation: str) -> str:
 def install(invitation: str) -> bool:
     """Install the coordinator's own version of the kit; False if that does not work now."""
     try:
-        requirements = f"{coordinator(invitation)}/requirements.txt"
+        with urllib.request.urlopen(f"{coordinator(invitation)}/requirements.txt", timeout=30) as answer:
+            kit = answer.read().decode().strip()
     except (OSError, ValueError, LookupError) as error:
-        sys.stderr.write(f"{invitation} names no coordinator now: {error}\n")
+        sys.stderr.write(f"{invitation} names no coordinator that answers now: {error}\n")
         return False
-    command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--quiet", "-r", requirements]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-cache-dir",
+        "--quiet",
+        kit.replace("dedloc_kit", "dedloc_kit[organizer]", 1),
+    ]
     return subprocess.run(command, check=False).returncode == 0
 
 

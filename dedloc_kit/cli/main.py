@@ -33,6 +33,8 @@ COMMANDS = (
     *(evaluate, tokenizer, corpus),
 )
 """As `dedloc --help` lists them."""
+FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}
+"""What the extra `organizer` installs: whoever only takes part does without."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,6 +59,14 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.call(options) or 0)
     except UserError as error:
         sys.stderr.write(f"dedloc: {error}\n")
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name not in FOR_ORGANIZERS:
+            raise
+        install = "pip install 'dedloc_kit[organizer]'"
+        sys.stderr.write(
+            f"dedloc: {options.command} needs {error.name}, which only organizers install; run {install}\n"
+        )
         return 2
     except KeyboardInterrupt:
         return 130
