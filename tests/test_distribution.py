@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit import distribution
-from dedloc_kit.dashboard import entrance
+from dedloc_kit.dashboard.routes import entrance
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, make_wheel, package_files, running_wheel
 from dedloc_kit.errors import UserError

@@ -20,18 +20,19 @@ from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dedloc_kit.dashboard import answers, api, certificates, feed, metrics, pages, pictures
-from dedloc_kit.dashboard.answers import message
-from dedloc_kit.dashboard.caching import Recent
-from dedloc_kit.dashboard.description import DESCRIPTION, answering
-from dedloc_kit.dashboard.entrance import Entrance
-from dedloc_kit.dashboard.exports import Exports
-from dedloc_kit.dashboard.headers import SecureHeaders
-from dedloc_kit.dashboard.limits import RateLimits
-from dedloc_kit.dashboard.listening import ANY_ADDRESS, listen, own_address, url_of
-from dedloc_kit.dashboard.organizer import Denied, denial
-from dedloc_kit.dashboard.stream import MAX_VIEWERS, EventStream, Viewers
-from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.dashboard import schemas
+from dedloc_kit.dashboard.http.caching import Recent
+from dedloc_kit.dashboard.http.headers import SecureHeaders
+from dedloc_kit.dashboard.http.limits import RateLimits
+from dedloc_kit.dashboard.http.openapi import DESCRIPTION, answering
+from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, listen, own_address, url_of
+from dedloc_kit.dashboard.live.stream import MAX_VIEWERS, EventStream, Viewers
+from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.routes import api, certificates, feed, metrics, pages, pictures
+from dedloc_kit.dashboard.routes.entrance import Entrance
+from dedloc_kit.dashboard.routes.exports import Exports
+from dedloc_kit.dashboard.routes.organizer import Denied, denial
+from dedloc_kit.dashboard.schemas import message
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent
 from dedloc_kit.run import RunConfig
@@ -155,7 +156,7 @@ class Dashboard:
             "/api/events",
             tags=["run"],
             summary="What happens, as server-sent events",
-            responses={**answering("text/event-stream"), 503: {"model": answers.Message}},
+            responses={**answering("text/event-stream"), 503: {"model": schemas.Message}},
         )
         async def events() -> Response:
             if self._viewers.full:
@@ -202,7 +203,7 @@ class Dashboard:
         evaluated = (point["step"] for point in history["evaluations"])
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
 
-    def _state(self) -> answers.State:
+    def _state(self) -> schemas.State:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
         return state.model_copy(update={"refusal": refusal.reason if refusal is not None else None})

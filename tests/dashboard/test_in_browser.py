@@ -11,8 +11,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
-from dedloc_kit.dashboard import organizer
-from dedloc_kit.dashboard.login import Keys
+from dedloc_kit.dashboard.http.login import Keys
+from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
 from dedloc_kit.ledger import Ledger

@@ -13,7 +13,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.dashboard.login import Keys
+    from dedloc_kit.dashboard.http.login import Keys
     from dedloc_kit.steering.commands import dashboard_of
 
     sys.stdout.write(f"{Keys(options.folder).link(dashboard_of(options.folder))}\n")

@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message
 
-from dedloc_kit.dashboard.stream import BACKLOG, Viewers
+from dedloc_kit.dashboard.live.stream import BACKLOG, Viewers
 
 DEADLINE = 20.0
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
-from dedloc_kit.dashboard.answers import State, json_answer
-from dedloc_kit.dashboard.description import answering
-from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.schemas import State, json_answer
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.records import Invitation, PeerId, Refusal
 

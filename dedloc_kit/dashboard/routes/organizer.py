@@ -9,8 +9,8 @@ from fastapi import APIRouter, Cookie, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from dedloc_kit.dashboard.answers import Answer, Message, json_answer
-from dedloc_kit.dashboard.login import COOKIE_SECONDS, Attempts, Keys
+from dedloc_kit.dashboard.http.login import COOKIE_SECONDS, Attempts, Keys
+from dedloc_kit.dashboard.schemas import Answer, Message, json_answer
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from dedloc_kit.dashboard import login, organizer
-from dedloc_kit.dashboard.login import KEY_FILE, Keys
-from dedloc_kit.dashboard.organizer import KeptCheckpoint, kept_checkpoints
+from dedloc_kit.dashboard.http import login
+from dedloc_kit.dashboard.http.login import KEY_FILE, Keys
+from dedloc_kit.dashboard.routes import organizer
+from dedloc_kit.dashboard.routes.organizer import KeptCheckpoint, kept_checkpoints
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined

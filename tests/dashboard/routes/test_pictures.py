@@ -12,11 +12,11 @@ import pytest
 import requests
 from PIL import Image
 
-from dedloc_kit.dashboard import pictures
-from dedloc_kit.dashboard.badge import badge
-from dedloc_kit.dashboard.caching import Recent
+from dedloc_kit.dashboard.http.caching import Recent
+from dedloc_kit.dashboard.render.badge import badge
+from dedloc_kit.dashboard.render.sharing import sharing_tags
+from dedloc_kit.dashboard.routes import pictures
 from dedloc_kit.dashboard.server import Dashboard
-from dedloc_kit.dashboard.sharing import sharing_tags
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Evaluation, Neighbour, Neighbours, Picture
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill

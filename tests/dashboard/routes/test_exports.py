@@ -11,7 +11,7 @@ import pytest
 import requests
 from pyarrow import parquet
 
-from dedloc_kit.dashboard import exports
+from dedloc_kit.dashboard.routes import exports
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dedloc_kit.dashboard.answers import Message
+from dedloc_kit.dashboard.schemas import Message
 from dedloc_kit.version import __version__
 
 DESCRIPTION: dict[str, Any] = {

@@ -8,9 +8,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from dedloc_kit.dashboard.answers import State
-from dedloc_kit.dashboard.description import answering
-from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.schemas import State
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Path, Request
 from PIL import Image
 from starlette.responses import Response
 
-from dedloc_kit.dashboard.answers import Message, State
-from dedloc_kit.dashboard.badge import badge
-from dedloc_kit.dashboard.caching import Recent, cached_answer
-from dedloc_kit.dashboard.card import card
-from dedloc_kit.dashboard.description import answering
-from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.dashboard.http.caching import Recent, cached_answer
+from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.render.badge import badge
+from dedloc_kit.dashboard.render.card import card
+from dedloc_kit.dashboard.schemas import Message, State
 from dedloc_kit.display.curve import CURVE_STYLE, Points, curve
 from dedloc_kit.records import Picture, PictureDigest
 

@@ -11,11 +11,11 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from dedloc_kit.dashboard.answers import State
-from dedloc_kit.dashboard.sharing import sharing_tags
+from dedloc_kit.dashboard.render.sharing import sharing_tags
+from dedloc_kit.dashboard.schemas import State
 from dedloc_kit.records import PeerId
 
-_STATIC = Path(__file__).parent / "static"
+_STATIC = Path(__file__).parents[1] / "static"
 
 
 def routes(current: Callable[[], State]) -> APIRouter:

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.dashboard import answers
-from dedloc_kit.dashboard.milestones import Milestone, milestones
-from dedloc_kit.dashboard.recorded import Recorded
+from dedloc_kit.dashboard import schemas
+from dedloc_kit.dashboard.live.milestones import Milestone, milestones
+from dedloc_kit.dashboard.live.recorded import Recorded
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
@@ -49,12 +49,12 @@ class RunView:
         self._heard = 0.0  # monotonic time of the last event
         self._events = 0
         self._message = ""
-        self._notices: deque[answers.Notice] = deque(maxlen=NOTICES)
-        self._checkpoint: answers.Checkpoint | None = None
+        self._notices: deque[schemas.Notice] = deque(maxlen=NOTICES)
+        self._checkpoint: schemas.Checkpoint | None = None
         self._revision = 0
         self._revised: tuple[int | None, float] = (None, -math.inf)  # the ledger's version then, and the monotonic time
         self._peers_changed = False
-        self._listed: tuple[list[Person], set[str], list[answers.PersonRow], int] = ([], set(), [], 0)
+        self._listed: tuple[list[Person], set[str], list[schemas.PersonRow], int] = ([], set(), [], 0)
 
     def take(self, event: AnyEvent) -> None:
         """Learn from one event of the coordinator."""
@@ -72,9 +72,9 @@ class RunView:
                 case Peers(peers=peers):
                     self._joined, self._gone, self._peers, self._wanted = True, False, peers, event
                 case Pushed(step=step, url=url):
-                    self._checkpoint = answers.Checkpoint(step=step, url=url)
+                    self._checkpoint = schemas.Checkpoint(step=step, url=url)
                 case Warned(text=text):
-                    self._notices.append(answers.Notice(time=time.time(), text=text[:NOTICE_LENGTH]))
+                    self._notices.append(schemas.Notice(time=time.time(), text=text[:NOTICE_LENGTH]))
                 case Failed(text=text):
                     self._gone, self._peers, self._message = True, (), text
                 case Left(step=step):
@@ -93,38 +93,38 @@ class RunView:
                 self._revised, self._peers_changed = (recorded, now), False
             return recorded, self._events, self._revision, self._lost(), self._recorded.problem
 
-    def state(self) -> answers.State:
+    def state(self) -> schemas.State:
         """The run in a glance."""
         known = self._recorded.summary()
         self.version()  # brings the revision up to date
         with self._lock:
-            return answers.State(**known, **self._now(known), problem=self._recorded.problem, revision=self._revision)
+            return schemas.State(**known, **self._now(known), problem=self._recorded.problem, revision=self._revision)
 
     def volunteers(self, without: str = "") -> int:
         """How many train now, besides the one with this peer id."""
         with self._lock:
             return sum(not peer.follower and peer.peer != without for peer in self._peers)
 
-    def history(self, after: int = 0, evaluations_after: int | None = None) -> answers.History:
+    def history(self, after: int = 0, evaluations_after: int | None = None) -> schemas.History:
         """The curves after a global step, thinned to what a chart can show; the newest point is always there."""
 
-        def curves(ledger: Ledger) -> answers.History:
+        def curves(ledger: Ledger) -> schemas.History:
             last = ledger.last_step()
             steps = ledger.steps(after, every=max(1, math.ceil((last - after) / (STEP_POINTS - 1))))
             since = (after or -1) if evaluations_after is None else evaluations_after
-            return answers.History(
+            return schemas.History(
                 after=after,
                 last_step=last,
-                steps=[answers.StepPoint(**dict(step)) for step in steps],
+                steps=[schemas.StepPoint(**dict(step)) for step in steps],
                 evaluations=[
-                    answers.Evaluation(**vars(point)) for point in ledger.evaluations(since, most=EVALUATION_POINTS)
+                    schemas.Evaluation(**vars(point)) for point in ledger.evaluations(since, most=EVALUATION_POINTS)
                 ],
             )
 
-        nothing = answers.History(after=after, last_step=0, steps=[], evaluations=[])
+        nothing = schemas.History(after=after, last_step=0, steps=[], evaluations=[])
         return self._recorded.read(curves) or nothing
 
-    def samples(self) -> answers.Samples:
+    def samples(self) -> schemas.Samples:
         """What the model did with a few held-out samples on its way."""
         done = self._recorded.read(lambda ledger: ledger.samples_on_the_way(MOMENTS)) or []
         named = {
@@ -135,8 +135,8 @@ class RunView:
             for picture in sample.pictures
         }
         here = self._recorded.read(Ledger.pictures) or set()
-        return answers.Samples(
-            moments=[answers.Moment(step=step, samples=samples) for step, samples in done],
+        return schemas.Samples(
+            moments=[schemas.Moment(step=step, samples=samples) for step, samples in done],
             pictures=sorted(named & here),
         )
 
@@ -149,7 +149,7 @@ class RunView:
 
     # People
 
-    def people(self, sort: answers.Sort, search: str, offset: int, limit: int) -> answers.People:
+    def people(self, sort: schemas.Sort, search: str, offset: int, limit: int) -> schemas.People:
         """A part of the list of everyone who gave something."""
         rows, total = self._people()
         wanted = search.casefold()
@@ -158,34 +158,34 @@ class RunView:
             found.sort(key=lambda row: -row.recent)
         elif sort == "name":
             found.sort(key=lambda row: row.name.casefold())
-        return answers.People(total=len(found), samples_total=total, people=found[offset : offset + limit])
+        return schemas.People(total=len(found), samples_total=total, people=found[offset : offset + limit])
 
-    def person(self, peer: str) -> answers.PersonPage:
+    def person(self, peer: str) -> schemas.PersonPage:
         """Everything about one of them; raises UserError if this peer has given nothing."""
         person = next((row for row in self._people()[0] if row.peer == peer), None)
         if person is None:
             raise UserError("nobody with this peer id has given anything to this run yet")
-        return answers.PersonPage(
+        return schemas.PersonPage(
             person=person,
             days=[
-                answers.Day(day=f"{datetime.fromtimestamp(day * DAY_SECONDS, UTC):%Y-%m-%d}", samples=samples)
+                schemas.Day(day=f"{datetime.fromtimestamp(day * DAY_SECONDS, UTC):%Y-%m-%d}", samples=samples)
                 for day, samples in self._recorded.read(lambda ledger: ledger.days_of(peer)) or []
             ],
             visits=[
-                answers.PersonVisit(**self._visit(visit))
+                schemas.PersonVisit(**self._visit(visit))
                 for visit in self._recorded.read(lambda ledger: ledger.visits_of(peer, PERSON_VISITS)) or []
             ],
             losses=self._recorded.read(lambda ledger: ledger.losses_of(peer, LOSS_POINTS)) or [],
         )
 
-    def teams(self) -> answers.Teams:
+    def teams(self) -> schemas.Teams:
         """All teams, most samples first."""
         members: dict[str, list[Person]] = {}
         for person in self._recorded.people():
             if person.team:
                 members.setdefault(person.team, []).append(person)
         teams = [
-            answers.Team(
+            schemas.Team(
                 team=team,
                 samples=min(MOST_SAMPLES, sum(person.samples for person in people)),
                 recent=sum(person.recent for person in people),
@@ -194,7 +194,7 @@ class RunView:
             )
             for team, people in members.items()
         ]
-        return answers.Teams(teams=sorted(teams, key=lambda team: (-team.samples, team.team)))
+        return schemas.Teams(teams=sorted(teams, key=lambda team: (-team.samples, team.team)))
 
     def standing(self, peer: str, after: int) -> Standing:
         """Where a peer stands, with the losses after a global step."""
@@ -216,17 +216,17 @@ class RunView:
 
     # The swarm
 
-    def peers(self) -> answers.Peers:
+    def peers(self) -> schemas.Peers:
         """Who is in the swarm now: volunteers first, those who hold the newest parameters before the others."""
         since = self._recorded.read(Ledger.here) or {}
         last = self._recorded.summary()["step"]
         with self._lock:
             peers, step = self._peers, self._newest_step(last)
         ordered = sorted(peers, key=lambda p: (p.follower, p.step != step, p.name.casefold(), p.peer))
-        return answers.Peers(
+        return schemas.Peers(
             step=step,
             peers=[
-                answers.Peer(
+                schemas.Peer(
                     **peer.model_dump(exclude={"client_mode", "samples_per_second"}),
                     mode="client" if peer.client_mode else "full",
                     lag=step - peer.step,
@@ -238,44 +238,44 @@ class RunView:
             ],
         )
 
-    def regions(self) -> answers.Regions:
+    def regions(self) -> schemas.Regions:
         """How many volunteers are in which country; nothing while the coordinator, which sees them, is away."""
         with self._lock:
             countries = None if self._lost() else self._wanted.countries
             title = self._wanted.countries_title
             volunteers = sum(not peer.follower for peer in self._peers)
         if countries is None:
-            return answers.Regions(on=False, regions=[], elsewhere=0, title="")
+            return schemas.Regions(on=False, regions=[], elsewhere=0, title="")
         ordered = sorted(countries.items(), key=lambda item: (-item[1], item[0]))
-        return answers.Regions(
+        return schemas.Regions(
             on=True,
-            regions=[answers.Region(country=country, volunteers=number) for country, number in ordered],
+            regions=[schemas.Region(country=country, volunteers=number) for country, number in ordered],
             elsewhere=volunteers - sum(countries.values()),
             title=title,
         )
 
-    def rounds(self, after: int) -> answers.Rounds:
+    def rounds(self, after: int) -> schemas.Rounds:
         """The rounds after a global step, thinned, and what went wrong."""
 
-        def found(ledger: Ledger) -> answers.Rounds:
+        def found(ledger: Ledger) -> schemas.Rounds:
             steps = ledger.steps(after, every=max(1, math.ceil((ledger.last_step() - after) / (ROUND_POINTS - 1))))
             failed_count, failed = ledger.troubles("failed")
             rejected_count, rejected = ledger.troubles("rejected")
-            return answers.Rounds(
-                rounds=[answers.Round(**dict(step)) for step in steps],
-                failed=[answers.FailedRound(**asdict(trouble)) for trouble in failed],
+            return schemas.Rounds(
+                rounds=[schemas.Round(**dict(step)) for step in steps],
+                failed=[schemas.FailedRound(**asdict(trouble)) for trouble in failed],
                 failed_count=failed_count,
                 rejected_count=rejected_count,
-                rejected=[answers.Notice(time=trouble.time, text=trouble.text) for trouble in rejected],
+                rejected=[schemas.Notice(time=trouble.time, text=trouble.text) for trouble in rejected],
             )
 
-        nothing = answers.Rounds(rounds=[], failed=[], failed_count=0, rejected_count=0, rejected=[])
+        nothing = schemas.Rounds(rounds=[], failed=[], failed_count=0, rejected_count=0, rejected=[])
         return self._recorded.read(found) or nothing
 
-    def timeline(self, limit: int) -> answers.Timeline:
+    def timeline(self, limit: int) -> schemas.Timeline:
         """Who came and went, newest first."""
         visits = self._recorded.read(lambda ledger: ledger.visits(limit)) or []
-        return answers.Timeline(visits=[answers.TimelineVisit(**self._visit(visit)) for visit in visits])
+        return schemas.Timeline(visits=[schemas.TimelineVisit(**self._visit(visit)) for visit in visits])
 
     def milestones(self) -> list[Milestone]:
         """What has been reached so far, oldest first."""
@@ -286,7 +286,7 @@ class RunView:
         """Close the ledger."""
         self._recorded.close()
 
-    def _people(self) -> tuple[list[answers.PersonRow], int]:
+    def _people(self) -> tuple[list[schemas.PersonRow], int]:
         """Everyone with rank and share, most samples first, and the samples of all."""
         people = self._recorded.people()
         with self._lock:
@@ -295,7 +295,7 @@ class RunView:
                 # Made anew only then: every volunteer asks for its standing, which is found in these.
                 total = min(MOST_SAMPLES, sum(person.samples for person in people))
                 rows = [
-                    answers.PersonRow(**vars(p), share=p.samples / total, rank=rank, active=p.peer in active)
+                    schemas.PersonRow(**vars(p), share=p.samples / total, rank=rank, active=p.peer in active)
                     for rank, p in enumerate(people, start=1)
                 ]
                 self._listed = people, active, rows, total
@@ -353,7 +353,7 @@ class RunView:
     def _last_step(self) -> int:
         return self._run.optimizer.total_steps if self._wanted.last_step is None else self._wanted.last_step
 
-    def _status(self, step: int, volunteers: int) -> answers.Status:
+    def _status(self, step: int, volunteers: int) -> schemas.Status:
         if step >= self._last_step():
             return "finished"
         if self._lost():

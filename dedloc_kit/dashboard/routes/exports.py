@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import FileResponse
 
-from dedloc_kit.dashboard.description import answering
+from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.ledger.tables import TableFormat, TableName, write_table

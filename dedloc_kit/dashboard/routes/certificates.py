@@ -5,11 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from dedloc_kit.dashboard.caching import cached_answer
-from dedloc_kit.dashboard.certificate import Certificate, certificate_svg
-from dedloc_kit.dashboard.description import answering
-from dedloc_kit.dashboard.pictures import SVG
-from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.dashboard.http.caching import cached_answer
+from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.render.certificate import Certificate, certificate_svg
+from dedloc_kit.dashboard.routes.pictures import SVG
 from dedloc_kit.display.human import visible
 from dedloc_kit.records import PeerId
 from dedloc_kit.run import RunConfig

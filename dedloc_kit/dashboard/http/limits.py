@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dedloc_kit.dashboard.answers import message
+from dedloc_kit.dashboard.schemas import message
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dedloc_kit.dashboard.caching import Recent, cached_answer
-from dedloc_kit.dashboard.description import answering
-from dedloc_kit.dashboard.milestones import Milestone
+from dedloc_kit.dashboard.http.caching import Recent, cached_answer
+from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.live.milestones import Milestone
 from dedloc_kit.run import RunConfig
 
 _SECONDS = 300

@@ -10,8 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from dedloc_kit.dashboard import caching, view
-from dedloc_kit.dashboard.caching import Answers
+from dedloc_kit.dashboard.http import caching
+from dedloc_kit.dashboard.http.caching import Answers
+from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Ledger

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dedloc_kit.dashboard.certificate import HEIGHT, WIDTH, Certificate, certificate_svg, rosettes
+from dedloc_kit.dashboard.render.certificate import HEIGHT, WIDTH, Certificate, certificate_svg, rosettes
 from dedloc_kit.display.human import visible
 from tests.dashboard.runs import HOSTILE_NAMES
 

@@ -4,7 +4,7 @@ import io
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dedloc_kit.dashboard.answers import State
+from dedloc_kit.dashboard.schemas import State
 from dedloc_kit.display.axis import round_scale
 from dedloc_kit.display.curve import Points
 from dedloc_kit.display.human import count

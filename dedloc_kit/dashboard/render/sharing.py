@@ -2,8 +2,8 @@
 
 from html import escape
 
-from dedloc_kit.dashboard.answers import State
-from dedloc_kit.dashboard.card import CARD_HEIGHT, CARD_WIDTH
+from dedloc_kit.dashboard.render.card import CARD_HEIGHT, CARD_WIDTH
+from dedloc_kit.dashboard.schemas import State
 from dedloc_kit.display.human import count
 
 

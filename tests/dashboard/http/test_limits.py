@@ -7,8 +7,8 @@ import pytest
 import requests
 from starlette.applications import Starlette
 
-from dedloc_kit.dashboard import limits
-from dedloc_kit.dashboard.limits import COSTLY, MOST_SENT, READING, Limit, RateLimits, limit_of
+from dedloc_kit.dashboard.http import limits
+from dedloc_kit.dashboard.http.limits import COSTLY, MOST_SENT, READING, Limit, RateLimits, limit_of
 from dedloc_kit.dashboard.server import Dashboard
 from tests.dashboard.runs import RUN
 

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dedloc_kit.dashboard.feed import feed
-from dedloc_kit.dashboard.milestones import Milestone, milestones
+from dedloc_kit.dashboard.live.milestones import Milestone, milestones
+from dedloc_kit.dashboard.routes.feed import feed
 from dedloc_kit.ledger import Contributor, Ledger
 from tests.dashboard.runs import BEGAN, RUN, fill
 
