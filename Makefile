@@ -1,8 +1,8 @@
 # One command on a fresh machine: `make demo` or `make test`. Everything lives in .venv; nothing else is touched.
 PYTHON ?= python3
 BIN := .venv/bin
-BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale optimizer data images \
-	dashboard hostile
+BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale footprint optimizer data \
+	images dashboard hostile
 
 .PHONY: install demo test test-slow check format bench
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.averaging_peer import BITS
-from benchmarks.network import Network, open_network, read_network
-from benchmarks.peers import Peer, end_on_signal
+from benchmarks.lib.averaging_peer import BITS
+from benchmarks.lib.network import Network, open_network, read_network
+from benchmarks.lib.peers import Peer, end_on_signal
 from dedloc_kit.errors import UserError
 
 CASES = ("tcp/8bit", "ours/8bit", "ours/4bit", "ours/float16", "hivemind/8bit", "hivemind/float16", "gloo/none")
@@ -70,7 +70,7 @@ def _measure(case: str, parameters: int, options: argparse.Namespace, folder: Pa
                 "addresses": addresses,
             }
             name = f"peer{k}"
-            peer = Peer("benchmarks.averaging_peer", job, name=name, folder=folder, prefix=network.run_in(k))
+            peer = Peer("benchmarks.lib.averaging_peer", job, name=name, folder=folder, prefix=network.run_in(k))
             peers.append(stack.enter_context(peer))
             if k == 0:
                 addresses = peer.wait_for("joined", deadline=_START_SECONDS)["addresses"]

@@ -16,17 +16,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Measured, Setting, measure
-from benchmarks.network import read_network
-from benchmarks.peers import end_on_signal
-from benchmarks.task import simulated_run
+from benchmarks.lib.measure import SAMPLES_PER_MICROBATCH, SYSTEMS, WARM_UP_STEPS, Measured, Setting, measure
+from benchmarks.lib.network import read_network
+from benchmarks.lib.peers import end_on_signal
+from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import RunConfig, parse_run
 
 _ROW = "{:10}{:>11}{:>15}{:>10}{:>10}{:>11}{:>9}{:>9}{:>8}{:>9}"
-SYSTEMS = ("alone", "ours", "hivemind")
-WARM_UP_STEPS = 2
-SAMPLES_PER_MICROBATCH = 8
 REAL_MICROBATCH = 4
 REAL_MODEL = {
     "embedding_size": 128,

@@ -243,7 +243,7 @@ def _received(session: requests.Session, address: str) -> int:
 def watching(url: str, viewers: int) -> Iterator[subprocess.Popen[str]]:
     """So many viewers, in a process of their own; it says when all of them have been welcomed."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.viewers", url, str(viewers)],
+        [sys.executable, "-m", "benchmarks.lib.viewers", url, str(viewers)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -392,7 +392,7 @@ def main() -> int:
 
 
 def _measure_directory(peers: int, steps: int) -> list[dict[str, Any]]:
-    from benchmarks import directory
+    from benchmarks.lib import directory
 
     return directory.rows(directory.measure(peers, steps))
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import linear_regression
 
-from benchmarks.forked import session_memory
-from benchmarks.peers import Peer, end_on_signal, start_coordinator, start_volunteer
-from benchmarks.task import SPREAD, simulated_run
+from benchmarks.lib.forked import session_memory
+from benchmarks.lib.peers import Peer, end_on_signal, start_coordinator, start_volunteer
+from benchmarks.lib.task import SPREAD, simulated_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
 

@@ -25,8 +25,8 @@ from statistics import mean, median
 from typing import Self
 from urllib.request import urlopen
 
-from benchmarks.attackers import ATTACKS
-from benchmarks.peers import Peer, end_on_signal, start_volunteer, step_of
+from benchmarks.lib.attackers import ATTACKS
+from benchmarks.lib.peers import Peer, end_on_signal, start_volunteer, step_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.records import INVITATION_FILE, Invitation
@@ -171,7 +171,7 @@ def _launched(access: str, folder: Path) -> Iterator[Peer]:
     """`dedloc launch`, and after it nothing of it is left."""
     folder.mkdir()
     (folder / "run.toml").write_text(RUN.format(access=access))
-    module = f"dedloc_kit.cli launch {folder}/run.toml --folder {folder}/coordinator --task-module benchmarks.task"
+    module = f"dedloc_kit.cli launch {folder}/run.toml --folder {folder}/coordinator --task-module benchmarks.lib.task"
     module += " --host 127.0.0.1 --dashboard-host 127.0.0.1 --port 0 --device cpu --threads 1 --checkpoint-every 1000"
     with Peer(module, {}, name="launch", folder=folder, prefix=_pinned(RUN_CORE)) as peer:
         try:
@@ -196,7 +196,7 @@ def _attacking(attack: str, run: Run, seconds: float, folder: Path) -> Iterator[
         "folder": str(folder / "attacker"),
         "seconds": 2 * seconds + START_SECONDS,
     }
-    with Peer("benchmarks.attackers", job, name="attacker", folder=folder, prefix=_pinned(OTHERS_CORE)) as attacker:
+    with Peer("benchmarks.lib.attackers", job, name="attacker", folder=folder, prefix=_pinned(OTHERS_CORE)) as attacker:
         attacker.wait_for("attacking", deadline=START_SECONDS)
         time.sleep(SETTLING_SECONDS)
         yield attacker

@@ -19,10 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.joining_peer import TENSORS_PER_PARAMETER
-from benchmarks.network import Loopback, Network, open_network, read_network
-from benchmarks.peers import Event, Peer, start_coordinator, start_volunteer
-from benchmarks.task import simulated_run
+from benchmarks.lib.joining_peer import TENSORS_PER_PARAMETER
+from benchmarks.lib.network import Loopback, Network, open_network, read_network
+from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer
+from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
 
@@ -130,7 +130,7 @@ def _peers(
                 "folder": str(folder / f"peer{k}"),
                 "addresses": addresses,
             }
-            peer = Peer("benchmarks.joining_peer", job, name=f"peer{k}", folder=folder, prefix=network.run_in(k))
+            peer = Peer("benchmarks.lib.joining_peer", job, name=f"peer{k}", folder=folder, prefix=network.run_in(k))
             peers.append(stack.enter_context(peer))
             addresses = addresses or list(_joined(peer)["addresses"])
         for peer in peers:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.task import shapes
+from benchmarks.lib.task import shapes
 from dedloc_kit.training.lamb import Lamb
 
 _ROW = "{:18}{:>10}{:>18}{:>16}{:>14}{:>14}"

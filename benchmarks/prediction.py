@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.peers import end_on_signal, start_coordinator, start_volunteer
+from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer
 from dedloc_kit.display.console import Console
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.home import home

@@ -16,7 +16,7 @@ from statistics import mean, stdev
 
 import torch
 
-from benchmarks.peers import end_on_signal, start_coordinator, start_volunteer, step_of
+from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.records import Invitation, StateInfo
 from dedloc_kit.run import RunConfig, load_run, seed_of

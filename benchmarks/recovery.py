@@ -23,11 +23,20 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.collaboration import SAMPLES_PER_MICROBATCH, SYSTEMS, WARM_UP_STEPS
-from benchmarks.measure import _START_SECONDS, Setting, _overlap, _read, _samples, _start
-from benchmarks.network import Loopback, Network, open_network, read_network
-from benchmarks.peers import Event, Peer, step_of
-from benchmarks.task import simulated_run
+from benchmarks.lib.measure import (
+    SAMPLES_PER_MICROBATCH,
+    START_SECONDS,
+    SYSTEMS,
+    WARM_UP_STEPS,
+    Setting,
+    overlap,
+    read_microbatches,
+    samples_within,
+    start_peers,
+)
+from benchmarks.lib.network import Loopback, Network, open_network, read_network
+from benchmarks.lib.peers import Event, Peer, step_of
+from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
 
 FAULTS = ("stall", "line", "kill")
@@ -115,8 +124,8 @@ class Swarm:
             for step in range(before + 1, before + 2 + LATER_STEPS):
                 times.append(self._reached(step, began + self.deadline))
         until = times[-1] if len(times) > 1 + LATER_STEPS else time.monotonic()
-        logs = [_read(self.folder / f"{peer.name}.jsonl") for peer in self.survivors]
-        busy = mean(sum(_overlap(m, began, until) for m in log) for log in logs)
+        logs = [read_microbatches(self.folder / f"{peer.name}.jsonl") for peer in self.survivors]
+        busy = mean(sum(overlap(m, began, until) for m in log) for log in logs)
         return Incident(
             fault=fault,
             usual_step=calm.step_seconds,
@@ -124,7 +133,7 @@ class Swarm:
             device_wait=until - began - busy,
             spoilt=self._spoilt() - spoilt,
             back=None if fault == "kill" else self._return(calm, ended),
-            computed=_samples(logs, began, until),
+            computed=samples_within(logs, began, until),
         )
 
     def missing(self, calm: Calm) -> int | None:
@@ -206,7 +215,7 @@ def _until_middle(event: Event, usual_step: float) -> float:
 
 def _missing(peer: Peer, log: Path, calm: Calm) -> int | None:
     """Of one volunteer's samples; the least in the span, as what gathers during a round is not told as pending."""
-    microbatches = iter(_read(log))
+    microbatches = iter(read_microbatches(log))
     counted: dict[int, int] = {}
     computed, least = 0, None
     for event in list(peer.events):
@@ -232,11 +241,11 @@ def examine(
     with ExitStack() as stack:
         network = open_network(setting.line, 1 + len(setting.slowness))
         stack.enter_context(network)
-        volunteers = _start(system, setting, network, folder, stack)
+        volunteers = start_peers(system, setting, network, folder, stack)
         for volunteer in volunteers:
-            volunteer.wait_for("joined", deadline=_START_SECONDS)
+            volunteer.wait_for("joined", deadline=START_SECONDS)
         (folder / "start").touch()
-        volunteers[0].wait_for_step(setting.warm_up, _START_SECONDS + 10 * setting.step_seconds)
+        volunteers[0].wait_for_step(setting.warm_up, START_SECONDS + 10 * setting.step_seconds)
         swarm = Swarm(volunteers[:-1], volunteers[-1], network, folder, pause, deadline)
         try:
             calm = swarm.calm()

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.forked import (
+from benchmarks.lib.forked import (
     COORDINATOR,
     Snapshot,
     Swarm,
@@ -31,8 +31,8 @@ from benchmarks.forked import (
     own_loopback,
     snapshot,
 )
-from benchmarks.peers import Event, step_of
-from benchmarks.task import simulated_run
+from benchmarks.lib.peers import Event, step_of
+from benchmarks.lib.task import simulated_run
 from dedloc_kit.coordinator import coordinator
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
@@ -157,7 +157,7 @@ def _config(folder: Path, slot: int, port: int, client_mode: bool = False) -> Pe
         device="cpu",
         threads=1,
         microbatch=1,
-        task_module="benchmarks.task",
+        task_module="benchmarks.lib.task",
         client_mode=client_mode,  # so many on one host may not all ask whether they can be reached
         evaluate_every=1_000_000,
     )

@@ -5,7 +5,7 @@ Importing the package is cheap: neither torch nor hivemind is loaded until a rol
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from dedloc_kit.version import __version__ as __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.resources import shipped
+from dedloc_kit.version import __version__
 
 _PACKAGE = Path(__file__).parent
 _DESCRIPTION = ("METADATA", "entry_points.txt", "licenses/LICENSE")

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Self
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
-from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import has_signed, public, sign
 from dedloc_kit.run import PLAIN_TEXT, RunConfig, parse_run
 from dedloc_kit.validation import describe
+from dedloc_kit.version import __version__
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Time = Annotated[float, Field(ge=0, le=1e12)]

@@ -129,10 +129,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a body may be of any length",
-        "dashboard/limits.py",
+        "dashboard/http/limits.py",
         '> MOST_SENT:',
         '> 10**12:',
-        "tests/dashboard/test_limits.py",
+        "tests/dashboard/http/test_limits.py",
     ),
 )  # fmt: skip
 

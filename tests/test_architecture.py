@@ -16,7 +16,7 @@ PACKAGE = Path(dedloc_kit.__file__).parent
 
 # A part (a module or a folder of the package) may import the parts in the lines above its own, and itself.
 ORDER = (
-    {"errors", "validation"},
+    {"version", "errors", "validation"},
     {"keys", "machine", "resources"},
     {"run", "distribution", "regions"},
     {"records"},
@@ -36,20 +36,8 @@ ORDER = (
 )
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
-    *(
-        "errors",
-        "validation",
-        "keys",
-        "machine",
-        "resources",
-        "run",
-        "distribution",
-        "records",
-        "events",
-        "memory",
-        "hub",
-    ),
-    *("client", "display", "regions", "steering"),
+    *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
+    *("memory", "hub", "client", "display", "regions", "steering"),
 }
 ROLES = {"swarm", "ledger", "resuming", "publishing", "volunteer", "coordinator", "collector", "rehearsal"}
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

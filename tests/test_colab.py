@@ -50,8 +50,13 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel / "pip"
 
 
-def would_install(wheel: Wheel, python: str, stubs: dict[str, str], pip: Path, folder: Path) -> dict[str, str]:
-    """What pip would install beside the stubs, by canonical name with the version."""
+def would_install(
+    wheel: Wheel, python: str, stubs: dict[str, str], pip: Path, folder: Path, extra: str = ""
+) -> dict[str, str]:
+    """What pip would install beside the stubs, by canonical name with the version.
+
+    :param extra: of the kit, such as `[organizer]`
+    """
     commands = make_environment(folder / "environment", "--without-pip")
     (site,) = (folder / "environment").glob("lib/python*/site-packages")
     for name, text in stubs.items():
@@ -65,21 +70,23 @@ def would_install(wheel: Wheel, python: str, stubs: dict[str, str], pip: Path, f
             built.writestr(f"{source}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
     (folder / wheel.name).write_bytes(wheel.content)
     options = ("--dry-run", "--report=report.json", "--find-links=.", "--only-binary=:all:", "--implementation=cp")
-    target = (f"--python-version={python}", *PLATFORM, wheel.name)
+    target = (f"--python-version={python}", *PLATFORM, f"{wheel.name}{extra}")
     run(commands / "python", pip, "install", "--quiet", *options, *target, folder=folder)
     report = json.loads((folder / "report.json").read_text())
     return {canonical(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
 
 
+@pytest.mark.parametrize("extra", ["", "[organizer]"], ids=["volunteer", "organizer"])
 @pytest.mark.parametrize(
     ("python", "files"), [("3.13", ["colab.txt"]), ("3.12", ["colab.txt", "kaggle.txt"])], ids=["colab", "kaggle"]
 )
 def test_installing_the_kit_changes_nothing_that_is_preinstalled(
-    python: str, files: list[str], pip: Path, tmp_path: Path
+    python: str, files: list[str], extra: str, pip: Path, tmp_path: Path
 ) -> None:
     stubs = preinstalled(*files)
-    installed = would_install(running_wheel(), python, stubs, pip, tmp_path)
+    installed = would_install(running_wheel(), python, stubs, pip, tmp_path, extra)
     assert {"dedloc-kit", "hivemind", "grpcio-tools", "varint"} <= installed.keys()
+    assert ("maxminddb" in installed) is bool(extra), "volunteers need no database of countries"
     assert {name: version for name, version in installed.items() if name in stubs} == {}
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit import __version__, distribution
-from dedloc_kit.dashboard import entrance
+from dedloc_kit import distribution
+from dedloc_kit.dashboard.routes import entrance
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, make_wheel, package_files, running_wheel
 from dedloc_kit.errors import UserError
+from dedloc_kit.version import __version__
 from tests.between import EVIL, man_in_the_middle
 from tests.test_wheel import make_environment, run
 from tests.tiny import tiny_run

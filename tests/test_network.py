@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.network import Line, Network, open_network, parse_line
+from benchmarks.lib.network import Line, Network, open_network, parse_line
 from dedloc_kit.errors import UserError
 
 SERVER = """
@@ -132,7 +132,7 @@ def test_two_networks_at_once_have_nothing_in_common(network: Network) -> None:
 
 def test_a_killed_benchmark_leaves_no_emulator_behind(network: Network) -> None:
     code = """
-from benchmarks.network import Network
+from benchmarks.lib.network import Network
 with Network(1) as network:
     print(*network.run_in(0), flush=True)
     input()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.network import Network
+from benchmarks.lib.network import Network
 from dedloc_kit.errors import UserError
 from tests.swarm.harness import wait_until
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dedloc_kit import __version__
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import public
 from dedloc_kit.records import (
@@ -22,6 +21,7 @@ from dedloc_kit.records import (
     StateInfo,
 )
 from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.version import __version__
 from tests.invitations import MALLORY, NOBODY, ORGANIZER, invited
 
 RUN_ID = "demo-0123456789abcdef"

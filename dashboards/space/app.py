@@ -41,7 +41,8 @@ def install(invitation: str) -> bool:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         sys.stderr.write(f"the kit of {invitation} is not known: {error}\n")
         return False
-    command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--quiet", pinned]
+    kit_to_serve = f"dedloc_kit[organizer] @ {pinned}"
+    command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--quiet", kit_to_serve]
     return subprocess.run(command, check=False).returncode == 0
 
 

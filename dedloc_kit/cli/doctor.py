@@ -48,8 +48,8 @@ def examine(where: str | None, *, port: int, swarm_port: int) -> Iterator[Findin
     :param port: of the dashboard
     :param swarm_port: 0: any
     """
-    yield from _software()
     folder = Path(where) if where and Path(where).is_dir() else None
+    yield from _software("organizer" if folder else "")
     invitation: Invitation | None = None
     if where:
         try:
@@ -68,7 +68,7 @@ def examine(where: str | None, *, port: int, swarm_port: int) -> Iterator[Findin
         yield from _network()
 
 
-def _software() -> Iterator[Finding]:
+def _software(extra: str) -> Iterator[Finding]:
     here = sys.version_info[:2]
     what = f"Python {platform.python_version()} on {platform.system()}"
     if not _PYTHON[0] <= here <= _PYTHON[1]:
@@ -77,20 +77,20 @@ def _software() -> Iterator[Finding]:
         yield Finding(what, "the kit is only tested on Linux; on Windows use WSL")
     else:
         yield Finding(what)
-    wrong = sorted(_unsatisfied())
+    wrong = sorted(_unsatisfied(extra))
     if wrong:
         yield Finding(", ".join(wrong), "install the kit again, in an environment of its own", must=True)
     else:
         yield Finding(f"dedloc_kit {metadata.version('dedloc_kit')} has the packages that it needs")
 
 
-def _unsatisfied() -> Iterator[str]:
-    """Packages that are missing, or have a version that the kit does not work with."""
+def _unsatisfied(extra: str) -> Iterator[str]:
+    """Packages that are missing, or have a version that the kit does not work with; those of an extra too."""
     from packaging.requirements import Requirement
 
     for text in metadata.requires("dedloc_kit") or ():
         requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             continue
         try:
             version = metadata.version(requirement.name)

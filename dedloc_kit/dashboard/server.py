@@ -21,19 +21,20 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from dedloc_kit.dashboard import answers, api, certificates, feed, metrics, pages, pictures
-from dedloc_kit.dashboard.answers import message
-from dedloc_kit.dashboard.caching import Recent
-from dedloc_kit.dashboard.connections import AT_ONCE, Listener, raise_file_limit
-from dedloc_kit.dashboard.description import DESCRIPTION, answering
-from dedloc_kit.dashboard.entrance import Entrance
-from dedloc_kit.dashboard.exports import Exports
-from dedloc_kit.dashboard.headers import SecureHeaders
-from dedloc_kit.dashboard.limits import RateLimits, address_of
-from dedloc_kit.dashboard.listening import ANY_ADDRESS, Certificate, listen, own_address, url_of
-from dedloc_kit.dashboard.organizer import Denied, denial
-from dedloc_kit.dashboard.stream import EventStream, Viewers
-from dedloc_kit.dashboard.view import RunView
+from dedloc_kit.dashboard import schemas
+from dedloc_kit.dashboard.http.caching import Recent
+from dedloc_kit.dashboard.http.connections import AT_ONCE, Listener, raise_file_limit
+from dedloc_kit.dashboard.http.headers import SecureHeaders
+from dedloc_kit.dashboard.http.limits import RateLimits, address_of
+from dedloc_kit.dashboard.http.openapi import DESCRIPTION, answering
+from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, Certificate, listen, own_address, url_of
+from dedloc_kit.dashboard.live.stream import EventStream, Viewers
+from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.routes import api, certificates, feed, metrics, pages, pictures
+from dedloc_kit.dashboard.routes.entrance import Entrance
+from dedloc_kit.dashboard.routes.exports import Exports
+from dedloc_kit.dashboard.routes.organizer import Denied, denial
+from dedloc_kit.dashboard.schemas import message
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent
 from dedloc_kit.run import RunConfig
@@ -173,7 +174,7 @@ class Dashboard:
             "/api/events",
             tags=["run"],
             summary="What happens, as server-sent events",
-            responses={**answering("text/event-stream"), 503: {"model": answers.Message}},
+            responses={**answering("text/event-stream"), 503: {"model": schemas.Message}},
         )
         async def events(request: Request) -> Response:
             if not self._viewers.has_room(address_of(request.scope)):
@@ -220,7 +221,7 @@ class Dashboard:
         evaluated = (point["step"] for point in history["evaluations"])
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
 
-    def _state(self) -> answers.State:
+    def _state(self) -> schemas.State:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
         reason = refusal.reason if refusal is not None else None

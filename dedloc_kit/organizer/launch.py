@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from dedloc_kit.dashboard import organizer
-from dedloc_kit.dashboard.listening import Certificate
-from dedloc_kit.dashboard.login import Keys
+from dedloc_kit.dashboard.http.login import Keys
+from dedloc_kit.dashboard.http.sockets import Certificate
+from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.distribution import running_wheel

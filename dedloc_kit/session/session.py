@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from dedloc_kit import __version__
 from dedloc_kit.client import fetch_standing, find_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, Joined, Left, Loading, LocalProgress, State, StepDone, Warned
@@ -24,6 +23,7 @@ from dedloc_kit.records import Invitation
 from dedloc_kit.run import parse_peer
 from dedloc_kit.session.snapshot import LossPoint, Snapshot, overdue
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
+from dedloc_kit.version import __version__
 from dedloc_kit.worker import Worker, volunteer_job
 
 METER_SECONDS = 2.0

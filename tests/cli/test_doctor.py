@@ -71,6 +71,12 @@ def test_a_package_of_a_wrong_version_is_named_and_so_is_one_that_is_missing(mon
     assert "install" in wrong.fix
 
 
+def test_an_organizer_needs_what_organizers_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["no-such-package; extra == 'organizer'"])
+    assert told(found(tmp_path), "no-such-package is missing").must
+    assert not [finding for finding in found() if "no-such-package" in finding.what]
+
+
 def test_a_wrong_clock_must_be_set(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "clock_skew", lambda url: LARGEST_SKEW + 5)
     assert main(["doctor"]) == 2

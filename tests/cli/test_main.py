@@ -1,15 +1,18 @@
 """The `dedloc` command: what goes wrong is said in one line with the fix, and the exit code is 2."""
 
 import os
+import pkgutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dedloc_kit.cli.main import main
+from dedloc_kit.cli import commands
+from dedloc_kit.cli.main import COMMANDS, FOR_ORGANIZERS, main
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.records import Invitation
 from dedloc_kit.steering.orders import OrderBook
@@ -191,6 +194,39 @@ def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:
 def test_without_a_command_all_of_them_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "volunteer this machine" in capsys.readouterr().out
+
+
+def test_every_file_of_the_commands_is_a_command() -> None:
+    files = {module.name for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}.")}
+    assert files == {command.__name__ for command in COMMANDS}
+
+
+def without(packages: set[str], statement: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code where these packages are not installed."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({sorted(packages)!r})); {statement}"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("command", [("launch", "run.toml"), ("demo",), ("dashboard", "http://127.0.0.1:9")])
+def test_a_command_for_organizers_says_what_to_install_where_it_is_missing(command: tuple[str, ...]) -> None:
+    result = without(FOR_ORGANIZERS, "from dedloc_kit.cli.main import main; sys.exit(main(sys.argv[1:]))", *command)
+    assert_refused(result, command[0], "which only organizers install; run pip install 'dedloc_kit[organizer]'")
+
+
+def test_whoever_only_takes_part_needs_nothing_that_organizers_install() -> None:
+    roles = "from dedloc_kit import volunteer, collector, rehearsal, worker"
+    session = "from dedloc_kit.session import display; from dedloc_kit.notebook import generate, join, panel"
+    before = (
+        "from dedloc_kit.cli import doctor, main; from dedloc_kit.organizer import check, new, prepare, pretokenize"
+    )
+    result = without(FOR_ORGANIZERS, f"{roles}; {session}; {before}")
+    assert result.returncode == 0, result.stderr
+
+
+def test_what_only_organizers_install_is_the_extra_of_that_name() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extra = {requirement.partition(">")[0] for requirement in project["optional-dependencies"]["organizer"]}
+    assert extra | {"starlette"} == FOR_ORGANIZERS, "fastapi brings starlette"
 
 
 def test_an_unknown_recipe_names_the_known_ones(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
-from dedloc_kit.dashboard import organizer
-from dedloc_kit.dashboard.login import Keys
+from dedloc_kit.dashboard.http.login import Keys
+from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
 from dedloc_kit.ledger import Ledger
@@ -381,8 +381,8 @@ def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) 
 def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, f"/people/{peer_id(1)}#me")
     expect(page.get_by_text("This is you")).to_be_visible()
-    certificate = page.get_by_role("link", name="PDF")
-    expect(certificate).to_have_attribute("href", f"{dashboard.url}/people/{peer_id(1)}/certificate.pdf")
+    certificate = page.get_by_role("link", name="Certificate", exact=True)
+    expect(certificate).to_have_attribute("href", f"{dashboard.url}/people/{peer_id(1)}/certificate.svg")
     page.get_by_role("link", name="People", exact=True).click()
     expect(page.locator("tr", has=page.locator(".badge.you:visible"))).to_contain_text("Rabi")
     page.get_by_role("link", name="This is you").click()

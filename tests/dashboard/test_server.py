@@ -12,7 +12,8 @@ from urllib.parse import urljoin
 import pytest
 import requests
 
-from dedloc_kit.dashboard import entrance, pages, view
+from dedloc_kit.dashboard.live import view
+from dedloc_kit.dashboard.routes import entrance, pages
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
@@ -409,7 +410,7 @@ def test_hostile_names_travel_as_plain_text(dashboard: Dashboard, path: Path) ->
     answer = get(dashboard, "/api/people")
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["people"][0]["name"] == HOSTILE
-    static = Path(pages.__file__).parent / "static"
+    static = Path(pages.__file__).parents[1] / "static"
     scripts = [script.read_text() for script in static.rglob("*.js") if "plotly" not in script.name]
     assert len(scripts) > 10
     assert not any("innerHTML" in script or "insertAdjacentHTML" in script for script in scripts)

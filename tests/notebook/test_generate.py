@@ -14,7 +14,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from dedloc_kit.cli.main import main
-from dedloc_kit.dashboard import entrance
+from dedloc_kit.dashboard.routes import entrance
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError

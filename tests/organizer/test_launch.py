@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from dedloc_kit import __version__
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.events import Joined, Peers
 from dedloc_kit.keys import IDENTITY_FILE
@@ -11,6 +10,7 @@ from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.version import __version__
 from tests.tiny import tiny_run
 
 

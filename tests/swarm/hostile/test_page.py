@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from dedloc_kit.dashboard import connections, limits, organizer
-from dedloc_kit.dashboard.connections import MOST_WAITING
-from dedloc_kit.dashboard.limits import ENTRANCE, Limit
+from dedloc_kit.dashboard.http import connections, limits
+from dedloc_kit.dashboard.http.connections import MOST_WAITING
+from dedloc_kit.dashboard.http.limits import ENTRANCE, Limit
+from dedloc_kit.dashboard.live.stream import MAX_VIEWERS
+from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
-from dedloc_kit.dashboard.stream import MAX_VIEWERS
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.records import Invitation
 from tests.dashboard.runs import RUN, fill

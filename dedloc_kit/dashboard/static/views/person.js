@@ -43,7 +43,7 @@ export function show(root, { parameter: peer, signal }) {
   const daily = days();
   const losses = lossChart(signal);
   const been = visits();
-  const certificate = certificateLinks(peer, mine);
+  const certificate = certificateLink(peer, mine);
   const content = build("div", { class: "person" }, numbers, certificate, daily.element, been.element, losses.element);
   content.hidden = true;
   root.append(head.element, build("div", { class: "page" }, missing, content));
@@ -86,22 +86,16 @@ export function show(root, { parameter: peer, signal }) {
   );
 }
 
-function certificateLinks(peer, mine) {
-  const link = (kind) =>
-    build("a", {
-      class: "button",
-      href: addressOf(`people/${peer}/certificate.${kind}`),
-      text: kind.toUpperCase(),
-      download: true,
-    });
+function certificateLink(peer, mine) {
+  const link = build("a", { class: "button", href: addressOf(`people/${peer}/certificate.svg`), text: "Certificate" });
   const text = mine
     ? "Your certificate says what you gave to this model."
     : "The certificate says what this volunteer gave to the model.";
   return build(
     "div",
     { class: "certificate" },
-    build("p", { text }),
-    build("p", { class: "buttons" }, link("svg"), link("pdf")),
+    build("p", { text: `${text} To print it or to keep it as a PDF, open it and let your browser print, in landscape.` }),
+    link,
   );
 }
 

@@ -1,0 +1,124 @@
+"""One donor or newcomer of joining.py: with ours or with hivemind's averager.
+
+After the job, a line `{"do": "fetch", "donors": {ID: ADDRESSES}}` makes it load the state from others.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import hivemind
+import torch
+from torch import Tensor
+
+from benchmarks.lib.baseline import Role
+from benchmarks.lib.task import shapes
+from dedloc_kit.records import StateInfo
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.node import addresses_of, dial, open_node
+from dedloc_kit.swarm.sharing import StateSharing
+
+TENSORS_PER_PARAMETER = 3
+"""The parameter itself and LAMB's two moments of it."""
+_RUN = "joining"
+
+
+class Sharing(Protocol):
+    """Gives its state to others, or fetches theirs."""
+
+    peer: str
+    addresses: tuple[str, ...]
+
+    def fetch(self, donors: dict[str, list[str]]) -> Sequence[Tensor] | None: ...
+
+
+class Ours:
+    def __init__(self, job: dict[str, Any], state: list[Tensor]) -> None:
+        folder = Path(job["folder"])
+        self._node = open_node(
+            PeerConfig(folder=folder, host=job["host"]), Identity(folder / "identity.key"), job["addresses"]
+        )
+        self.peer, self.addresses = self._node.peer_id.to_base58(), addresses_of(self._node)
+        info = StateInfo(run_id=_RUN, step=1, rounds=("ab",))
+        self._state = state
+        self._averager = StateSharing(
+            [torch.zeros(1)],
+            self._node,
+            start=True,
+            prefix=_RUN,
+            client_mode=False,
+            current_state=lambda: nullcontext(({"info": info.model_dump(), "receipts": []}, state)),
+            current_info=lambda: info,
+        )
+        self._averager.share(bool(job["donor"]))
+
+    def fetch(self, donors: dict[str, list[str]]) -> Sequence[Tensor] | None:
+        dial(self._node, donors)
+        while True:  # until a place is free
+            found = self._averager.download_state(
+                list(donors),
+                self._state,
+                on_progress=lambda _received, _total: None,
+                warn=print,
+                stop=threading.Event(),
+            )
+            if found is not None:
+                return found[1]
+
+
+class _HivemindAverager(hivemind.DecentralizedAverager):  # type: ignore[misc]
+    state: list[Tensor]
+
+    def get_current_state(self) -> tuple[Any, Sequence[Tensor], None]:
+        return {"step": 1}, self.state, None
+
+
+class Hivemind:
+    def __init__(self, job: dict[str, Any], state: list[Tensor]) -> None:
+        node = hivemind.DHT(
+            initial_peers=job["addresses"],
+            host_maddrs=[f"/ip4/{job['host']}/tcp/0"],
+            startup_timeout=60.0,
+            start=True,
+        )
+        self.peer = node.peer_id.to_base58()
+        self.addresses = tuple(str(address) for address in node.get_visible_maddrs())
+        self._averager = _HivemindAverager(
+            [torch.zeros(1)], node, prefix=_RUN, start=True, allow_state_sharing=bool(job["donor"])
+        )
+        self._averager.state = state
+
+    def fetch(self, donors: dict[str, list[str]]) -> Sequence[Tensor] | None:
+        found = self._averager.load_state_from_peers()  # it finds the donors by itself
+        return None if found is None else found[1]
+
+
+KINDS: dict[str, Callable[[dict[str, Any], list[Tensor]], Sharing]] = {"ours": Ours, "hivemind": Hivemind}
+
+
+def main() -> None:
+    role = Role()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    parameters = shapes(int(role.job["parameters"])) * TENSORS_PER_PARAMETER
+    state = [torch.randn(shape, generator=generator) for shape in parameters]
+    sharing = KINDS[role.job["kind"]](role.job, state)
+    role.tell("joined", peer=sharing.peer, addresses=sharing.addresses)
+    while (command := role.commands.get()) is not None:
+        began = time.monotonic()
+        fetched = sharing.fetch(command["donors"])
+        seconds = time.monotonic() - began
+        exact = fetched is not None and all(torch.equal(a, b) for a, b in zip(fetched, state, strict=True))
+        role.tell("fetched", seconds=seconds, exact=exact)
+    os._exit(0)  # whatever hivemind has left behind ends with the session
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main()

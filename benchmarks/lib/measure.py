@@ -1,0 +1,240 @@
+"""What a window of some global steps shows: how much the devices worked, waited, and what it cost."""
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import Self
+
+from benchmarks.lib.network import Line, Loopback, Network, open_network
+from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer, step_of
+from dedloc_kit.records import Invitation
+from dedloc_kit.run import RunConfig
+
+SYSTEMS = ("alone", "ours", "hivemind")
+WARM_UP_STEPS = 2
+SAMPLES_PER_MICROBATCH = 8
+START_SECONDS = 180.0
+"""By then a peer has joined, or it never will."""
+_NAP_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One piece of work for any of the three systems."""
+
+    run: RunConfig
+    microbatch: int
+    step_seconds: float
+    """How long a global step takes if no device ever waits."""
+    steps: int
+    """Global steps that are measured, after those that warm up."""
+    warm_up: int
+    slowness: Sequence[float]
+    """For each peer, how many times as long its simulated device takes."""
+    line: Line | None
+    """The hosts' lines; none: loopback."""
+    cores: int = 0
+    """Each peer is pinned to one of so many cores; 0: none is."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a window showed; where nothing else is said, the mean over its steps and the volunteers."""
+
+    samples_per_second: float
+    """Of all volunteers together."""
+    step_samples_per_second: tuple[float, ...]
+    """The same in each global step."""
+    device_wait_per_step: float
+    """Seconds in a global step in which a volunteer's device had nothing to do."""
+    usual_wait: float
+    """The median of the waits between two microbatches, in seconds."""
+    longest_wait: float
+    bytes_per_step: float | None
+    """Sent by a volunteer; None if the network cannot tell."""
+    cpu_seconds_per_step: float
+    """Of all of a volunteer's processes, the simulated device's idling not included."""
+    step_seconds: float
+    counted: float | None
+    """Samples that went into the window's global steps over those computed in it; None where that is not told."""
+    machine_stalls: float
+    """Seconds in which this process, which only waits, could not run: much of it, and the numbers are worth little."""
+    batches_per_step: float
+    """Samples computed over the global batch; more than 1 if the swarm notices late, or if a round takes longer."""
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    sent: list[int | None]
+    cpu: list[float]
+
+
+class Stalls:
+    """Notices when the machine is too busy to wake a sleeper, or stands still for want of memory."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._over.wait(_NAP_SECONDS):
+            now = time.monotonic()
+            late = now - before - _NAP_SECONDS
+            self.seconds += late if late > _NAP_SECONDS else 0.0
+            before = now
+
+
+def measure(system: str, setting: Setting, folder: Path) -> Measured:
+    """Run `ours`, `hivemind` or `alone` on a network of its own; raises UserError if it does not get there."""
+    peers = len(setting.slowness)
+    start = folder / "start"
+    with ExitStack() as stack:
+        network = open_network(setting.line, 1 + peers)
+        stack.enter_context(network)
+        volunteers = start_peers(system, setting, network, folder, stack)
+        for volunteer in volunteers:
+            volunteer.wait_for("joined", deadline=START_SECONDS)
+        start.touch()
+        patience = START_SECONDS + 10 * setting.step_seconds
+        first = volunteers[0].wait_for_step(setting.warm_up, patience)
+        stalls = stack.enter_context(Stalls())
+        before = _snapshot(network, volunteers)
+        last = volunteers[0].wait_for_step(step_of(first) + setting.steps, patience + setting.steps * patience)
+        after = _snapshot(network, volunteers)
+        steps = [e for e in volunteers[0].steps() if step_of(first) <= step_of(e) <= step_of(last)]
+    logs = [read_microbatches(folder / f"{volunteer.name}.jsonl") for volunteer in volunteers]
+    return _summary(setting, steps, logs, before, after, stalls.seconds)
+
+
+def start_peers(
+    system: str, setting: Setting, network: Network | Loopback, folder: Path, stack: ExitStack
+) -> list[Peer]:
+    """Start the system's coordinator, if it has one, on host 0, and the volunteers on the other hosts."""
+    peers = len(setting.slowness)
+    environments = [
+        {
+            "BENCH_LOG": str(folder / f"peer{k}.jsonl"),
+            "BENCH_START": str(folder / "start"),
+            "BENCH_SLOWNESS": str(setting.slowness[k]),
+        }
+        for k in range(peers)
+    ]
+    prefixes = [network.run_in(0)]
+    for k in range(peers):
+        pin = ["taskset", "-c", str(k % setting.cores)] if setting.cores else []
+        prefixes.append([*network.run_in(1 + k), *pin])
+    addresses: tuple[str, ...] = ()
+    if system == "ours":
+        host = network.address(0)
+        coordinator = stack.enter_context(start_coordinator(setting.run, folder, prefix=prefixes[0], host=host))
+        addresses = tuple(coordinator.wait_for("joined", deadline=START_SECONDS)["addresses"])
+        invitation = Invitation.of(setting.run, addresses)
+        return [
+            stack.enter_context(
+                start_volunteer(
+                    invitation,
+                    folder,
+                    f"peer{k}",
+                    prefix=prefixes[1 + k],
+                    host=network.address(1 + k),
+                    environment=environments[k],
+                    microbatch=setting.microbatch,
+                )
+            )
+            for k in range(peers)
+        ]
+    if system == "hivemind":
+        job = {"role": "welcome", "host": network.address(0), "peers": []}
+        node = Peer("benchmarks.lib.baseline", job, name="welcome", folder=folder, prefix=prefixes[0])
+        addresses = tuple(stack.enter_context(node).wait_for("joined", deadline=START_SECONDS)["addresses"])
+    return [
+        stack.enter_context(
+            Peer(
+                "benchmarks.lib.baseline",
+                {
+                    "role": system,
+                    "run": setting.run.model_dump(mode="json"),
+                    "microbatch": setting.microbatch,
+                    "step_seconds": setting.step_seconds,
+                    "host": network.address(1 + k),
+                    "peers": addresses,
+                },
+                name=f"peer{k}",
+                folder=folder,
+                prefix=prefixes[1 + k],
+                environment=environments[k],
+            )
+        )
+        for k in range(peers)
+    ]
+
+
+def _snapshot(network: Network | Loopback, volunteers: Sequence[Peer]) -> _Snapshot:
+    return _Snapshot(
+        [network.bytes_sent(1 + k) for k in range(len(volunteers))], [peer.cpu_seconds() for peer in volunteers]
+    )
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    begin: float
+    end: float
+    samples: int
+
+
+def read_microbatches(log: Path) -> list[Microbatch]:
+    return [Microbatch(**json.loads(line)) for line in log.read_text().splitlines() if line.endswith("}")]
+
+
+def overlap(microbatch: Microbatch, begin: float, end: float) -> float:
+    return max(0.0, min(microbatch.end, end) - max(microbatch.begin, begin))
+
+
+def samples_within(logs: Sequence[Sequence[Microbatch]], begin: float, end: float) -> float:
+    """Samples computed in a span of time; of a microbatch across its edge, the part that lies inside."""
+    return sum(m.samples * overlap(m, begin, end) / (m.end - m.begin) for log in logs for m in log)
+
+
+def _summary(
+    setting: Setting,
+    events: Sequence[Event],
+    logs: Sequence[Sequence[Microbatch]],
+    before: _Snapshot,
+    after: _Snapshot,
+    stalls: float,
+) -> Measured:
+    begin, end = events[0]["at"], events[-1]["at"]
+    seconds, count = end - begin, step_of(events[-1]) - step_of(events[0])
+    busy = mean(sum(overlap(m, begin, end) for m in log) for log in logs)
+    sent = [a - b for a, b in zip(after.sent, before.sent, strict=True) if a is not None and b is not None]
+    samples = samples_within(logs, begin, end)
+    times = sorted({event["at"] for event in events})
+    counted = [event["step"]["samples"] for event in events[1:] if isinstance(event["step"], dict)]
+    waits = [b.begin - a.end for log in logs for a, b in pairwise(log) if begin <= a.end and b.begin <= end]
+    return Measured(
+        samples_per_second=samples / seconds,
+        step_samples_per_second=tuple(samples_within(logs, a, b) / (b - a) for a, b in pairwise(times)),
+        device_wait_per_step=(seconds - busy) / count,
+        usual_wait=median(waits),
+        longest_wait=max(waits),
+        bytes_per_step=mean(sent) / count if sent else None,
+        cpu_seconds_per_step=mean(a - b for a, b in zip(after.cpu, before.cpu, strict=True)) / count,
+        step_seconds=seconds / count,
+        counted=sum(counted) / samples if counted else None,
+        machine_stalls=stalls,
+        batches_per_step=samples / count / setting.run.global_batch,
+    )

@@ -1,0 +1,44 @@
+"""`dedloc check`."""
+
+import argparse
+
+from dedloc_kit.cli.options import Commands, add_device, add_microbatch, add_run, add_task_module
+from dedloc_kit.run import load_run
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("check", help="whether a run can work, what it takes, and how long")
+    parser.description = (
+        "Open a run's data, put one microbatch through its model on this machine, and predict how long a global step "
+        "and the whole run take with these volunteers."
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--volunteers",
+        default="20xT4@50mbit,5xCPU",
+        metavar="MIX",
+        help="COUNTxDEVICE@LINE and so on, with /open behind those whom others can reach; CPU is a machine like this "
+        "one; default: %(default)s",
+    )
+    parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
+    parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
+    add_microbatch(parser)
+    add_task_module(parser)
+    add_device(parser)
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.organizer.check import check
+    from dedloc_kit.organizer.prediction import read_line, read_volunteers
+
+    check(
+        load_run(options.run, options.overrides),
+        read_volunteers(options.volunteers),
+        coordinator_line=read_line(options.line),
+        offline=options.offline,
+        device=options.device,
+        threads=options.threads,
+        microbatch=options.microbatch,
+        task_module=options.task_module,
+    )

@@ -1,0 +1,33 @@
+"""`dedloc doctor`."""
+
+import argparse
+
+from dedloc_kit.cli.options import Commands
+from dedloc_kit.display.console import Console
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("doctor", help="what keeps this machine from taking part, and how to fix it")
+    parser.add_argument(
+        "where",
+        nargs="?",
+        metavar="INVITATION|FOLDER",
+        help="the invitation to a run; or, on the organizer's machine, the run's folder, runs/RUN-ID",
+    )
+    parser.add_argument("--port", type=int, default=8000, help="of the live page; default: %(default)s")
+    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="that others are to reach")
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from dedloc_kit.cli.doctor import examine
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    wrong = 0
+    for finding in examine(options.where, port=options.port, swarm_port=options.swarm_port):
+        wrong += finding.must
+        mark, style = ("wrong", "red") if finding.must else ("look", "yellow") if finding.fix else ("ok", None)
+        console.print(f"{mark:7}{finding.what}", style=style)
+        if finding.fix:
+            console.print(f"{'':7}-> {finding.fix}")
+    return 2 if wrong else 0

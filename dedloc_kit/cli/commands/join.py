@@ -1,0 +1,54 @@
+"""`dedloc join`."""
+
+import argparse
+
+from dedloc_kit.cli.options import INVITATION, Commands, add_code, add_microbatch, add_peer, code_for, peer_settings
+from dedloc_kit.display.console import complain
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("join", help="volunteer this machine")
+    parser.add_argument("invitation", metavar="INVITATION", help=INVITATION)
+    parser.add_argument("--name", help="shown on the live page; default: that of your Hub account if you are logged in")
+    parser.add_argument("--team", default="", help="what you give counts for this team too, on the live page")
+    add_microbatch(parser)
+    parser.add_argument(
+        "--listed",
+        action="store_true",
+        help="agree that the public invitation names where this machine is: others can then join through it; only if "
+        "the organizer wants that too",
+    )
+    add_code(parser)
+    reach = parser.add_mutually_exclusive_group()
+    reach.add_argument(
+        "--client-mode",
+        action="store_const",
+        const=True,
+        help="make outgoing connections only; default: do so if a test finds that others cannot reach this machine",
+    )
+    reach.add_argument(
+        "--reachable",
+        action="store_const",
+        const=False,
+        dest="client_mode",
+        help="do not test: others can reach this machine, at --swarm-port and, if need be, --announce-host",
+    )
+    add_peer(parser, folder_help="keeps your identity; default: one in your home folder")
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from dedloc_kit.session.display import watch
+    from dedloc_kit.session.session import Session
+
+    settings = peer_settings(options)
+    settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
+    settings["listed"] = options.listed
+    if options.name:
+        settings["name"] = options.name
+    session = Session(options.invitation, folder=options.folder, settings=settings, code=code_for(options))
+    watch(session)
+    problem = session.snapshot().problem
+    if problem:
+        complain(problem)
+    return 2 if problem else 0

@@ -1,0 +1,38 @@
+"""`dedloc new`."""
+
+import argparse
+
+from dedloc_kit.cli.options import Commands
+from dedloc_kit.display.console import Console
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("new", help="write the folder of a run to be, from a recipe")
+    parser.description = (
+        "Write a folder with run.toml, a page for the community and the notebooks. Without --recipe and --dataset it "
+        "asks, in a terminal."
+    )
+    parser.add_argument("name", metavar="NAME", help="of the run and of its folder: lower-case letters, digits, dashes")
+    parser.add_argument("--recipe", metavar="NAME", help="what to start from, such as sahajbert")
+    parser.add_argument(
+        "--dataset",
+        action="append",
+        default=[],
+        metavar="DATASET[:SUBSET[:SPLIT]][=WEIGHT]",
+        help="to train on: OWNER/NAME on the Hub, or a folder; again for each further one",
+    )
+    parser.add_argument("--evaluation", metavar="DATASET[:SUBSET[:SPLIT]]", help="held-out data to measure on")
+    parser.add_argument("--language", metavar="CODE", help="ISO 639, such as bn; default: the recipe's")
+    parser.add_argument("--about", metavar="TEXT", help="a sentence or two for volunteers: what is trained, for whom")
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.organizer.new import Plan, new, next_commands
+
+    plan = Plan(options.name, options.recipe, options.dataset, options.evaluation, options.language, options.about)
+    folder = new(plan)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")
+    for command in next_commands(folder):
+        console.print(f"  {command}")

@@ -1,0 +1,22 @@
+"""`dedloc revoke`."""
+
+import argparse
+
+from dedloc_kit.cli.options import Commands, add_folder_of_run, add_person
+from dedloc_kit.display.console import Console
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "revoke", help="withdraw the invitations of a person, or lock an account of the Hub out"
+    )
+    add_person(parser)
+    add_folder_of_run(parser)
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.steering.access import revoke
+
+    revoke(options.folder, options.person)
+    Console(highlight=False, markup=False).print(f"{options.person} is out within a minute, if the run is up")

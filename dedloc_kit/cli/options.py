@@ -1,0 +1,95 @@
+"""Options that several commands have, and kinds of values."""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TypeAlias
+
+from dedloc_kit.run import HUB_REPOSITORY
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+INVITATION = "the coordinator's URL, an invitation file, or the run's repository OWNER/NAME on the Hub"
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN.toml")
+    parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
+
+
+def add_folder_of_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, runs/RUN-ID")
+
+
+def add_person(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("person", metavar="NAME", help="a name of your choice for them, or their account")
+
+
+def add_microbatch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--microbatch", type=positive, default=0, metavar="N", help="samples at once; default: tried out"
+    )
+
+
+def add_task_module(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task-module", metavar="MODULE", help="a module of yours with further tasks")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--threads", type=positive, default=0, metavar="N", help="CPU threads; default: all cores")
+
+
+def add_code(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--code-file",
+        type=Path,
+        metavar="FILE",
+        help="holds your personal code, for a run that is not open to all; default: the variable DEDLOC_CODE, else you "
+        "are asked for it",
+    )
+
+
+def code_for(options: argparse.Namespace) -> str:
+    """The personal code for the run of `options.invitation`, as `--code-file` says; empty if none is needed."""
+    from dedloc_kit.steering.personal_code import personal_code
+
+    return personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
+
+
+def add_peer(parser: argparse.ArgumentParser, folder_help: str) -> None:
+    """What every peer has; `peer_settings` reads it."""
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=folder_help)
+    add_device(parser)
+    parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
+    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
+    parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
+    add_task_module(parser)
+    parser.add_argument("--until-step", type=positive, metavar="N", help="leave after this global step")
+
+
+def peer_settings(options: argparse.Namespace) -> dict[str, object]:
+    """What the options of `add_peer` say, as keys of PeerConfig; the folder is left to the command."""
+    return {
+        "device": options.device,
+        "threads": options.threads,
+        "host": options.host,
+        "port": options.swarm_port,
+        "announce_host": options.announce_host,
+        "task_module": options.task_module,
+        "until_step": options.until_step,
+    }
+
+
+def repository(text: str) -> str:
+    if re.fullmatch(HUB_REPOSITORY, text) is None:
+        raise argparse.ArgumentTypeError("must be OWNER/NAME")
+    return text
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value

@@ -1,0 +1,1 @@
+"""What is drawn of a run, and what other programs are told of it; no HTTP."""

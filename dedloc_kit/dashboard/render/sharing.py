@@ -1,0 +1,31 @@
+"""What the head of the page tells other programs: the feed, and Open Graph (<https://ogp.me>) where it is shared."""
+
+from html import escape
+
+from dedloc_kit.dashboard.render.card import CARD_HEIGHT, CARD_WIDTH
+from dedloc_kit.dashboard.schemas import State
+from dedloc_kit.display.human import count
+
+
+def sharing_tags(state: State, address: str) -> str:
+    """The elements for the head of the page.
+
+    :param address: of the page as the reader reached it: behind a tunnel we know no other
+    """
+    people = count(state.contributor_count, "volunteer")
+    done = f"Global step {state.step:,} of {state.total_steps:,}, by {people} so far."
+    values = {
+        "og:type": "website",
+        "og:site_name": "dedloc",
+        "og:title": state.name,
+        "og:description": f"A model that volunteers train together over the Internet. {done}",
+        "og:url": address,
+        "og:image": f"{address}card.png",
+        "og:image:width": str(CARD_WIDTH),
+        "og:image:height": str(CARD_HEIGHT),
+        "og:image:alt": f"The run {state.name} and its loss",
+        "twitter:card": "summary_large_image",
+    }
+    tags = [f'<meta property="{key}" content="{escape(value)}">' for key, value in values.items()]
+    tags.append(f'<link rel="alternate" type="application/atom+xml" href="{escape(address)}feed.atom">')
+    return "\n  ".join(tags)

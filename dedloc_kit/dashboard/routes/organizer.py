@@ -1,0 +1,187 @@
+"""The organizer's view: how the run is steered and what went wrong, for whoever is logged in."""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Cookie, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from dedloc_kit.dashboard.http.limits import address_of
+from dedloc_kit.dashboard.http.login import COOKIE_SECONDS, Attempts, Keys
+from dedloc_kit.dashboard.schemas import Answer, Message, json_answer
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Announcement, AnnouncementText, PeerId
+from dedloc_kit.steering.alerts import Alert, raised_alerts
+from dedloc_kit.steering.commands import give
+from dedloc_kit.steering.orders import GivenOrder, Kicked, OrderBook
+
+_NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
+_MOST_SHOWN = 100
+
+
+class KeptCheckpoint(Answer):
+    """A state of the run on the coordinator's disk."""
+
+    step: int
+    time: float
+    bytes: int
+    best: bool
+    """It has the lowest held-out loss."""
+
+
+class OrganizerState(Answer):
+    """What only the organizer sees; of everything the newest comes first."""
+
+    paused: bool
+    finishing: bool
+    """The run ends, or has ended, by the organizer's order."""
+    announcement: Announcement | None
+    kicked: list[Kicked]
+    alerts: list[Alert]
+    orders: list[GivenOrder]
+    checkpoints: list[KeptCheckpoint]
+
+
+class OnePeer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    peer: Annotated[PeerId, Field(min_length=1)]
+
+
+class Words(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    text: AnnouncementText
+    """Empty to remove the announcement."""
+
+
+class Denied(Exception):
+    """This request is not the organizer's, or asks for what cannot be done."""
+
+    def __init__(self, status: int, message: str, forget: str = "") -> None:
+        """:param forget: a cookie that is worth nothing any more"""
+        super().__init__(message)
+        self.status, self.message, self.forget = status, message, forget
+
+
+def denial(_request: Request, denied: Exception) -> Response:
+    """The answer to a request that was denied."""
+    assert isinstance(denied, Denied)
+    answer = json_answer({"message": denied.message}, denied.status)
+    if denied.forget:
+        answer.delete_cookie(denied.forget)
+    return answer
+
+
+def routes(folder: Path, fingerprint: str) -> APIRouter:
+    """Raises UserError if the secret in the folder cannot be used.
+
+    :param folder: the coordinator's
+    :param fingerprint: of the run; browsers send a cookie to every port of a machine, which may host several runs
+    """
+    keys, attempts, book = Keys(folder), Attempts(), OrderBook(folder)
+    name = f"organizer-{fingerprint}"
+
+    def organizer_only(request: Request, cookie: Annotated[str, Cookie(alias=name, max_length=200)] = "") -> None:
+        if not keys.knows(cookie):
+            if cookie and attempts.too_many(address_of(request.scope)):
+                raise Denied(429, "too many wrong keys came from this address; try again in a minute")
+            raise Denied(401, f"only the organizer sees this; {_NEW_LINK}", forget=name if cookie else "")
+        origin = request.headers.get("Origin")
+        if request.method != "GET" and origin and origin.partition("://")[2] != request.headers.get("Host"):
+            raise Denied(403, "this order came from the page of another site")
+
+    router = APIRouter()
+    denials: dict[int | str, dict[str, Any]] = {status: {"model": Message} for status in (401, 403, 409, 429)}
+    protected = APIRouter(
+        prefix="/api/organizer", tags=["organizer"], dependencies=[Depends(organizer_only)], responses=denials
+    )
+
+    @router.get("/organizer/login", include_in_schema=False)
+    async def login(request: Request, key: Annotated[str, Query(max_length=200)] = "") -> Response:
+        if not keys.opens(key):
+            if attempts.too_many(address_of(request.scope)):
+                return PlainTextResponse("Too many wrong keys came from this address; try again in a minute.", 429)
+            return PlainTextResponse(f"This link is not right or has expired; {_NEW_LINK}.", 401)
+        answer = RedirectResponse("../organizer", 303, headers={"Cache-Control": "no-store"})
+        answer.set_cookie(
+            name,
+            keys.cookie(),
+            max_age=int(COOKIE_SECONDS),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    def state() -> OrganizerState:
+        try:
+            orders = book.read()
+        except UserError as error:
+            raise Denied(409, str(error)) from None
+        return OrganizerState(
+            paused=orders.paused,
+            finishing=orders.finish,
+            announcement=orders.announcement,
+            kicked=list(reversed(orders.kicked)),
+            alerts=raised_alerts(folder, _MOST_SHOWN),
+            orders=book.given(_MOST_SHOWN),
+            checkpoints=kept_checkpoints(folder / "checkpoints"),
+        )
+
+    def give_order(order: str, what: str = "") -> OrganizerState:
+        try:
+            give(order, folder, what)
+        except UserError as error:
+            raise Denied(409, str(error)) from None
+        return state()
+
+    @protected.get("")
+    def organizer() -> OrganizerState:
+        """How the run is steered, and what went wrong; for whoever is logged in, as everything here."""
+        return state()
+
+    @protected.post("/announce")
+    def announce(body: Words) -> OrganizerState:
+        """Show a message to all volunteers and viewers."""
+        return give_order("announce", body.text)
+
+    @protected.post("/kick")
+    def kick(body: OnePeer) -> OrganizerState:
+        """Send a volunteer away."""
+        return give_order("kick", body.peer)
+
+    @protected.post("/readmit")
+    def readmit(body: OnePeer) -> OrganizerState:
+        """Let one come back."""
+        return give_order("readmit", body.peer)
+
+    @protected.post("/{order}")
+    def order(order: Literal["pause", "resume", "finish", "checkpoint"]) -> OrganizerState:
+        """An order that needs no more words."""
+        return give_order(order)
+
+    router.include_router(protected)
+    return router
+
+
+def kept_checkpoints(folder: Path) -> list[KeptCheckpoint]:
+    """The checkpoints in a folder of them (see training.checkpoint), newest first."""
+    try:
+        best = int(json.loads((folder / "best.json").read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, LookupError, TypeError):
+        best = -1
+    found = []
+    for path in sorted(folder.glob("step-*.safetensors"), reverse=True):
+        named = re.fullmatch(r"step-(\d{1,15})", path.stem)
+        try:
+            status = path.stat()
+        except OSError:  # a newer one has just pushed it out
+            continue
+        if named is not None:
+            step = int(named[1])
+            found.append(KeptCheckpoint(step=step, time=status.st_mtime, bytes=status.st_size, best=step == best))
+    return found
