@@ -9,7 +9,6 @@ from functools import partial
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
-from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
@@ -21,8 +20,9 @@ from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.keeper import Keeper, node_id_of
 from dedloc_kit.swarm.reach import Reach, find_out, seen_host, serve
-from dedloc_kit.swarm.signing import RememberingValidator
+from dedloc_kit.swarm.signing import Signer
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
@@ -94,19 +94,18 @@ def start_node(
     gate: Gate | None = None,
     may_start_alone: bool = False,
 ) -> Node:
-    """Start a DHT node, which forks; records whose subkey names an owner are signed and verified by it.
+    """Start a DHT node, which forks.
 
-    Whom this peer serves and asks the `gate` decides. Raises UserError if the identity or the port is in use, or nobody
-    lets this peer in.
+    The `gate` decides whom this peer serves and asks, and of which run it keeps records: without it of none. Raises
+    UserError if the identity or the port is in use, or nobody lets this peer in.
     """
     try:
         node = Node(
             gate=gate,
             initial_peers=around.living,
             start=True,
-            # The same in every session: who comes back takes its old place in the others' routing tables.
-            node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
-            record_validators=[RememberingValidator(identity.key)],
+            keeper=Keeper(Signer(identity), *(() if gate is None else (gate.run_id, gate.organizer))),
+            node_id=node_id_of(identity.peer_id),
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,
             # Each look would send all that it found to one more node, which verifies it; and what is cached is old.
