@@ -38,10 +38,10 @@ class Signer:
     """Signs this peer's records and opens those of others."""
 
     def __init__(self, identity: Identity) -> None:
-        self.peer = identity.peer_id.to_base58()
         self._key = identity.key
         self.subkey = _subkey(identity.key.get_public_key())
         """The DHT subkey that only this peer can write."""
+        self.peer = author(self.subkey)
 
     def sign(self, record: Record) -> bytes:
         """The record with its author and signature, for channels other than the DHT."""
