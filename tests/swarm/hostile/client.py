@@ -175,3 +175,28 @@ class Hostile:
 def pack(value: object) -> bytes:
     """As hivemind does."""
     return bytes(MSGPackSerializer.dumps(value))
+
+
+def misspelt(owner: bytes) -> dict[str, bytes]:
+    """Subkeys that some parser may take for that of this owner, by what is wrong with them."""
+    key = owner[len(b"[owner:ssh-rsa ") : -1]
+    return {
+        "a newline at the end": b"[owner:ssh-rsa " + key + b"\n]",
+        "a newline before the key": b"[owner:ssh-rsa \n" + key + b"]",
+        "a newline at the beginning": b"[owner:\nssh-rsa " + key + b"]",
+        "a newline in the key": b"[owner:ssh-rsa " + key[:64] + b"\n" + key[64:] + b"]",
+        "a carriage return": b"[owner:ssh-rsa " + key + b"\r]",
+        "a comment": b"[owner:ssh-rsa " + key + b" a comment]",
+        "a comment after a newline": b"[owner:ssh-rsa " + key + b" \n]",
+        "two spaces": b"[owner:ssh-rsa  " + key + b"]",
+        "a tab": b"[owner:ssh-rsa\t" + key + b"]",
+        "a newline after it": owner + b"\n",
+        "something before it": b"x" + owner,
+        "something after it": owner + b"x",
+        "twice": owner + owner,
+        "more padding": b"[owner:ssh-rsa " + key + b"=]",
+        "a null byte": b"[owner:ssh-rsa " + key + b"\0]",
+        "another case": b"[Owner:ssh-rsa " + key + b"]",
+        "no brackets": b"ssh-rsa " + key,
+        "nested": b"[owner:" + owner + b"]",
+    }
