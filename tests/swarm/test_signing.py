@@ -1,7 +1,6 @@
 """One parser of owners and signatures: it and hivemind's agree, or it refuses."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
