@@ -9,7 +9,7 @@ except for the organizer: whoever is there already can renew its record, and is 
 thousand keys. A peer has one record under each key, and of each kind only two keys for it.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
@@ -30,6 +30,8 @@ MOST_RECORDS = 512
 """Under one key. Peers spread over more keys from 200 on, but newcomers know of few others at first."""
 CLOCK_SECONDS = 15.0
 """By so much the author's clock may be ahead of ours: a record may seem to stay longer than its kind may."""
+MOST_NODES = 4096
+"""That this node remembers."""
 REMEMBERED_RECORDS = 1024
 
 
@@ -128,7 +130,7 @@ class Storage:
 
     def __init__(self, organizer: str, most: int = MOST_RECORDS) -> None:
         self._organizer, self._most = organizer, most
-        self._kept: defaultdict[DHTID, dict[bytes, ValueWithExpiration[bytes]]] = defaultdict(dict)
+        self._kept: dict[DHTID, dict[bytes, ValueWithExpiration[bytes]]] = {}
 
     def store(self, key: DHTID, value: bytes, expiration_time: float, subkey: bytes | None = None) -> bool:
         """Of records without a subkey, which nobody can have signed, there are none."""
@@ -143,6 +145,7 @@ class Storage:
         if before is None and len(records) >= self._most and author(subkey) != self._organizer:
             return False
         records[subkey] = ValueWithExpiration(value, expiration_time)
+        self._kept[key] = records
         return True
 
     def get(self, key: DHTID) -> ValueWithExpiration[DictionaryDHTValue] | None:
@@ -157,10 +160,8 @@ class Storage:
         return bool(self._living(key))
 
     def _living(self, key: DHTID) -> dict[bytes, ValueWithExpiration[bytes]]:
-        records, now = self._kept[key], get_dht_time()
-        for subkey in [subkey for subkey, record in records.items() if record.expiration_time <= now]:
-            del records[subkey]
-        return records
+        now = get_dht_time()
+        return {subkey: record for subkey, record in self._kept.get(key, {}).items() if record.expiration_time > now}
 
 
 class DHTProtocol(protocol.DHTProtocol):
@@ -188,7 +189,9 @@ class DHTProtocol(protocol.DHTProtocol):
         }
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        if node_id is None or node_id == node_id_of(peer_id):
+        """Only for nodes that stand where they must, and for no more than MOST_NODES: hivemind forgets none of them."""
+        known = node_id is None or node_id in self.routing_table
+        if known or (node_id == node_id_of(peer_id) and len(self.routing_table.uid_to_peer_id) < MOST_NODES):
             await super().update_routing_table(node_id, peer_id, responded)
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
@@ -216,6 +219,6 @@ def _dictionary(records: dict[bytes, ValueWithExpiration[bytes]]) -> ValueWithEx
     if not records:
         return None
     dictionary = DictionaryDHTValue()
-    dictionary.data.update(records)
+    dictionary.data = records
     dictionary.latest_expiration_time = max(record.expiration_time for record in records.values())
     return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)

@@ -99,12 +99,13 @@ def start_node(
     The `gate` decides whom this peer serves and asks, and of which run it keeps records: without it of none. Raises
     UserError if the identity or the port is in use, or nobody lets this peer in.
     """
+    signer = Signer(identity)
     try:
         node = Node(
             gate=gate,
+            keeper=Keeper(signer) if gate is None else Keeper(signer, gate.run_id, gate.organizer),
             initial_peers=around.living,
             start=True,
-            keeper=Keeper(Signer(identity), *(() if gate is None else (gate.run_id, gate.organizer))),
             node_id=node_id_of(identity.peer_id),
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,

@@ -1,6 +1,7 @@
 """What a node of the directory takes, keeps and hands out; tests/swarm/hostile attacks real ones."""
 
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -229,10 +230,16 @@ def test_what_a_search_finds_elsewhere_is_not_taken_up() -> None:
     assert list(again.value.data) == [b"asha"]
 
 
-def test_a_value_without_an_owner_is_not_kept() -> None:
-    storage = Storage("")
-    assert not storage.store(KEY, b"x", get_dht_time() + 60.0)
+def test_nothing_is_kept_of_a_value_without_an_owner_a_question_or_a_record_that_comes_again() -> None:
+    storage, later = Storage(""), get_dht_time() + 60.0
+    assert not storage.store(KEY, b"x", later)
     assert storage.get(KEY) is None
+    assert storage.store_subkey(KEY, b"asha", b"x", later)
+    size = len(pickle.dumps(storage))
+    for number in range(1000):
+        assert storage.get(DHTID.generate(number)) is None
+        assert not storage.store_subkey(KEY, b"asha", b"x", later)
+    assert len(pickle.dumps(storage)) == size
 
 
 def test_of_an_answer_what_is_valid_is_believed_and_nothing_that_it_says_of_itself(

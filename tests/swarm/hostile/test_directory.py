@@ -112,26 +112,20 @@ def test_no_spelling_of_a_peer_forges_its_progress_or_the_organizers_word(swarm:
     organizer, victim = organizer_of(swarm).subkey, victim_of(swarm)
     wait_until(lambda: owners(guest, PROGRESS_KEY) == {organizer, victim}, "the two of the run are not there")
     over = Instructions(paused=True, last_step=1, announcement="the run is over")
+    kicked = Notice(run_id=RUN.run_id, time=time.time() + 60.0, refused=(swarm.peers[1].joined.peer,))
     lies: list[tuple[str, bytes, Progress | Notice]] = [
         (PROGRESS_KEY, victim, said(step=900)),
         (PROGRESS_KEY, organizer, said(instructions=over, follower=True)),
-        (
-            NOTICE_KEY,
-            organizer,
-            Notice(run_id=RUN.run_id, time=time.time() + 60.0, refused=(swarm.peers[1].joined.peer,)),
-        ),
+        (NOTICE_KEY, organizer, kicked),
     ]
     for key, owner, lie in lies:
         for name, subkey in {"as it is": owner, "its own": guest.signer.subkey, **misspelt(owner)}.items():
             raw = Raw.under(key, subkey, lie.model_dump(), 60.0)
-            forged = [
-                raw,
-                guest.signed(raw),
-                replace(raw, cached=True),
-                replace(raw, subkey=pack(subkey.decode("latin1"))),
-            ]
-            allowed = name == "its own" and key == PROGRESS_KEY  # what it says of itself is another question
-            assert not taken(guest, *(forged[:1] if allowed else forged)), f"{name} under {key}"
+            text = replace(raw, subkey=pack(subkey.decode("latin1")))
+            forged = [raw, replace(raw, cached=True), text, guest.signed(text)]
+            if name != "its own" or key == NOTICE_KEY:  # what it says of itself is another question
+                forged.append(guest.signed(raw))
+            assert not taken(guest, *forged), f"{name} under {key}"
     assert owners(guest, PROGRESS_KEY) == {organizer, victim}
     assert owners(guest, NOTICE_KEY) == {organizer}
     it_goes_on(swarm)
@@ -175,7 +169,7 @@ def test_large_records_that_would_stay_for_years_are_not_kept(swarm: Swarm, gues
     it_goes_on(swarm)
 
 
-def test_a_record_that_comes_again_and_again_takes_no_memory(swarm: Swarm, guest: Hostile) -> None:
+def test_a_record_that_comes_again_and_again_is_kept_once(swarm: Swarm, guest: Hostile) -> None:
     mine = guest.signed(Raw.under(PROGRESS_KEY, guest.signer.subkey, None, 60.0))
     assert taken(guest, mine)
     for _ in range(50):
