@@ -162,6 +162,17 @@ class Hostile:
                 return {subkey: item.value for subkey, item in dictionary.items()}
         return {None: result.value} if result.type == dht_pb2.FOUND_REGULAR else {}
 
+    async def claim(self, *places: DHTID, to: str | None = None) -> None:
+        """Say to be a node of the directory at these places."""
+        for place in places:
+            await self._directory(to).rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=place.to_bytes())))
+
+    async def nearest(self, key: str, to: str | None = None) -> list[str]:
+        """The peers, as often as a node knows of them, that stand next to a key."""
+        request = dht_pb2.FindRequest(keys=[DHTID.generate(key).to_bytes()])
+        (result,) = (await self._directory(to).rpc_find(request)).results
+        return [PeerID(peer).to_base58() for peer in result.nearest_peer_ids]
+
     async def become_node(self) -> tuple[str, ...]:
         """Be a node of the directory, for whoever is reached; hivemind's own, which checks nothing. Its addresses."""
         here = node_id_of(self.p2p.peer_id)

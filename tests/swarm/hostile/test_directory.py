@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hivemind.dht.routing import DHTID
 
 from dedloc_kit.events import Failed, Left
 from dedloc_kit.records import INVITATION_FILE, Instructions, Notice, Progress, Token
@@ -19,6 +20,7 @@ from dedloc_kit.steering.access import invite
 from dedloc_kit.steering.codes import IDENTITY_FILE
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.keeper import node_id_of
 from dedloc_kit.swarm.kinds import CONTRIBUTIONS, NOTICE, PROGRESS
 from dedloc_kit.swarm.node import addresses_of, open_node
 from dedloc_kit.swarm.signing import Signer
@@ -189,6 +191,15 @@ def memory_of(peer: Peer) -> int:
 
 
 # A node that we do not control
+
+
+def test_a_peer_has_one_place_in_the_directory_and_does_not_choose_it(swarm: Swarm, guest: Hostile) -> None:
+    key = DHTID.generate(PROGRESS_KEY)
+    guest.do(guest.claim(*(DHTID(key ^ number) for number in range(1, 50))), 60.0)
+    guest.do(guest.claim(node_id_of(guest.p2p.peer_id)))
+    wait_until(lambda: guest.peer in guest.do(guest.nearest(PROGRESS_KEY)), "its right place is not known")
+    assert guest.do(guest.nearest(PROGRESS_KEY)).count(guest.peer) == 1
+    it_goes_on(swarm)
 
 
 def test_a_node_that_hands_out_garbage_hides_nothing(tmp_path: Path) -> None:
