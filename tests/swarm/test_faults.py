@@ -113,9 +113,11 @@ def test_nonsense_in_the_directory_is_counted_reported_and_ignored(tmp_path: Pat
                     value=lie,
                     expiration_time=get_dht_time() + 60,
                 )
-            for peer in (coordinator, volunteer):
-                for reason in ("from the future", "of another run", "samples", "claims", "missing"):
-                    peer.wait_for(Warned, lambda e, reason=reason: "ignored" in e.text and reason in e.text)  # type: ignore[misc]
+            # What no node keeps, only those know of that were asked to keep it.
+            refused, unbelieved = ("of another run", "samples: ", "missing", "Progress"), ("from the future", "claims")
+            for peer, reasons in ((coordinator, refused + unbelieved), (volunteer, unbelieved)):
+                for reason in reasons:
+                    peer.wait_for(Warned, lambda e, reason=reason: "ignored" in e.text and reason in e.text, 60.0)  # type: ignore[misc]
             coordinator.wait_for_step(coordinator.steps[-1].step.step + 2 if coordinator.steps else 2)
         finally:
             for node in nodes:
