@@ -209,7 +209,7 @@ class Progress(Record):
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
-    reached: Annotated[bytes, Field(max_length=1536)] = b""
+    reached: Annotated[bytes, Field(max_length=1024)] = b""
     """The organizer's signed word that it did, where nobody else is dialled: a `Reached`."""
     listed: bool = False
     """Whether they may stand in the public invitation, if the organizer wants that too."""

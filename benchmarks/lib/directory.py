@@ -14,19 +14,21 @@ from typing import Any
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
-from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
-from hivemind.utils import get_dht_time
+from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.access import Gate
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.keeper import Keeper
+from dedloc_kit.swarm.kinds import CONTRIBUTIONS, PROGRESS, Kind
 from dedloc_kit.swarm.node import addresses_of, open_node
-from dedloc_kit.swarm.signing import author
+from dedloc_kit.swarm.signing import Signer
 
 NODES = 4
 ON_ONE_KEY = 200
@@ -34,8 +36,6 @@ ON_ONE_KEY = 200
 AT_ONCE = 2
 """Stores that one node has under way."""
 RUN = "scale-0123456789abcdef"
-SECONDS = 3600.0
-"""How long a record lives: longer than this takes."""
 
 
 @dataclass(frozen=True)
@@ -56,37 +56,28 @@ class Stand:
     """What every store and every look has to move."""
 
 
-class ManyPeers(RSASignatureValidator):  # type: ignore[misc]
+class ManyPeers(Keeper):
     """Signs with the key that a record's subkey names, as if each peer had a node of its own."""
 
-    def __init__(self, keys: dict[bytes, RSAPrivateKey]) -> None:
-        super().__init__(next(iter(keys.values())))
-        self._signers = {subkey: RSASignatureValidator(key) for subkey, key in keys.items()}
+    def __init__(self, signers: Sequence[Signer]) -> None:
+        super().__init__(signers[0], RUN)
+        self._signers = {MSGPackSerializer.dumps(signer.subkey): signer for signer in signers}
 
     def sign_value(self, record: DHTRecord) -> bytes:
-        owner = next(subkey for subkey in self._signers if subkey in record.subkey) if record.subkey else b""
-        return bytes(self._signers[owner].sign_value(record)) if owner else record.value
+        return self._signers[record.subkey].signed(record)
 
 
-@dataclass(frozen=True)
-class Publisher:
-    subkey: bytes
-    peer: str
-    key: RSAPrivateKey
-
-
-publishers: list[Publisher] = []
+publishers: list[Signer] = []
 
 
 def measure(peers: int, steps: int) -> list[Stand]:
     """Publish and collect for some global steps: with all records under one key, if not too many, and spread."""
     publishers.clear()  # before the nodes are forked: what they are told goes through a narrow pipe
     for _ in range(peers):
-        key = RSAPrivateKey()
-        publishers.append(Publisher(_subkey(key), author(_subkey(key)), key))
+        publishers.append(_signer(RSAPrivateKey()))
     return [
         _stand(kind, count, known, steps)
-        for kind in ("progress", "contributions")
+        for kind in (PROGRESS, CONTRIBUTIONS)
         for count, known in ((min(peers, ON_ONE_KEY), 0), (peers, peers))  # who knows of no others uses one key
     ]
 
@@ -100,22 +91,22 @@ def _open_nodes() -> Iterator[list[Node]]:
         for number in range(NODES):
             config = PeerConfig(folder=folder / str(number), host="127.0.0.1", client_mode=False)
             known = [address for node in nodes for address in addresses_of(node)]
-            nodes.append(open_node(config, Identity(config.folder / "identity.key"), known))
+            identity = Identity(config.folder / "identity.key")
+            gate = Gate(RUN, "", Signer(identity), restricted=False)
+            nodes.append(open_node(config, identity, known, gate=gate))
             stack.callback(nodes[-1].shutdown)
         for number, node in enumerate(nodes):
             node.run_coroutine(partial(_become, number))
         yield nodes
 
 
-def _stand(kind: str, count: int, known: int, steps: int) -> Stand:
+def _stand(kind: Kind[Any], count: int, known: int, steps: int) -> Stand:
     with _open_nodes() as nodes:
         return _measured(nodes, kind, publishers[:count], known, steps)
 
 
-def _measured(nodes: Sequence[Node], kind: str, everyone: Sequence[Publisher], known: int, steps: int) -> Stand:
-    name = f"{RUN}_{kind}_{known}"
-    collector = Directory(nodes[-1], name, SECONDS)
-    check = (Progress if kind == "progress" else Contribution).parse
+def _measured(nodes: Sequence[Node], kind: Kind[Any], everyone: Sequence[Signer], known: int, steps: int) -> Stand:
+    collector = Directory(nodes[-1], kind, RUN, reject=print)
     keys = [collector.key(publisher.peer, known) for publisher in everyone]
     store_seconds, collect_seconds, lost, size = [], [], 0, 0
     for step in range(1, steps + 1):
@@ -129,13 +120,13 @@ def _measured(nodes: Sequence[Node], kind: str, everyone: Sequence[Publisher], k
         store_seconds.append(time.monotonic() - began)
         began = time.monotonic()
         found = collector.look(peers=max(known, 2), timeout=60.0)
-        got = {author(subkey) for subkey, entry in found.items() if check(entry.value).step == step}
+        got = {peer for peer, record in found.items() if record is not None and record.step == step}
         collect_seconds.append(time.monotonic() - began)
         lost += len({publisher.peer for publisher in everyone} - got)
         size = max(nodes[0].run_coroutine(partial(_size_of, key)) for key in set(keys))
     middle = steps // 2
     return Stand(
-        kind=kind,
+        kind=kind.name,
         keys=len(set(keys)),
         peers=len(everyone),
         steps=steps,
@@ -146,11 +137,14 @@ def _measured(nodes: Sequence[Node], kind: str, everyone: Sequence[Publisher], k
     )
 
 
-def _subkey(key: RSAPrivateKey) -> bytes:
-    return bytes(RSASignatureValidator(key).local_public_key)
+def _signer(key: RSAPrivateKey) -> Signer:
+    """Without a file: making a thousand of them as a peer does takes long."""
+    identity = Identity.__new__(Identity)
+    identity.key = key
+    return Signer(identity)
 
 
-def _contribution(publisher: Publisher, step: int) -> dict[str, Any]:
+def _contribution(publisher: Signer, step: int) -> dict[str, Any]:
     return Contribution(
         run_id=RUN,
         step=step,
@@ -163,7 +157,7 @@ def _contribution(publisher: Publisher, step: int) -> dict[str, Any]:
     ).model_dump()
 
 
-def _progress(publisher: Publisher, step: int) -> dict[str, Any]:
+def _progress(publisher: Signer, step: int) -> dict[str, Any]:
     return Progress(
         run_id=RUN,
         step=step,
@@ -187,16 +181,16 @@ def _progress(publisher: Publisher, step: int) -> dict[str, Any]:
 
 
 async def _become(number: int, _dht: DHT, node: DHTNode) -> None:
-    node.protocol.record_validator = ManyPeers({p.subkey: p.key for p in publishers[number::NODES]})
+    node.protocol.record_validator = ManyPeers(publishers[number::NODES])
 
 
-async def _store(number: int, keys: list[str], kind: str, step: int, _dht: DHT, node: DHTNode) -> None:
+async def _store(number: int, keys: list[str], kind: Kind[Any], step: int, _dht: DHT, node: DHTNode) -> None:
     turn = asyncio.Semaphore(AT_ONCE)
 
-    async def store(key: str, publisher: Publisher) -> None:
-        value = (_progress if kind == "progress" else _contribution)(publisher, step)
+    async def store(key: str, publisher: Signer) -> None:
+        value = (_progress if kind == PROGRESS else _contribution)(publisher, step)
         async with turn:
-            await node.store(key, value, get_dht_time() + SECONDS, subkey=publisher.subkey)
+            await node.store(key, value, get_dht_time() + kind.seconds, subkey=publisher.subkey)
 
     await asyncio.gather(*map(store, keys, publishers[number::NODES]))
 

@@ -6,9 +6,9 @@ from hivemind import DHT
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.directory import MANY, Directory
-from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.kinds import CONTRIBUTIONS
+from dedloc_kit.swarm.signing import Signer
 
-TIME_TO_LIVE = 3600.0
 DHT_TIMEOUT = 20.0
 
 
@@ -19,22 +19,14 @@ def publish(dht: DHT, signer: Signer, contribution: Contribution, *, peers: int 
 
     :param peers: how many others there are
     """
-    _directory(dht, contribution.run_id).store(signer, contribution.model_dump(), peers=peers)
+    _directory(dht, contribution.run_id, lambda _: None).store(signer, contribution, peers=peers)
 
 
 def collect(dht: DHT, run_id: str, reject: Callable[[str], None]) -> dict[str, Contribution]:
     """The latest contribution of every peer, by peer id; invalid ones are reported and left out."""
-    contributions = {}
-    for subkey, entry in _directory(dht, run_id).look(peers=MANY, timeout=DHT_TIMEOUT).items():
-        try:
-            contribution = Contribution.parse(entry.value)
-            if contribution.run_id != run_id:
-                raise ValueError("Contribution: of another run")
-            contributions[author(subkey)] = contribution
-        except (ValueError, TypeError) as error:
-            reject(f"a contribution was ignored: {error}")
-    return contributions
+    found = _directory(dht, run_id, reject).look(peers=MANY, timeout=DHT_TIMEOUT)
+    return {peer: contribution for peer, contribution in found.items() if contribution is not None}
 
 
-def _directory(dht: DHT, run_id: str) -> Directory:
-    return Directory(dht, f"{run_id}_contributions", TIME_TO_LIVE)
+def _directory(dht: DHT, run_id: str, reject: Callable[[str], None]) -> Directory[Contribution]:
+    return Directory(dht, CONTRIBUTIONS, run_id, reject=lambda why: reject(f"a contribution was ignored: {why}"))

@@ -1,19 +1,22 @@
-"""The process of a peer's DHT node: hivemind's, behind our gate."""
+"""The process of a peer's DHT node: hivemind's, behind our gate, and it keeps only what its keeper lets it."""
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
+from hivemind.dht import node as hivemind_node
 from hivemind.p2p import P2P
 from hivemind.utils.asyncio import switch_to_uvloop
 
 from dedloc_kit.machine.dials import Dials
 from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.bounds import BoundedP2P
+from dedloc_kit.swarm.keeper import DHTProtocol, Keeper
 from dedloc_kit.swarm.reach import Reach
 
 P = ParamSpec("P")
@@ -49,8 +52,11 @@ class Node(DHT):
     reach: Reach
     """How this peer takes part, and why; to be told to the person at the machine."""
 
-    def __init__(self, *, gate: Gate | None, dials: Dials, network: dict[str, Any], **options: Any) -> None:
+    def __init__(
+        self, *, gate: Gate | None, keeper: Keeper, dials: Dials, network: dict[str, Any], **options: Any
+    ) -> None:
         """:param network: what the `P2P` is made with; `options` are those of hivemind's `DHT` and `DHTNode`"""
+        self._keeper = keeper
         self.gate = gate
         """Each process of this peer has its own copy: see `Membership`."""
         self.dials = dials
@@ -67,6 +73,7 @@ class Node(DHT):
 
     async def _serve(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        hivemind_node.DHTProtocol = DHTProtocol  # it takes no other; this process has no other node
         calls = asyncio.Semaphore(0)
         asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), calls.release)
         try:
@@ -74,7 +81,7 @@ class Node(DHT):
             self._node = await DHTNode.create(
                 initial_peers=self.initial_peers,
                 num_workers=self.num_workers,
-                record_validator=self._record_validator,
+                record_validator=self._keeper,
                 p2p=p2p,
                 **self.kwargs,
             )
@@ -103,9 +110,18 @@ class Node(DHT):
             self._averagers = await self._p2p("averager").replicate(self._node.p2p.daemon_listen_maddr)
         return self._averagers
 
+    def refused(self, timeout: float) -> Counter[str]:
+        """How many records this node has refused since the last call, by reason."""
+        found: Counter[str] = self.run_coroutine(_refused, return_future=True).result(timeout)
+        return found
+
     def _p2p(self, service: str) -> type[P2P]:
         return BoundedP2P if self.gate is None else GatedP2P.behind(self.gate, service)
 
     _get = kept_alive(DHT._get)
     _store = kept_alive(DHT._store)
     _run_coroutine = kept_alive(DHT._run_coroutine)
+
+
+async def _refused(node: Node, _: DHTNode) -> Counter[str]:
+    return node._keeper.refused()

@@ -5,73 +5,101 @@ most of what the lines carry (design: the cost of stores grows with the square).
 to a key of its own share of them, named by its peer id.
 """
 
-import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic
 
 from hivemind import DHT
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.swarm.kinds import Kind, R, share_of
 from dedloc_kit.swarm.node import REPLICAS
-from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.signing import Signer, author
 
 MANY = 200
 """Peers from which on they spread."""
-SHARES = 16
 FULL_LOOK = 60
 """Every so many looks all keys are asked for, however few peers are known: the many may be there already. Each time
 costs a request to each of the nearest nodes for each key, so it is rare."""
 
 
-def answered_by_one(expires: float) -> dict[str, Any]:
-    """For `DHT.get`: ask one node after the other, until one holds a record that stays at least until then."""
-    return {"sufficient_expiration_time": expires, "num_workers": 1}
+class Directory(Generic[R]):
+    """The records of one kind.
 
-
-class Directory:
-    """The records of one kind. Nothing in them is checked, but that each is under the key of who signed it.
-
-    :param name: of the kind, with the run
-    :param seconds: how long a record stays if it is not stored again
+    :param reject: told why a record is ignored, once for each
+    :param check: raises ValueError for a record that is valid and not to be believed
+    :param seconds: how long a record stays if it is not stored again; as long as its kind may if none
     """
 
-    def __init__(self, dht: DHT, name: str, seconds: float) -> None:
-        self._dht, self._name, self._seconds = dht, name, seconds
-        self._shares = [f"{name}.{share:x}" for share in range(SHARES)]
+    def __init__(
+        self,
+        dht: DHT,
+        kind: Kind[R],
+        run_id: str,
+        *,
+        reject: Callable[[str], None],
+        check: Callable[[R], None] = lambda _: None,
+        seconds: float | None = None,
+    ) -> None:
+        self._dht, self._run_id, self._reject = dht, run_id, reject
+        self._kind: Kind[R] = kind
+        self._check: Callable[[R], None] = check
+        self._seconds = kind.seconds if seconds is None else seconds
+        self._shares = kind.shares(run_id)
         self._looks = 0
+        self._ignored: set[tuple[bytes, float]] = set()  # records that the last look ignored
 
     def key(self, peer: str, peers: int) -> str:
         """Where the record of a peer belongs when there are so many others."""
-        return self._shares[hashlib.sha256(peer.encode()).digest()[0] % SHARES] if peers >= MANY else self._name
+        return self._shares[share_of(peer)] if self._shares and peers >= MANY else self._kind.key(self._run_id)
 
-    def store(self, signer: Signer, value: object, *, peers: int) -> Any:
+    def store(self, signer: Signer, record: R | None, *, peers: int) -> Any:
         """Put this peer's record there, instead of its last one; a future.
 
+        :param record: none if this peer leaves
         :param peers: how many others there are
         """
         return self._dht.store(
             self.key(signer.peer, peers),
             subkey=signer.subkey,
-            value=value,
+            value=None if record is None else record.model_dump(),
             expiration_time=get_dht_time() + self._seconds,
             beam_size=REPLICAS,  # nodes that are asked who is nearest: each answers with all that lies under the key
             return_future=True,
         )
 
-    def look(self, *, peers: int, timeout: float, age: float | None = None) -> dict[bytes, Any]:
-        """Everyone's newest record with its time of expiration, by subkey.
+    def look(self, *, peers: int, timeout: float, age: float | None = None) -> dict[str, R | None]:
+        """Everyone's newest record by peer id; none of those who have left.
 
         :param peers: how many others there are, as far as known; some are missed when there are many more
         :param timeout: seconds for each key
         :param age: one node, maybe this one, is enough, if somebody has stored a record there in the last so many
             seconds: it is probably one of those at which everybody stores. None: several are asked
         """
+        records: dict[str, R | None] = {}
+        ignored = set()
+        for subkey, entry in self._newest(peers, timeout, age).items():
+            try:
+                record = self._kind.read(self._run_id, entry.value)
+                if record is not None:
+                    self._check(record)
+                records[author(subkey)] = record
+            except (ValueError, TypeError) as error:
+                ignored.add((subkey, entry.expiration_time))
+                if (subkey, entry.expiration_time) not in self._ignored:
+                    self._reject(str(error))
+        self._ignored = ignored
+        return records
+
+    def _newest(self, peers: int, timeout: float, age: float | None) -> dict[bytes, Any]:
+        """Plain values with their time of expiration, by subkey."""
         # From half as many on, so that nobody is missed while they do not all know of as many. Who sees nobody is new
         # or was away.
-        all_keys = peers == 0 or 2 * peers >= MANY or self._looks % FULL_LOOK == 0
+        all_keys: bool = peers == 0 or 2 * peers >= MANY or self._looks % FULL_LOOK == 0
         self._looks += 1
-        keys = [self._name, *(self._shares if all_keys else ())]
-        enough = {"latest": True} if age is None else answered_by_one(get_dht_time() + self._seconds - age)
+        keys = [self._kind.key(self._run_id), *(self._shares if all_keys else ())]
+        # One node after the other, until one holds a record that stays at least until then.
+        one = {"sufficient_expiration_time": get_dht_time() + self._seconds - (age or 0.0), "num_workers": 1}
+        enough: dict[str, Any] = {"latest": True} if age is None else one
         futures = [self._dht.get(key, return_future=True, **enough) for key in keys]
         newest: dict[bytes, Any] = {}
         for future in futures:

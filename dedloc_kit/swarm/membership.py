@@ -20,9 +20,10 @@ from dedloc_kit.swarm.access import NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.dht import Node
-from dedloc_kit.swarm.directory import answered_by_one
+from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.kinds import NOTICE
+from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import Tracker
 
 FOLLOW_SECONDS = 5.0
@@ -31,8 +32,6 @@ REPEAT_SECONDS = 15.0
 """The organizer says again what it has said, so that all know that it is there."""
 SILENCE_SECONDS = 35.0
 """Who hears no notice for so long asks the organizer itself: it may have been sent away."""
-LASTING_SECONDS = 7 * 86400.0
-"""The last notice stays in the directory for so long, should the organizer disappear."""
 DHT_SECONDS = 10.0
 
 
@@ -61,7 +60,7 @@ class Membership(threading.Thread):
         self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
         self._tracker, self._averager, self._office = tracker, averager, office
         self._give_up, self._warn = give_up, warn
-        self._key = f"{self._gate.run_id}_notice"
+        self._notices = Directory(node, NOTICE, self._gate.run_id, reject=tracker.reject)
         self._heard = self._asked = time.monotonic()
         self._warned = ""
         self._stopped = threading.Event()
@@ -96,13 +95,7 @@ class Membership(threading.Thread):
             return
         notice = Notice.parse({"run_id": self._gate.run_id, "time": now, "refused": refused})
         self._take(notice.model_copy(update={"refused": everyone}))  # this peer itself can know any number
-        self._node.store(
-            self._key,
-            subkey=self._signer.subkey,
-            value=notice.model_dump(),
-            expiration_time=now + LASTING_SECONDS,
-            return_future=True,
-        ).result(DHT_SECONDS)
+        self._notices.store(self._signer, notice, peers=0).result(DHT_SECONDS)
 
     # As everybody else
 
@@ -121,19 +114,8 @@ class Membership(threading.Thread):
 
     def _newest(self) -> Notice | None:
         # Whoever has heard of the organizer lately has heard its newest notice.
-        lately = answered_by_one(get_dht_time() + LASTING_SECONDS - REPEAT_SECONDS - FOLLOW_SECONDS)
-        found = self._node.get(self._key, return_future=True, **lately).result(DHT_SECONDS)
-        entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        for subkey, entry in entries.items():
-            try:
-                if author(subkey) != self._gate.organizer:
-                    continue
-                notice = Notice.parse(entry.value)
-            except (ValueError, TypeError):
-                continue  # anyone may leave nonsense under a name of their own
-            if notice.run_id == self._gate.run_id:
-                return notice
-        return None
+        lately = REPEAT_SECONDS + FOLLOW_SECONDS
+        return self._notices.look(peers=0, timeout=DHT_SECONDS, age=lately).get(self._gate.organizer)
 
     def _half_used(self) -> bool:
         token = self._gate.read(self._gate.token)

@@ -12,7 +12,6 @@ from typing import Any
 
 from hivemind import DHT
 from hivemind.dht import DHTNode
-from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
@@ -26,8 +25,9 @@ from dedloc_kit.swarm.access import Gate, GatedP2P
 from dedloc_kit.swarm.bounds import BoundedP2P
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.keeper import Keeper, node_id_of
 from dedloc_kit.swarm.reach import CLOSED, Reach, find_out, seen_host, serve, unvouched
-from dedloc_kit.swarm.signing import RememberingValidator
+from dedloc_kit.swarm.signing import Signer
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
@@ -107,20 +107,20 @@ def start_node(
     gate: Gate | None = None,
     may_start_alone: bool = False,
 ) -> Node:
-    """Start a DHT node, which forks; records whose subkey names an owner are signed and verified by it.
+    """Start a DHT node, which forks.
 
-    Whom this peer serves and asks the `gate` decides. Raises UserError if the identity or the port is in use, or nobody
-    lets this peer in.
+    The `gate` decides whom this peer serves and asks, and of which run it keeps records: without it of none. Raises
+    UserError if the identity or the port is in use, or nobody lets this peer in.
     """
+    signer = Signer(identity)
     try:
         node = Node(
             gate=gate,
+            keeper=Keeper(signer) if gate is None else Keeper(signer, gate.run_id, gate.organizer),
             dials=around.dials,
             initial_peers=around.living,
             start=True,
-            # The same in every session: who comes back takes its old place in the others' routing tables.
-            node_id=DHTID.generate(source=identity.peer_id.to_bytes()),
-            record_validators=[RememberingValidator(identity.key)],
+            node_id=node_id_of(identity.peer_id),
             num_replicas=REPLICAS,
             bucket_size=ASKED_NODES,
             # Each look would send all that it found to one more node, which verifies it; and what is cached is old.

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Notice, Progress
@@ -21,8 +20,9 @@ from dedloc_kit.swarm.connections import Connections
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
+from dedloc_kit.swarm.kinds import PROGRESS
 from dedloc_kit.swarm.node import avoid
-from dedloc_kit.swarm.signing import Signer, author
+from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.troubles import Troubles
 
 HEARTBEAT = 4.0
@@ -53,7 +53,7 @@ class Tracker(threading.Thread):
 
     def __init__(
         self,
-        dht: DHT,
+        dht: Node,
         signer: Signer,
         run_id: str,
         global_batch: int,
@@ -63,10 +63,12 @@ class Tracker(threading.Thread):
     ) -> None:
         super().__init__(name="tracker", daemon=True)
         self._dht, self._signer, self._warn = dht, signer, warn
-        self._run_id, self._global_batch = run_id, global_batch
+        self._global_batch = global_batch
         self.reject = troubles.reject
         self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
-        self._directory = Directory(dht, f"{run_id}_progress", TIME_TO_LIVE)
+        self._directory = Directory(
+            dht, PROGRESS, run_id, reject=troubles.reject, check=self._check, seconds=TIME_TO_LIVE
+        )
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -76,7 +78,6 @@ class Tracker(threading.Thread):
         self._period = 0.0
         self._others: dict[str, Progress] = {}
         self._left: frozenset[str] = frozenset()
-        self._ignored: set[tuple[bytes, float]] = set()  # records that the last look ignored
         self._suspects: dict[str, float] = {}
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
@@ -194,7 +195,10 @@ class Tracker(threading.Thread):
         with self._looking:
             wide = self._looks % WIDE_LOOK == 0
             others, left = self._seen(None if wide else FRESH_SECONDS)
-            if not wide and self._misses_anyone(others, left):
+            if wide:
+                for reason, count in self._dht.refused(DHT_TIMEOUT).items():
+                    self.reject(reason, count)
+            elif self._misses_anyone(others, left):
                 others, left = self._seen(None)
             self._looks += 1
         with self._lock:
@@ -206,24 +210,10 @@ class Tracker(threading.Thread):
 
         :param age: as for `Directory.look`
         """
-        entries = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age)
-        others, left, ignored = {}, set(), set()
-        for subkey, entry in entries.items():
-            try:
-                peer = author(subkey)
-                if entry.value is None:
-                    left.add(peer)
-                    continue
-                progress = self._checked(entry.value)
-            except (ValueError, TypeError) as error:
-                ignored.add((subkey, entry.expiration_time))
-                if (subkey, entry.expiration_time) not in self._ignored:
-                    self.reject(str(error))
-                continue
-            if peer != self._signer.peer:
-                others[peer] = progress
-        self._ignored = ignored
-        return others, frozenset(left)
+        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age)
+        there = {peer: progress for peer, progress in found.items() if progress is not None}
+        there.pop(self._signer.peer, None)
+        return there, frozenset(peer for peer, progress in found.items() if progress is None)
 
     def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
         """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
@@ -240,15 +230,11 @@ class Tracker(threading.Thread):
                 since = 0.0
             self._lonely = 0.0 if anyone or since > TIME_TO_LIVE else self._lonely + since
 
-    def _checked(self, value: object) -> Progress:
-        progress = Progress.parse(value)
-        if progress.run_id != self._run_id:
-            raise ValueError("Progress: of another run")
+    def _check(self, progress: Progress) -> None:
         if progress.time > get_dht_time() + TIME_TO_LIVE:
             raise ValueError("Progress: from the future")
         if progress.samples > MOST_BATCHES * self._global_batch:
             raise ValueError(f"Progress: claims {progress.samples} samples for a batch of {self._global_batch}")
-        return progress
 
     def run(self) -> None:
         published = look_due = 0.0
@@ -291,10 +277,10 @@ class Tracker(threading.Thread):
         self.connections.keep(alive)
 
     def _publish(self, mine: Progress) -> Any:
-        return self._store(mine.model_copy(update={"time": get_dht_time()}).model_dump())
+        return self._store(mine.model_copy(update={"time": get_dht_time()}))
 
-    def _store(self, value: object) -> Any:
-        return self._directory.store(self._signer, value, peers=len(self._others))
+    def _store(self, mine: Progress | None) -> Any:
+        return self._directory.store(self._signer, mine, peers=len(self._others))
 
 
 def _alive(progress: Progress) -> bool:

@@ -36,15 +36,15 @@ class Troubles:
             self._failed = [*self._failed, FailedRound(step, reason)][-MOST_UNTAKEN:]
         self._warn(f"a round failed and is tried again: {reason}")
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: str, times: int = 1) -> None:
         """Something from the network was ignored."""
         with self._lock:
             if reason not in self._rejected and len(self._rejected) >= MOST_REASONS:
                 reason = OTHER_REASONS
-            self._rejected[reason] += 1
-            self._untaken[reason] += 1
-            count = self._rejected[reason]
-        if count & (count - 1) == 0:  # the first, second, fourth, eighth ... time
+            before = self._rejected[reason]
+            self._rejected[reason] = count = before + times
+            self._untaken[reason] += times
+        if count.bit_length() > before.bit_length():  # the first, second, fourth, eighth ... time
             self._warn(f"a record was ignored ({count} times so far): {reason}")
 
     def take(self) -> tuple[list[FailedRound], Counter[str]]:

@@ -14,6 +14,9 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.records import Invitation, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.access import Gate
+from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 
 DEADLINE = 120.0
@@ -166,8 +169,16 @@ def difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
+RUN_ID = "tiny-0123456789abcdef"
+
+
+def gate_of(identity: Identity, run_id: str = RUN_ID, organizer: str = "") -> Gate:
+    """Of an open run."""
+    return Gate(run_id, organizer, Signer(identity), restricted=False)
+
+
 def progress(**values: Any) -> Progress:
     """What some peer says of itself, with these values."""
-    defaults = {"run_id": "tiny-0123456789abcdef", "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
+    defaults = {"run_id": RUN_ID, "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
     defaults |= {"boundary_seconds": 0.1, "sketch": (1.0,), "follower": False, "client_mode": False, "addresses": ()}
     return Progress(**{**defaults, "device": "CPU", "name": "x", "time": time.time(), **values})

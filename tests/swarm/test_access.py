@@ -195,7 +195,7 @@ async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
             keys=[key], subkeys=[DHTProtocol.IS_REGULAR_VALUE], values=[b"\xa1x"], in_cache=[False]
         )
         request.expiration_time.append(time.time() + 60)
-        return any((await directory.rpc_store(request)).store_ok)
+        return len((await directory.rpc_store(request)).store_ok) == 1  # whether it is taken is another question
 
     async def join_a_group() -> bool:
         stream = await averager.rpc_join_group(averaging_pb2.JoinRequest(schema_hash=b"x"))

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from hivemind import DHT
 from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
-from hivemind.utils import get_dht_time
+from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.crypto import RSAPublicKey
 
 from dedloc_kit.errors import UserError
@@ -24,13 +25,15 @@ from dedloc_kit.swarm.contributions import collect, publish
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.keeper import Keeper
+from dedloc_kit.swarm.kinds import CONTRIBUTIONS, PROGRESS
 from dedloc_kit.swarm.node import addresses_of, avoid, dial, open_node
-from dedloc_kit.swarm.signing import RememberingValidator, Signer, author
+from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.troubles import Troubles
-from tests.swarm.harness import progress, wait_until
+from tests.swarm.harness import RUN_ID as RUN
+from tests.swarm.harness import gate_of, progress, wait_until
 
-RUN = "tiny-0123456789abcdef"
 Start = Callable[..., tuple[Node, Signer]]
 
 
@@ -41,7 +44,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_node(peers: tuple[str, ...] = (), **settings: Any) -> tuple[Node, Signer]:
         folder = tmp_path / str(len(nodes))
         identity = Identity(folder / "identity.key")
-        nodes.append(open_node(PeerConfig(folder=folder, host="127.0.0.1", **settings), identity, peers))
+        config = PeerConfig(folder=folder, host="127.0.0.1", **settings)
+        nodes.append(open_node(config, identity, peers, gate=gate_of(identity)))
         return nodes[-1], Signer(identity)
 
     yield start_node
@@ -95,12 +99,17 @@ def test_a_record_that_comes_again_is_verified_once_and_a_changed_one_anew(
         return bool(verify(key, data, signature))
 
     monkeypatch.setattr(RSAPublicKey, "verify", counted)
-    validator = RememberingValidator(Identity(tmp_path / "a.key").key)
-    record = DHTRecord(b"key", validator.local_public_key, b"abc", 1.0)
+    signer = Signer(Identity(tmp_path / "a.key"))
+    validator, value = Keeper(signer, RUN), MSGPackSerializer.dumps(contribution(name="abc").model_dump())
+    key, subkey = DHTID.generate(CONTRIBUTIONS.key(RUN)).to_bytes(), MSGPackSerializer.dumps(signer.subkey)
+    record = DHTRecord(key, subkey, value, get_dht_time() + 60.0)
     signed = replace(record, value=validator.sign_value(record))
     assert [validator.validate(signed) for _ in range(3)] == [True] * 3
     assert len(verified) == 1
-    for changed in (replace(signed, value=signed.value.replace(b"abc", b"abd")), replace(signed, expiration_time=2.0)):
+    for changed in (
+        replace(signed, value=signed.value.replace(b"abc", b"abd")),
+        replace(signed, expiration_time=record.expiration_time + 1.0),
+    ):
         assert [validator.validate(changed) for _ in range(3)] == [False] * 3
     assert len(verified) == 3
 
@@ -120,19 +129,19 @@ def test_who_holds_the_records_asks_nobody_to_look_at_them(
     monkeypatch.setattr(DHTProtocol, "call_find", logged)
     holder, _ = start()
     other, signer = start(addresses_of(holder))
-    Directory(other, "kind", 15.0).store(signer, "here", peers=1).result(10.0)
-    kind = Directory(holder, "kind", 15.0)
+    there, here = (Directory(n, PROGRESS, RUN, reject=pytest.fail, seconds=15.0) for n in (other, holder))
+    there.store(signer, progress(), peers=1).result(10.0)
 
     def look(age: float | None) -> tuple[list[str], int]:
         """What the holder sees, and how often it asks for that."""
         before = len(log.read_text())
-        found = kind.look(peers=1, timeout=10.0, age=age)
-        return [entry.value for entry in found.values()], len(log.read_text()) - before
+        found = here.look(peers=1, timeout=10.0, age=age)
+        return list(found), len(log.read_text()) - before
 
     look(None)  # the first one asks for all keys
-    assert look(10.0) == (["here"], 0)
+    assert look(10.0) == ([signer.peer], 0)
     found, asked = look(None)
-    assert found == ["here"]
+    assert found == [signer.peer]
     assert asked > 0
 
 

@@ -15,22 +15,27 @@ from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyp
 from hivemind import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
-from hivemind.utils import get_dht_time
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm import reach
 from dedloc_kit.swarm.dht import Node
+from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.kinds import PROGRESS
 from dedloc_kit.swarm.node import _listening, addresses_of, dial, open_node
-from tests.swarm.harness import wait_until
+from dedloc_kit.swarm.signing import Signer
+from tests.swarm.harness import RUN_ID, gate_of, progress, wait_until
 
 DEADLINE = 60.0
 Start = Callable[..., Node]
 NOBODY = "QmcFKvU2EFGisLXRffTz31yXF3vWgZjKM4d1myqspfDYFi"
 # Who listens here cannot be reached at 127.0.0.1, from where the others see it.
 ELSEWHERE = "127.0.0.2"
+
+
+signers: dict[DHT, Signer] = {}
 
 
 @pytest.fixture
@@ -43,12 +48,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
         folder = tmp_path / (name or str(len(nodes)))
         config = PeerConfig(folder=folder, **{"host": "127.0.0.1", **settings})
         identity = Identity(folder / "identity.key")
-        nodes.append(open_node(config, identity, peers, may_start_alone=may_start_alone))
-        return nodes[-1]
+        node = open_node(config, identity, peers, gate=gate_of(identity), may_start_alone=may_start_alone)
+        signers[node] = Signer(identity)
+        nodes.append(node)
+        return node
 
     yield start_node
     for node in reversed(nodes):
         node.shutdown()
+    signers.clear()
 
 
 def port(node: Node) -> int:
@@ -57,10 +65,10 @@ def port(node: Node) -> int:
 
 def shared(writer: DHT, reader: DHT) -> bool:
     """Does what one node stores now reach the other?"""
-    key = secrets.token_hex(8)
-    writer.store(key, value=1, expiration_time=get_dht_time() + 60)
-    found = reader.get(key, latest=True)
-    return found is not None and found.value == 1
+    there, here = (Directory(node, PROGRESS, RUN_ID, reject=pytest.fail) for node in (writer, reader))
+    record = progress(name=secrets.token_hex(8))
+    there.store(signers[writer], record, peers=1).result(DEADLINE)
+    return here.look(peers=1, timeout=DEADLINE).get(signers[writer].peer) == record
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from dedloc_kit.swarm import tracker
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import Gradients
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import Rounds
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import TrainingState
@@ -55,7 +56,8 @@ class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
     def __init__(self, folder: Path) -> None:
-        run, self._dht = tiny_run(global_batch=10), Plain()
+        run = tiny_run(global_batch=10)
+        self._dht = cast(Any, Plain())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
@@ -79,8 +81,8 @@ class Peer:
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
-        told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time, **more).model_dump()
-        directory = Directory(self._dht, f"{self._run_id}_progress", 60.0)
+        told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time, **more)
+        directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
         directory.store(self.other, told if samples is not None else None, peers=1)
         self.tracker.look()
 

@@ -13,13 +13,12 @@ from dedloc_kit.records import Progress
 from dedloc_kit.swarm import tracker
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.kinds import PROGRESS
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
 from dedloc_kit.swarm.troubles import Troubles
-from tests.swarm.harness import progress, wait_until
+from tests.swarm.harness import RUN_ID, progress, wait_until
 from tests.swarm.test_directory import Plain
-
-RUN_ID = "tiny-0123456789abcdef"
 
 
 class Spotty(Plain):
@@ -47,8 +46,9 @@ def a_tracker(dht: Any, signer: Signer) -> Tracker:
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
     """Its progress is in the directory, told so many seconds ago."""
-    record = progress(run_id=RUN_ID, time=get_dht_time() - ago).model_dump()
-    Directory(dht, f"{RUN_ID}_progress", TIME_TO_LIVE - ago).store(signer, record, peers=1)
+    record = progress(run_id=RUN_ID, time=get_dht_time() - ago)
+    directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE - ago)
+    directory.store(signer, record, peers=1)
     entry: ValueWithExpiration[Any] = dht.keys[f"{RUN_ID}_progress"][signer.subkey]
     return entry
 

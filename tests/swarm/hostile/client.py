@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,18 @@ from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind.dht import DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.keeper import node_id_of
 from dedloc_kit.swarm.signing import Signer
 
 T = TypeVar("T")
@@ -58,10 +62,11 @@ class Hostile:
 
     :param peers: addresses of swarm members, the organizer's first
     :param folder: where its key lies; the same folder is the same identity
+    :param listens: whether others can reach it, for an attack by what it answers
     """
 
-    def __init__(self, peers: Sequence[str], run_id: str, folder: Path) -> None:
-        self.run_id, self._peers = run_id, peers
+    def __init__(self, peers: Sequence[str], run_id: str, folder: Path, *, listens: bool = False) -> None:
+        self.run_id, self._peers, self._listens = run_id, peers, listens
         self.organizer = peers[0].rpartition("/p2p/")[2]
         self.identity = Identity(folder / "identity.key")
         self.signer = Signer(self.identity)
@@ -90,12 +95,10 @@ class Hostile:
         self._loop.close()
 
     async def _connect(self) -> P2P:
+        hidden = {"dht_mode": "client", "no_listen": True}
+        how = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"]} if self._listens else hidden
         return await P2P.create(
-            initial_peers=self._peers,
-            identity_path=str(self.identity.path),
-            dht_mode="client",
-            no_listen=True,
-            startup_timeout=60.0,
+            initial_peers=self._peers, identity_path=str(self.identity.path), startup_timeout=60.0, **how
         )
 
     def do(self, work: Coroutine[Any, Any, T], seconds: float = PATIENCE) -> T:
@@ -159,6 +162,31 @@ class Hostile:
                 return {subkey: item.value for subkey, item in dictionary.items()}
         return {None: result.value} if result.type == dht_pb2.FOUND_REGULAR else {}
 
+    async def claim(self, *places: DHTID, to: str | None = None) -> None:
+        """Say to be a node of the directory at these places."""
+        for place in places:
+            await self._directory(to).rpc_ping(dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(node_id=place.to_bytes())))
+
+    async def nearest(self, key: str, to: str | None = None) -> list[str]:
+        """The peers, as often as a node knows of them, that stand next to a key."""
+        request = dht_pb2.FindRequest(keys=[DHTID.generate(key).to_bytes()])
+        (result,) = (await self._directory(to).rpc_find(request)).results
+        return [PeerID(peer).to_base58() for peer in result.nearest_peer_ids]
+
+    async def become_node(self) -> tuple[str, ...]:
+        """Be a node of the directory, for whoever is reached; hivemind's own, which checks nothing. Its addresses."""
+        here = node_id_of(self.p2p.peer_id)
+        self._node = await DHTNode.create(p2p=self.p2p, initial_peers=self._peers, node_id=here)
+        return tuple(map(str, await self.p2p.get_visible_maddrs()))
+
+    async def answer(self, key: str, value: bytes | Mapping[Any, tuple[Any, float]], expires: float) -> None:
+        """Hand this out from now on: a value, or values by subkey with their times of expiration."""
+        kept: Any = value
+        if not isinstance(value, bytes):
+            kept = DictionaryDHTValue()
+            kept.data.update({subkey: ValueWithExpiration(*entry) for subkey, entry in value.items()})
+        self._node.protocol.storage.data[DHTID.generate(key)] = ValueWithExpiration(kept, expires)
+
     def signed(self, record: Raw) -> Raw:
         """The record with this client's signature, though its subkey may name another owner or none."""
         message = MSGPackSerializer.dumps((record.key_bytes, record.subkey, record.value, record.expires))
@@ -175,3 +203,28 @@ class Hostile:
 def pack(value: object) -> bytes:
     """As hivemind does."""
     return bytes(MSGPackSerializer.dumps(value))
+
+
+def misspelt(owner: bytes) -> dict[str, bytes]:
+    """Subkeys that some parser may take for that of this owner, by what is wrong with them."""
+    key = owner[len(b"[owner:ssh-rsa ") : -1]
+    return {
+        "a newline at the end": b"[owner:ssh-rsa " + key + b"\n]",
+        "a newline before the key": b"[owner:ssh-rsa \n" + key + b"]",
+        "a newline at the beginning": b"[owner:\nssh-rsa " + key + b"]",
+        "a newline in the key": b"[owner:ssh-rsa " + key[:64] + b"\n" + key[64:] + b"]",
+        "a carriage return": b"[owner:ssh-rsa " + key + b"\r]",
+        "a comment": b"[owner:ssh-rsa " + key + b" a comment]",
+        "a comment after a newline": b"[owner:ssh-rsa " + key + b" \n]",
+        "two spaces": b"[owner:ssh-rsa  " + key + b"]",
+        "a tab": b"[owner:ssh-rsa\t" + key + b"]",
+        "a newline after it": owner + b"\n",
+        "something before it": b"x" + owner,
+        "something after it": owner + b"x",
+        "twice": owner + owner,
+        "more padding": b"[owner:ssh-rsa " + key + b"=]",
+        "a null byte": b"[owner:ssh-rsa " + key + b"\0]",
+        "another case": b"[Owner:ssh-rsa " + key + b"]",
+        "no brackets": b"ssh-rsa " + key,
+        "nested": b"[owner:" + owner + b"]",
+    }

@@ -1,0 +1,56 @@
+"""The kinds of records in the directory: under which keys they lie, how large they may be, and how long they stay."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dedloc_kit.records import Contribution, Notice, Progress
+
+R = TypeVar("R", Progress, Contribution, Notice)
+
+SHARES = 16
+"""Keys over which the records of a kind are spread when there are many peers, besides the one for few."""
+
+
+@dataclass(frozen=True)
+class Kind(Generic[R]):
+    """The limits of one kind of records; each peer has one of it."""
+
+    name: str
+    record: type[R]
+    bytes: int
+    """Of one record with its signature."""
+    seconds: float
+    """That it may stay without being stored again."""
+    may_leave: bool = False
+    """Whether nil may stand in place of a record: its peer has left."""
+    organizers: bool = False
+    """Whether the organizer alone has one. It lies under one key."""
+
+    def key(self, run_id: str) -> str:
+        """Where the records lie when they are few."""
+        return f"{run_id}_{self.name}"
+
+    def shares(self, run_id: str) -> tuple[str, ...]:
+        """Where they lie when they are many; see `share_of`."""
+        return () if self.organizers else tuple(f"{self.key(run_id)}.{share:x}" for share in range(SHARES))
+
+    def read(self, run_id: str, values: object) -> R | None:
+        """The record of these plain values, none if its peer has left; raises ValueError."""
+        if values is None and self.may_leave:
+            return None
+        record = self.record.parse(values)
+        if record.run_id != run_id:
+            raise ValueError(f"{self.record.__name__}: of another run")
+        return record
+
+
+PROGRESS = Kind("progress", Progress, 4096, 60.0, may_leave=True)
+CONTRIBUTIONS = Kind("contributions", Contribution, 4096, 3600.0)
+NOTICE = Kind("notice", Notice, 12_000, 7 * 86400.0, organizers=True)
+"""The last one stays for so long, should the organizer disappear."""
+
+
+def share_of(peer: str) -> int:
+    """Which one of the shares the record of a peer belongs to."""
+    return hashlib.sha256(peer.encode()).digest()[0] % SHARES
