@@ -274,10 +274,9 @@ class _Coordinator:
         """Take contributions to steps whose round this peer missed from the DHT."""
         reject = self._me.optimizer.troubles.reject
         try:
-            for peer_id, contribution in collect(self._me.dht, self._run.run_id, reject).items():
-                if contribution.samples and contribution.step <= self._ledger.last_step():
-                    with self._despite_a_full_disk():
-                        self._ledger.record_contribution(peer_id, contribution)
+            found = collect(self._me.dht, self._run.run_id, self._run.global_batch, reject)
+            with self._despite_a_full_disk():
+                self._ledger.fill_gaps(found)
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
 

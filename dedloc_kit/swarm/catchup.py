@@ -121,7 +121,7 @@ class CatchUp:
         if found.step != self._state.step + 1:
             raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
         signed = tuple(MSGPackSerializer.loads(found.metadata))
-        contributions = opened(self._signer, self._run.run_id, found.step, signed)
+        contributions = opened(self._signer, self._run.run_id, found.step, signed, self._run.global_batch)
         if sum(c.samples for c in contributions.values()) < self._run.global_batch:
             raise ValueError("there are too few samples in it")
         parts = [decode(part, sum(part.size)) for part in found.parts]
@@ -188,7 +188,9 @@ class CatchUp:
         for receipt in self._state.receipts:
             if step < receipt.step <= self._state.step:
                 try:
-                    contributions = opened(self._signer, self._run.run_id, receipt.step, receipt.signed)
+                    contributions = opened(
+                        self._signer, self._run.run_id, receipt.step, receipt.signed, self._run.global_batch
+                    )
                     missed.append((receipt, contributions))
                 except ValueError as error:
                     self._tracker.reject(f"the receipt of a step: {error}")

@@ -6,6 +6,7 @@ from hivemind import DHT
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.directory import MANY, Directory
+from dedloc_kit.swarm.receipts import possible
 from dedloc_kit.swarm.signing import Signer, author
 
 TIME_TO_LIVE = 3600.0
@@ -22,15 +23,12 @@ def publish(dht: DHT, signer: Signer, contribution: Contribution, *, peers: int 
     _directory(dht, contribution.run_id).store(signer, contribution.model_dump(), peers=peers)
 
 
-def collect(dht: DHT, run_id: str, reject: Callable[[str], None]) -> dict[str, Contribution]:
+def collect(dht: DHT, run_id: str, global_batch: int, reject: Callable[[str], None]) -> dict[str, Contribution]:
     """The latest contribution of every peer, by peer id; invalid ones are reported and left out."""
     contributions = {}
     for subkey, entry in _directory(dht, run_id).look(peers=MANY, timeout=DHT_TIMEOUT).items():
         try:
-            contribution = Contribution.parse(entry.value)
-            if contribution.run_id != run_id:
-                raise ValueError("Contribution: of another run")
-            contributions[author(subkey)] = contribution
+            contributions[author(subkey)] = possible(Contribution.parse(entry.value), run_id, global_batch)
         except (ValueError, TypeError) as error:
             reject(f"a contribution was ignored: {error}")
     return contributions

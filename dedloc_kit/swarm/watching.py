@@ -83,7 +83,7 @@ class Onlooker:
 
     def contributions(self) -> dict[str, Contribution]:
         """The latest contribution of every peer; raises TimeoutError if the directory does not answer."""
-        return collect(self._node, self._run.run_id, self._warn)
+        return collect(self._node, self._run.run_id, self._run.global_batch, self._warn)
 
     def finished(self, step: int, rounds: Mapping[int, str]) -> list[Finished]:
         """The global steps after the one that is known, in order, as far as those who are there tell of them.
@@ -136,7 +136,7 @@ class Onlooker:
                 if (info.after, info.step) != (after, step + 1):
                     raise ValueError("it is not the average that was asked for")
                 signed = tuple(MSGPackSerializer.loads(info.metadata))
-                contributions = opened(self._signer, self._run.run_id, info.step, signed)
+                contributions = opened(self._signer, self._run.run_id, info.step, signed, self._run.global_batch)
                 latest = max((c.time for c in contributions.values()), default=0.0)
                 receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
                 return self._checked(receipt, contributions)
@@ -168,7 +168,8 @@ class Onlooker:
         return []
 
     def _open(self, receipt: Receipt) -> Finished:
-        return self._checked(receipt, opened(self._signer, self._run.run_id, receipt.step, receipt.signed))
+        signed = (receipt.signed, self._run.global_batch)
+        return self._checked(receipt, opened(self._signer, self._run.run_id, receipt.step, *signed))
 
     def _checked(self, receipt: Receipt, contributions: dict[str, Contribution]) -> Finished:
         done = global_step(receipt, contributions)
