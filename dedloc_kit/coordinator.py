@@ -121,6 +121,11 @@ class _Coordinator:
             credit(self._ledger, self._peer.resume, self._warn)
         else:
             self._saved = state.info
+        # Whoever went on without this coordinator proves it by having brought the last step that was taken here.
+        last = self._ledger.last_taken()
+        if last is not None:
+            belief = self._me.optimizer.tracker.belief
+            belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""

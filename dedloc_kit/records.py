@@ -213,11 +213,15 @@ class Token(Record):
 
 
 class Notice(Record):
-    """What the organizer tells all peers again and again, signed: that it is there, and whom to refuse."""
+    """What the organizer tells all again and again, signed: that it is there, how far it is, and whom to refuse."""
 
     run_id: str
     time: Time
     refused: Annotated[tuple[PeerId, ...], Field(max_length=MOST_REFUSED, strict=False)] = ()
+    step: Count | None = None
+    """The global step that it holds; none while it starts."""
+    round: Digest = ""
+    """The all-reduce that led to this step."""
 
 
 Denial = Literal[

@@ -1,15 +1,15 @@
 """How a peer finds out that the swarm has gone on without it, or elsewhere, and gets back to where the others are."""
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
-from hivemind.utils import MSGPackSerializer
+from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
+from dedloc_kit.swarm.belief import Position
 from dedloc_kit.swarm.compression import decode
 from dedloc_kit.swarm.offers import RecentAverage
 from dedloc_kit.swarm.receipts import opened
@@ -47,7 +47,7 @@ class CatchUp:
 
     def behind(self) -> bool:
         """Is there a newer state, or another one that more peers hold?"""
-        return self._tracker.newest_step() > self._state.step or self._parted() or self._drifted()
+        return self._tracker.newest(self._state.position) != self._state.position or self._drifted()
 
     def follow(self) -> list[MissedStep]:
         """Do what it takes to be where the others are, as far as they help; the steps that were missed, in order."""
@@ -73,31 +73,22 @@ class CatchUp:
 
     # Whether
 
-    def _mates(self) -> dict[str, Progress]:
-        return self._tracker.at(self._state.step, self._state.round)
-
-    def _parted(self) -> bool:
-        """Did most peers at our step come from another all-reduce?"""
-        rounds = Counter(p.round for p in self._tracker.others().values() if p.step == self._state.step)
-        rounds[self._state.round] += 1
-        return max(rounds, key=lambda round_id: (rounds[round_id], round_id)) != self._state.round
-
     def _drifted(self) -> bool:
-        """Do most peers that took the same rounds hold other parameters? In doubt a follower's are right."""
-        mates = self._mates()
-        different = {peer: progress for peer, progress in mates.items() if self._state.differs(progress.sketch)}
-        alike = 1 + len(mates) - len(different)
-        if len(different) != alike:
-            return len(different) > alike
-        return any(progress.follower for progress in different.values()) or min(different) < self._signer.peer
+        """Does the organizer, which took the same rounds, hold other parameters? In its absence, do most peers, and
+        those who brought most of the samples?"""
+        mates, belief = self._tracker.at(*self._state.position), self._tracker.belief
+        different = {peer for peer, progress in mates.items() if self._state.differs(progress.sketch)}
+        if belief.organizer in mates:
+            return belief.organizer in different
+        return 2 * len(different) > len(mates) and self._tracker.proves(different)
 
     # Averages that we missed
 
     def _take_averages(self) -> list[MissedStep]:
         missed: list[MissedStep] = []
-        while self._tracker.newest_step() > self._state.step and not self._stop.is_set():
-            ahead = {p: v for p, v in self._tracker.others().items() if v.step > self._state.step}
-            donors = self._to_ask(ahead)
+        while not self._stop.is_set():
+            newest = self._tracker.newest(self._state.position)
+            donors = self._to_ask(self._tracker.at(*newest)) if newest.step > self._state.step else []
             if not donors:
                 break
             found = self._averager.download_average(
@@ -135,16 +126,17 @@ class CatchUp:
             signed=signed,
         )
         self._state.apply(torch.cat(parts), receipt)
+        self._tracker.belief.reached(receipt.step, float(get_dht_time()))
         return receipt, contributions
 
     # The whole state
 
     def _load_state(self) -> bool:
         """Download the newest state from whoever has it; False if that did not succeed."""
-        donors = self._donors()
+        wanted = self._tracker.newest(self._state.position)
+        donors = self._donors(wanted)
         if not donors:
             return False
-        wanted = self._tracker.newest_step()
         found = self._averager.download_state(
             donors, self._state.tensors(), on_progress=self._on_loading, warn=self._warn, stop=self._stop
         )
@@ -155,26 +147,21 @@ class CatchUp:
         try:
             info = StateInfo.parse(metadata["info"])
             receipts = tuple(Receipt.parse(values) for values in metadata["receipts"])
-            if info.step < wanted:
-                raise ValueError(f"it is of step {info.step}, the swarm is at {wanted}")
+            if info.step < wanted.step:
+                raise ValueError(f"it is of step {info.step}, the swarm is at {wanted.step}")
             self._state.load(tensors, info)
         except (ValueError, TypeError, KeyError) as error:
             self._warn(f"a downloaded state was refused: {error}")
             return False
         self._state.receipts = receipts
         self._averager.forget_feedback()
+        self._tracker.belief.reached(info.step, float(get_dht_time()))
         return True
 
-    def _donors(self) -> list[str]:
-        """Whom to ask: the newest, and of these the largest party."""
-        newest = self._tracker.newest_step()
-        candidates = {peer: p for peer, p in self._tracker.others().items() if p.step == newest}
-        rounds = Counter(progress.round for progress in candidates.values())
-        if not rounds:
-            return []
-        common = max(rounds, key=lambda round_id: (rounds[round_id], round_id))
-        donors = {peer: p for peer, p in candidates.items() if p.round == common}
-        if (newest, common) == (self._state.step, self._state.round) and self._state.step:
+    def _donors(self, wanted: Position) -> list[str]:
+        """Whom to ask for this state; where we hold it already, those whose parameters are other ones."""
+        donors = self._tracker.at(*wanted)
+        if wanted == self._state.position and self._state.step:
             donors = {peer: p for peer, p in donors.items() if self._state.differs(p.sketch)}
         return self._to_ask(donors)
 

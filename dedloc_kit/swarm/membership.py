@@ -87,11 +87,13 @@ class Membership(threading.Thread):
 
     def _write(self) -> None:
         assert self._office is not None
-        refused = self._office.refused()
+        refused, mine, said = self._office.refused(), self._tracker.mine, self._gate.notice
+        step, round_id = (None, "") if mine is None else (mine.step, mine.round)
         now = float(get_dht_time())
-        if refused == self._gate.notice.refused and now < self._gate.notice.time + REPEAT_SECONDS:
+        news = (refused, step, round_id) != (said.refused, said.step, said.round)
+        if not news and now < said.time + REPEAT_SECONDS:
             return
-        notice = Notice(run_id=self._gate.run_id, time=now, refused=refused)
+        notice = Notice(run_id=self._gate.run_id, time=now, refused=refused, step=step, round=round_id)
         self._take(notice)
         self._node.store(
             self._key,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.swarm.belief import Position
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.layerwise import blockwise_norm
@@ -72,6 +73,10 @@ class TrainingState:
     def round(self) -> str:
         """The all-reduce that led to this state; empty before the first."""
         return self.rounds[-1] if self.rounds else ""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.step, self.round)
 
     @property
     def info(self) -> StateInfo:

@@ -17,6 +17,7 @@ from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.belief import Belief, Position
 from dedloc_kit.swarm.connections import Connections
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
@@ -48,6 +49,7 @@ class Tracker(threading.Thread):
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
     :param troubles: told about records that are ignored
+    :param belief: judges which step they prove
     """
 
     def __init__(
@@ -59,11 +61,12 @@ class Tracker(threading.Thread):
         known: Sequence[str],
         warn: Callable[[str], None],
         troubles: Troubles,
+        belief: Belief,
     ) -> None:
         super().__init__(name="tracker", daemon=True)
         self._dht, self._signer, self._warn = dht, signer, warn
         self._run_id, self._global_batch = run_id, global_batch
-        self.reject = troubles.reject
+        self.reject, self.belief = troubles.reject, belief
         self.connections = Connections(dht, signer.peer, known)
         self._directory = Directory(dht, f"{run_id}_progress", TIME_TO_LIVE)
         self._lock = threading.Lock()
@@ -145,9 +148,18 @@ class Tracker(threading.Thread):
         """The others who hold the state that this round led to."""
         return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
 
-    def newest_step(self) -> int:
-        """The newest global step that anyone else holds."""
-        return max((progress.step for progress in self.others().values()), default=0)
+    def newest(self, mine: Position) -> Position:
+        """The newest state that the swarm has provably come to; this peer's own (`mine`) if there is no newer one."""
+        return self.belief.newest(mine, self.others(), float(get_dht_time()))
+
+    def proves(self, peers: Collection[str]) -> bool:
+        """Do these peers, all of one mind, prove what they say?"""
+        return self.belief.proves(peers, self.others(), float(get_dht_time()))
+
+    @property
+    def mine(self) -> Progress | None:
+        """What this peer last reported; none before the first time."""
+        return self._mine
 
     def suspect(self, peers: Collection[str], since: float = 0.0) -> None:
         """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer.

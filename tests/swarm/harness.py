@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
-from dedloc_kit.records import Invitation, Progress
+from dedloc_kit.records import Invitation, Notice, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.belief import Belief
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 
 DEADLINE = 120.0
@@ -162,6 +163,11 @@ def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = 
 def difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     """The largest absolute difference of any parameter."""
     return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def belief(me: str = "me", organizer: str = "organizer", **said: Any) -> Belief:
+    """What a peer believes that has heard nothing, or this in a notice."""
+    return Belief(me, organizer, lambda: Notice(run_id="tiny-0123456789abcdef", time=0.0, **said))
 
 
 def progress(**values: Any) -> Progress:

@@ -28,7 +28,7 @@ from dedloc_kit.swarm.node import addresses_of, avoid, dial, open_node
 from dedloc_kit.swarm.signing import RememberingValidator, Signer, author
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.troubles import Troubles
-from tests.swarm.harness import progress, wait_until
+from tests.swarm.harness import belief, progress, wait_until
 
 RUN = "tiny-0123456789abcdef"
 Start = Callable[..., tuple[Node, Signer]]
@@ -198,7 +198,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
     second, other = start(addresses_of(first))
     warnings: list[str] = []
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), warnings.append, Troubles(warnings.append))
+        Tracker(node, who, RUN, 64, (), warnings.append, Troubles(warnings.append), belief(who.peer))
         for node, who in ((first, signer), (second, other))
     )
     try:

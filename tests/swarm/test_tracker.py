@@ -16,7 +16,7 @@ from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
 from dedloc_kit.swarm.troubles import Troubles
-from tests.swarm.harness import progress, wait_until
+from tests.swarm.harness import belief, progress, wait_until
 from tests.swarm.test_directory import Plain
 
 RUN_ID = "tiny-0123456789abcdef"
@@ -42,7 +42,7 @@ class Spotty(Plain):
 
 
 def a_tracker(dht: Any, signer: Signer) -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail))
+    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:

@@ -1,0 +1,131 @@
+"""How far the swarm is, as far as it is proven: nobody is followed because of what it alone says.
+
+Two things prove that the swarm is at a global step. The organizer says so: in its progress while it is there, and in
+its notice, which stays for a week. Or those say so who brought more than half of the samples of the last step that
+this peer took itself: whoever holds so much of a step decides about the average anyhow. A peer that has taken no step
+yet, or of whose companions nobody is left, takes the word of three holders of one state if the organizer is silent;
+the organizer itself never does. And nobody is believed who claims more steps than a swarm can have taken meanwhile.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dedloc_kit.records import Notice, Progress
+
+STEPS_PER_SECOND = 10.0
+"""No swarm takes more: each step is gathered for, averaged and told."""
+STEPS_AT_ONCE = 10
+"""And so many more, for clocks and records that come late."""
+LONELY_SECONDS = 60.0
+"""Companions may be away, or under suspicion, for a moment."""
+HOLDERS = 3
+"""For who knows nobody yet: the one that hands out the state, and two others."""
+
+
+class Position(NamedTuple):
+    """A state of the run: peers at the same one took the same steps."""
+
+    step: int
+    round: str
+
+
+START = Position(0, "")
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What this peer knows by itself."""
+
+    step: int = 0
+    time: float = 0.0
+    samples: Mapping[str, int] = field(default_factory=dict)
+
+
+class Belief:
+    """Judges what others say of their step.
+
+    :param me: this peer's id
+    :param organizer: the coordinator's, as the invitation says
+    :param notice: gives its newest notice
+    """
+
+    def __init__(self, me: str, organizer: str, notice: Callable[[], Notice]) -> None:
+        self._me, self.organizer, self._notice = me, organizer, notice
+        self._taken = _Taken()
+
+    def took(self, step: int, time: float, samples: Mapping[str, int]) -> None:
+        """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory."""
+        self._taken = _Taken(step, time, {peer: count for peer, count in samples.items() if count})
+
+    def reached(self, step: int, time: float) -> None:
+        """This peer has got to a step that it did not take itself, and that was proven to it."""
+        self._taken = _Taken(step, time, self._taken.samples)
+
+    def newest(self, mine: Position, others: Mapping[str, Progress], now: float) -> Position:
+        """The newest state that the swarm has come to; this peer's own if nothing newer is proven.
+
+        Of another one of the same step the organizer's comes first, then that of who brought the most samples.
+
+        :param mine: where this peer is; `START` of one that is still to load the state
+        :param others: everyone else's progress, by peer id
+        :param now: by the clock of the directory
+        """
+        limit = self._taken.step + STEPS_AT_ONCE + STEPS_PER_SECOND * max(0.0, now - self._taken.time)
+        able = {peer: progress for peer, progress in others.items() if mine.step <= progress.step <= limit}
+        proven = [mine, self._said_by_most(able, others, now)]
+        said = self._said_by_organizer(others)
+        if said is not None and mine.step <= said.step <= limit:
+            proven.append(said)
+        return max(reversed(proven), key=lambda position: position.step)
+
+    def proves(self, peers: Collection[str], others: Collection[str], now: float) -> bool:
+        """Do these peers, all of one mind, prove what they say?
+
+        :param others: everyone else who is there
+        """
+        if self.organizer in peers:
+            return True
+        if self._newcomer(others, now):
+            return len(peers) >= HOLDERS
+        return 2 * sum(self._taken.samples.get(peer, 0) for peer in peers) > sum(self._taken.samples.values())
+
+    def _newcomer(self, others: Collection[str], now: float) -> bool:
+        """Has this peer taken a step with nobody who is still there?"""
+        if self._me == self.organizer or now < self._taken.time + LONELY_SECONDS:
+            return False
+        return not (self._taken.samples.keys() - {self._me}) & set(others)
+
+    def _said_by_organizer(self, others: Mapping[str, Progress]) -> Position | None:
+        """What it says now; while it is away, what it said last, if somebody still holds that."""
+        if self.organizer in others:
+            return _position(others[self.organizer])
+        last = self._said_last()
+        return last if last in map(_position, others.values()) else None
+
+    def _said_last(self) -> Position:
+        notice = self._notice()
+        return START if notice.step is None else Position(notice.step, notice.round)
+
+    def _said_by_most(self, able: Mapping[str, Progress], others: Mapping[str, Progress], now: float) -> Position:
+        """The newest step that enough of these have come to, as most of its holders have it; the start if none is."""
+        if self._newcomer(others, now):
+            if self.organizer in others:
+                return START
+            least = self._said_last().step
+            holders = Counter(_position(progress) for progress in able.values())
+            enough = [p for p, count in holders.items() if count >= HOLDERS and p.step >= least]
+            return max(enough, key=lambda position: (holders[position], position), default=START)
+        for step in sorted({progress.step for progress in able.values()}, reverse=True):
+            if self.proves([p for p in able.keys() - {self.organizer} if able[p].step >= step], others, now):
+                weights: Counter[str] = Counter()
+                for peer, progress in able.items():
+                    if progress.step == step:
+                        weights[progress.round] += self._taken.samples.get(peer, 0)
+                return Position(step, max(weights, key=lambda round_id: (weights[round_id], round_id)))
+        return START
+
+
+def _position(progress: Progress) -> Position:
+    return Position(progress.step, progress.round)
