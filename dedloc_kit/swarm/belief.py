@@ -89,7 +89,11 @@ class Belief:
             return True
         if self._newcomer(others, now):
             return len(peers) >= HOLDERS
-        return 2 * sum(self._taken.samples.get(peer, 0) for peer in peers) > sum(self._taken.samples.values())
+        return 2 * sum(map(self.weight, peers)) > sum(self._taken.samples.values())
+
+    def weight(self, peer: str) -> int:
+        """The samples that a peer brought to the last step that this one took itself."""
+        return self._taken.samples.get(peer, 0)
 
     def _newcomer(self, others: Collection[str], now: float) -> bool:
         """Has this peer taken a step with nobody who is still there?"""
@@ -122,7 +126,7 @@ class Belief:
                 weights: Counter[str] = Counter()
                 for peer, progress in able.items():
                     if progress.step == step:
-                        weights[progress.round] += self._taken.samples.get(peer, 0)
+                        weights[progress.round] += self.weight(peer)
                 return Position(step, max(weights, key=lambda round_id: (weights[round_id], round_id)))
         return START
 

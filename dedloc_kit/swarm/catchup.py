@@ -1,7 +1,8 @@
 """How a peer finds out that the swarm has gone on without it, or elsewhere, and gets back to where the others are."""
 
+import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from hivemind.utils import MSGPackSerializer, get_dht_time
@@ -11,14 +12,17 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
 from dedloc_kit.swarm.belief import Position
 from dedloc_kit.swarm.compression import decode
-from dedloc_kit.swarm.offers import RecentAverage
+from dedloc_kit.swarm.offers import RecentAverage, version_of
 from dedloc_kit.swarm.receipts import opened
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.swarm.tracker import Tracker
+from dedloc_kit.swarm.witnesses import Verdict, Witnesses
 
 LOAD_ATTEMPTS = 6
 LOAD_PAUSE = 3.0
+LOAD_RESTARTS = 8
+"""How often the swarm may have moved on when a download of its state has just begun."""
 
 MissedStep = tuple[Receipt, dict[str, Contribution]]
 
@@ -44,6 +48,8 @@ class CatchUp:
         self._state, self._averager, self._tracker = state, averager, tracker
         self._run, self._signer, self._stop = run, signer, stop
         self._on_loading, self._warn = on_loading, warn
+        self._liars: set[str] = set()
+        self._one_by_one = False  # since a state was wrong, and it could be any of its donors
 
     def behind(self) -> bool:
         """Is there a newer state, or another one that more peers hold?"""
@@ -132,38 +138,70 @@ class CatchUp:
     # The whole state
 
     def _load_state(self) -> bool:
-        """Download the newest state from whoever has it; False if that did not succeed."""
-        wanted = self._tracker.newest(self._state.position)
-        donors = self._donors(wanted)
-        if not donors:
-            return False
+        """Download the newest state that is proven, and make sure that it is; False if that did not succeed."""
+        for _ in range(LOAD_RESTARTS):
+            wanted = self._tracker.newest(self._state.position)
+            donors = self._donors(wanted)
+            verdict = self._load_from(donors, wanted) if donors else "unproven"
+            if verdict == "wrong":
+                self._blame(donors)
+            if verdict != "moved on" or self._stop.is_set():
+                break
+            self._look()
+        return verdict == "right"
+
+    def _load_from(self, donors: Sequence[str], wanted: Position) -> Verdict:
+        witnesses = Witnesses(self._averager.ask_for_sketch, self._tracker, self._stop)
+        # The word of one who can prove it alone needs no witness.
+        certain = len(donors) == 1 and self._tracker.proves(donors)
         found = self._averager.download_state(
-            donors, self._state.tensors(), on_progress=self._on_loading, warn=self._warn, stop=self._stop
+            donors,
+            self._state.tensors(),
+            on_version=lambda version: certain or witnesses.question(version),
+            on_progress=self._on_loading,
+            warn=self._warn,
+            stop=self._stop,
         )
         if found is None:
-            self._tracker.suspect(donors)  # what they say of a newer state must not hold us up for ever
-            return False
+            if certain or witnesses.verdict == "unproven":
+                self._tracker.suspect(donors)  # what they say of a newer state must not hold us up for ever
+            return witnesses.verdict
         metadata, tensors = found
         try:
             info = StateInfo.parse(metadata["info"])
             receipts = tuple(Receipt.parse(values) for values in metadata["receipts"])
             if info.step < wanted.step:
                 raise ValueError(f"it is of step {info.step}, the swarm is at {wanted.step}")
+            verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
+            if verdict != "right":
+                raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
             self._state.load(tensors, info)
         except (ValueError, TypeError, KeyError) as error:
             self._warn(f"a downloaded state was refused: {error}")
-            return False
+            return witnesses.verdict
         self._state.receipts = receipts
         self._averager.forget_feedback()
         self._tracker.belief.reached(info.step, float(get_dht_time()))
-        return True
+        self._one_by_one = False
+        return "right"
+
+    def _blame(self, donors: Sequence[str]) -> None:
+        """These donors have sent a state that is wrong: one of them, or all."""
+        if len(donors) == 1:
+            self._liars.update(donors)
+            self._tracker.suspect(donors)
+        self._one_by_one = True
 
     def _donors(self, wanted: Position) -> list[str]:
         """Whom to ask for this state; where we hold it already, those whose parameters are other ones."""
         donors = self._tracker.at(*wanted)
         if wanted == self._state.position and self._state.step:
             donors = {peer: p for peer, p in donors.items() if self._state.differs(p.sketch)}
-        return self._to_ask(donors)
+        able = [peer for peer in self._to_ask(donors) if peer not in self._liars]
+        if not self._one_by_one:
+            return able
+        organizer = self._tracker.belief.organizer
+        return [organizer] if organizer in able else random.sample(able, min(1, len(able)))
 
     def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
         """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""

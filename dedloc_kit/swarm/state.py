@@ -123,6 +123,12 @@ class TrainingState:
         """The live tensors, in the order in which they are handed over."""
         return list(self._named().values())
 
+    @property
+    def loose(self) -> frozenset[int]:
+        """The numbers of the tensors that differ from peer to peer: the model's buffers, which are not averaged."""
+        buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
+        return frozenset(number for number, name in enumerate(self._named()) if name in buffers)
+
     def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
         """A consistent copy, by name."""
         with self.lock:

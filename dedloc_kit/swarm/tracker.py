@@ -17,7 +17,7 @@ from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
-from dedloc_kit.swarm.belief import Belief, Position
+from dedloc_kit.swarm.belief import STEPS_AT_ONCE, Belief, Position
 from dedloc_kit.swarm.connections import Connections
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.gradients import MOST_BATCHES
@@ -83,6 +83,7 @@ class Tracker(threading.Thread):
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
         self._refused: frozenset[str] = frozenset()
+        self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
         self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)
         self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
@@ -211,6 +212,7 @@ class Tracker(threading.Thread):
         with self._lock:
             self._others, self._left = others, left
         self._note(get_dht_time())
+        self._doubt_claims()
 
     def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
         """What the directory holds: everyone else's progress, and who has left.
@@ -250,6 +252,16 @@ class Tracker(threading.Thread):
             if math.isnan(since):
                 since = 0.0
             self._lonely = 0.0 if anyone or since > TIME_TO_LIVE else self._lonely + since
+
+    def _doubt_claims(self) -> None:
+        """Tell of whoever claims to be far ahead without a proof; once."""
+        if self._mine is None:
+            return
+        newest = self.newest(Position(self._mine.step, self._mine.round)).step
+        far = {peer: p.step for peer, p in self.others().items() if p.step > newest + STEPS_AT_ONCE}
+        for peer in far.keys() - self._far:
+            self.reject(f"Progress: {peer} claims step {far[peer]}, which nothing proves")
+        self._far = frozenset(far)
 
     def _checked(self, value: object) -> Progress:
         progress = Progress.parse(value)

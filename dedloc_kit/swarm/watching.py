@@ -4,16 +4,14 @@ Of each step its members keep the signed contributions, beside the average for t
 the state for newcomers. An onlooker asks for these alone: for the head of a download, none of its content.
 """
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
@@ -22,7 +20,7 @@ from dedloc_kit.swarm.belief import START, Belief, Position
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.entering import Entry
-from dedloc_kit.swarm.fetching import CONNECT_SECONDS
+from dedloc_kit.swarm.fetching import head
 from dedloc_kit.swarm.giving import KEPT_AVERAGES
 from dedloc_kit.swarm.membership import Membership
 from dedloc_kit.swarm.offers import AverageInfo
@@ -30,7 +28,7 @@ from dedloc_kit.swarm.receipts import global_step, opened
 from dedloc_kit.swarm.sharing import stream_name
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import Tracker
-from dedloc_kit.swarm.transfer import Header, Request, ask, decode
+from dedloc_kit.swarm.transfer import Header, Request, decode
 from dedloc_kit.swarm.troubles import Troubles
 
 LOOK_SECONDS = 1.0
@@ -197,14 +195,8 @@ class Onlooker:
 
 async def _header(donor: str, name: str, request: Request, node: Node, _: DHTNode) -> Header | None:
     """Runs in the node's process."""
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            opening = (await node.averagers()).call_binary_stream_handler(PeerID.from_base58(donor), name)
-            _, reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
-            with closing(writer):
-                return await ask(request, reader, writer)
-    except (OSError, EOFError, ValueError, P2PDaemonError):
-        return None
+    opening = (await node.averagers()).call_binary_stream_handler(PeerID.from_base58(donor), name)
+    return await head(opening, request, ANSWER_SECONDS)
 
 
 @contextmanager
