@@ -9,9 +9,9 @@ the organizer itself never does. And nobody is believed who claims more steps th
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dedloc_kit.memory import Taken
 from dedloc_kit.records import Notice, Progress
 
 STEPS_PER_SECOND = 10.0
@@ -34,15 +34,6 @@ class Position(NamedTuple):
 START = Position(0, "")
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """What this peer knows by itself."""
-
-    step: int = 0
-    time: float = 0.0
-    samples: Mapping[str, int] = field(default_factory=dict)
-
-
 class Belief:
     """Judges what others say of their step.
 
@@ -53,15 +44,20 @@ class Belief:
 
     def __init__(self, me: str, organizer: str, notice: Callable[[], Notice]) -> None:
         self._me, self.organizer, self._notice = me, organizer, notice
-        self._taken = _Taken()
+        self.taken = Taken()
+        """What this peer knows by itself."""
 
     def took(self, step: int, time: float, samples: Mapping[str, int]) -> None:
         """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory."""
-        self._taken = _Taken(step, time, {peer: count for peer, count in samples.items() if count})
+        self.taken = Taken(step=step, time=time, samples={peer: count for peer, count in samples.items() if count})
+
+    def remember(self, taken: Taken) -> None:
+        """What it took before it was started anew. It has lost its own state, so only what the others brought counts."""
+        self.took(taken.step, taken.time, {peer: n for peer, n in taken.samples.items() if peer != self._me})
 
     def reached(self, step: int, time: float) -> None:
         """This peer has got to a step that it did not take itself, and that was proven to it."""
-        self._taken = _Taken(step, time, self._taken.samples)
+        self.taken = Taken(step=step, time=time, samples=self.taken.samples)
 
     def newest(self, mine: Position, others: Mapping[str, Progress], now: float) -> Position:
         """The newest state that the swarm has come to; this peer's own if nothing newer is proven.
@@ -72,7 +68,7 @@ class Belief:
         :param others: everyone else's progress, by peer id
         :param now: by the clock of the directory
         """
-        limit = self._taken.step + STEPS_AT_ONCE + STEPS_PER_SECOND * max(0.0, now - self._taken.time)
+        limit = self.taken.step + STEPS_AT_ONCE + STEPS_PER_SECOND * max(0.0, now - self.taken.time)
         able = {peer: progress for peer, progress in others.items() if mine.step <= progress.step <= limit}
         proven = [mine, self._said_by_most(able, others, now)]
         said = self._said_by_organizer(others)
@@ -89,17 +85,17 @@ class Belief:
             return True
         if self._newcomer(others, now):
             return len(peers) >= HOLDERS
-        return 2 * sum(map(self.weight, peers)) > sum(self._taken.samples.values())
+        return 2 * sum(map(self.weight, peers)) > sum(self.taken.samples.values())
 
     def weight(self, peer: str) -> int:
         """The samples that a peer brought to the last step that this one took itself."""
-        return self._taken.samples.get(peer, 0)
+        return self.taken.samples.get(peer, 0)
 
     def _newcomer(self, others: Collection[str], now: float) -> bool:
         """Has this peer taken a step with nobody who is still there?"""
-        if self._me == self.organizer or now < self._taken.time + LONELY_SECONDS:
+        if self._me == self.organizer or now < self.taken.time + LONELY_SECONDS:
             return False
-        return not (self._taken.samples.keys() - {self._me}) & set(others)
+        return not (self.taken.samples.keys() - {self._me}) & set(others)
 
     def _said_by_organizer(self, others: Mapping[str, Progress]) -> Position | None:
         """What it says now; while it is away, what it said last, if somebody still holds that."""
