@@ -2,11 +2,13 @@
 
 Two things prove that the swarm is at a global step. The organizer says so: in its progress while it is there, and in
 its notice, which stays for a week. Or those say so who brought more than half of the samples of the last step that
-this peer took itself: whoever holds so much of a step decides about the average anyhow. A peer that has taken no step
-yet, or of whose companions nobody is left, takes the word of three holders of one state if the organizer is silent;
-the organizer itself never does. And nobody is believed who claims more steps than a swarm can have taken meanwhile.
+this peer took itself: whoever holds so much of a step decides about the average anyhow. What peers brought that have
+been gone for a minute does not count, so that a run outlives who leaves. A peer that has taken no step yet, or of whose
+companions nobody is left, takes the word of three holders of one state if the organizer is silent; the organizer itself
+never does. And nobody is believed who claims more steps than a swarm can have taken meanwhile.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -18,8 +20,10 @@ STEPS_PER_SECOND = 10.0
 """No swarm takes more: each step is gathered for, averaged and told."""
 STEPS_AT_ONCE = 10
 """And so many more, for clocks and records that come late."""
-LONELY_SECONDS = 60.0
-"""Companions may be away, or under suspicion, for a moment."""
+GONE_SECONDS = 60.0
+"""Who was not seen for so long is gone."""
+BLIND_SECONDS = 15.0
+"""Whoever has not looked for so long, on a machine that slept, cannot tell who is gone."""
 HOLDERS = 3
 """For who knows nobody yet: the one that hands out the state, and two others."""
 
@@ -46,18 +50,28 @@ class Belief:
         self._me, self.organizer, self._notice = me, organizer, notice
         self.taken = Taken()
         """What this peer knows by itself."""
+        self._seen: dict[str, float] = {}
+        self._looked, self._since = -math.inf, math.inf  # the last time, and since when again and again
 
     def took(self, step: int, time: float, samples: Mapping[str, int]) -> None:
         """This peer has taken a step itself, with these samples by peer; `time` by the clock of the directory."""
         self.taken = Taken(step=step, time=time, samples={peer: count for peer, count in samples.items() if count})
+        self._seen = dict.fromkeys(self.taken.samples, time)
 
     def remember(self, taken: Taken) -> None:
-        """What it took before it was started anew. It has lost its own state, so only what the others brought counts."""
+        """What it took before it was started anew: it has lost its state, so only what the others brought counts."""
         self.took(taken.step, taken.time, {peer: n for peer, n in taken.samples.items() if peer != self._me})
 
     def reached(self, step: int, time: float) -> None:
         """This peer has got to a step that it did not take itself, and that was proven to it."""
         self.taken = Taken(step=step, time=time, samples=self.taken.samples)
+
+    def see(self, here: Collection[str], now: float) -> None:
+        """These peers are there now, whether they are under suspicion or not."""
+        if now > self._looked + BLIND_SECONDS:
+            self._since = now
+        self._looked = now
+        self._seen = {p: now if p in here else self._seen.get(p, -math.inf) for p in self.taken.samples}
 
     def newest(self, mine: Position, others: Mapping[str, Progress], now: float) -> Position:
         """The newest state that the swarm has come to; this peer's own if nothing newer is proven.
@@ -70,32 +84,33 @@ class Belief:
         """
         limit = self.taken.step + STEPS_AT_ONCE + STEPS_PER_SECOND * max(0.0, now - self.taken.time)
         able = {peer: progress for peer, progress in others.items() if mine.step <= progress.step <= limit}
-        proven = [mine, self._said_by_most(able, others, now)]
+        proven = [mine, self._said_by_most(able, self.organizer in others, now)]
         said = self._said_by_organizer(others)
         if said is not None and mine.step <= said.step <= limit:
             proven.append(said)
         return max(reversed(proven), key=lambda position: position.step)
 
-    def proves(self, peers: Collection[str], others: Collection[str], now: float) -> bool:
-        """Do these peers, all of one mind, prove what they say?
-
-        :param others: everyone else who is there
-        """
+    def proves(self, peers: Collection[str], now: float) -> bool:
+        """Do these peers, all of one mind, prove what they say?"""
         if self.organizer in peers:
             return True
-        if self._newcomer(others, now):
+        counting = self._counting(now)
+        if self._me != self.organizer and not counting - {self._me}:
             return len(peers) >= HOLDERS
-        return 2 * sum(map(self.weight, peers)) > sum(self.taken.samples.values())
+        return 2 * sum(map(self.weight, peers)) > sum(map(self.weight, counting))
 
     def weight(self, peer: str) -> int:
         """The samples that a peer brought to the last step that this one took itself."""
         return self.taken.samples.get(peer, 0)
 
-    def _newcomer(self, others: Collection[str], now: float) -> bool:
-        """Has this peer taken a step with nobody who is still there?"""
-        if self._me == self.organizer or now < self.taken.time + LONELY_SECONDS:
-            return False
-        return not (self.taken.samples.keys() - {self._me}) & set(others)
+    def _counting(self, now: float) -> set[str]:
+        """Those of who brought the last step that are not gone."""
+        looking = now - self._since
+        return {
+            peer
+            for peer in self.taken.samples
+            if peer == self._me or now - self._seen.get(peer, -math.inf) < GONE_SECONDS or not looking >= GONE_SECONDS
+        }
 
     def _said_by_organizer(self, others: Mapping[str, Progress]) -> Position | None:
         """What it says now; while it is away, what it said last, if somebody still holds that."""
@@ -108,17 +123,20 @@ class Belief:
         notice = self._notice()
         return START if notice.step is None else Position(notice.step, notice.round)
 
-    def _said_by_most(self, able: Mapping[str, Progress], others: Mapping[str, Progress], now: float) -> Position:
-        """The newest step that enough of these have come to, as most of its holders have it; the start if none is."""
-        if self._newcomer(others, now):
-            if self.organizer in others:
+    def _said_by_most(self, able: Mapping[str, Progress], led: bool, now: float) -> Position:
+        """The newest step that enough of these have come to, as most of its holders have it; the start if none is.
+
+        :param led: the organizer is there
+        """
+        if not self._counting(now) - {self._me}:
+            if led or self._me == self.organizer:
                 return START
             least = self._said_last().step
             holders = Counter(_position(progress) for progress in able.values())
             enough = [p for p, count in holders.items() if count >= HOLDERS and p.step >= least]
             return max(enough, key=lambda position: (holders[position], position), default=START)
         for step in sorted({progress.step for progress in able.values()}, reverse=True):
-            if self.proves([p for p in able.keys() - {self.organizer} if able[p].step >= step], others, now):
+            if self.proves([p for p in able.keys() - {self.organizer} if able[p].step >= step], now):
                 weights: Counter[str] = Counter()
                 for peer, progress in able.items():
                     if progress.step == step:

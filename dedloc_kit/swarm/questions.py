@@ -23,30 +23,29 @@ REMEMBERED_PEERS = 1000
 
 
 class Budget:
-    """Allows one answer at a time, so many to each peer, and a share of the time to all of them.
+    """Allows so many answers to each peer, and a share of the time to all of them.
 
     :param clock: seconds
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._busy = False
         self._free_at = 0.0
         self._answered: dict[str, float] = {}
 
     def allows(self, peer: str) -> bool:
         """May this peer's question be answered now?"""
         now = self._clock()
-        return not self._busy and now >= self._free_at and now >= self._answered.get(peer, -PEER_SECONDS) + PEER_SECONDS
+        return now >= max(self._free_at, self._answered.get(peer, -PEER_SECONDS) + PEER_SECONDS)
 
     @contextmanager
     def spend(self) -> Iterator[None]:
         """While an answer is made; it takes as long as it takes."""
-        began, self._busy = self._clock(), True
+        began = self._clock()
         try:
             yield
         finally:
-            ended, self._busy = self._clock(), False
+            ended = self._clock()
             self._free_at = ended + (ended - began) * (1 / SHARE - 1)
 
     def answered(self, peer: str) -> None:
@@ -71,7 +70,8 @@ class Answering:
 
     async def answer(self, peer: str, request: Request) -> Header:
         """What this peer says to the question."""
-        if not self._budget.allows(peer):
+        making = self._making is not None and not self._making.done()
+        if making or not self._budget.allows(peer):
             return Header(answer="busy")
         # To its end, though the other side may go away: the thread goes on as well.
         self._making = asyncio.create_task(self._make(peer, request))

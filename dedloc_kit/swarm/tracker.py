@@ -155,7 +155,7 @@ class Tracker(threading.Thread):
 
     def proves(self, peers: Collection[str]) -> bool:
         """Do these peers, all of one mind, prove what they say?"""
-        return self.belief.proves(peers, self.others(), float(get_dht_time()))
+        return self.belief.proves(peers, float(get_dht_time()))
 
     @property
     def mine(self) -> Progress | None:
@@ -211,7 +211,9 @@ class Tracker(threading.Thread):
             self._looks += 1
         with self._lock:
             self._others, self._left = others, left
-        self._note(get_dht_time())
+        now = float(get_dht_time())
+        self._note(now)
+        self.belief.see({peer for peer, progress in others.items() if _alive(progress)} - self._refused, now)
         self._doubt_claims()
 
     def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:

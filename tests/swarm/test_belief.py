@@ -1,11 +1,9 @@
 """What a peer believes of how far the swarm is."""
 
-from typing import Any
-
 import pytest
 
 from dedloc_kit.records import Progress
-from dedloc_kit.swarm.belief import HOLDERS, LONELY_SECONDS, START, STEPS_AT_ONCE, STEPS_PER_SECOND, Position
+from dedloc_kit.swarm.belief import GONE_SECONDS, START, STEPS_AT_ONCE, STEPS_PER_SECOND, Belief, Position
 from tests.swarm.harness import belief, progress
 
 NOW = 1000.0
@@ -16,7 +14,7 @@ def at(position: Position, *peers: str) -> dict[str, Progress]:
     return {peer: progress(step=position.step, round=position.round) for peer in peers}
 
 
-def having_taken_ten(**samples: int) -> Any:
+def having_taken_ten(**samples: int) -> Belief:
     """One that took step 10 with these, a second ago."""
     mine = belief()
     mine.took(10, NOW - 1.0, samples)
@@ -86,24 +84,65 @@ def test_what_an_organizer_that_is_away_has_said_holds_nobody_up_where_nobody_ha
     assert mine.newest(TEN, at(ELEVEN, "x") | at(TEN, "asha"), NOW) == ELEVEN
 
 
+def long_without(mine: Belief, *here: str) -> float:
+    """The time after which everybody else is gone."""
+    time = NOW
+    while time <= NOW + GONE_SECONDS:
+        mine.see(here, time)
+        time += 1.0
+    return time
+
+
+def test_what_those_brought_who_are_gone_for_long_does_not_count() -> None:
+    mine = having_taken_ten(asha=6, badal=4)
+    assert mine.newest(TEN, at(ELEVEN, "badal"), NOW) == TEN
+    later = long_without(mine, "badal")
+    assert mine.newest(TEN, at(ELEVEN, "badal"), later - 5.0) == TEN
+    assert mine.newest(TEN, at(ELEVEN, "badal"), later) == ELEVEN
+    mine.see(["asha"], later)
+    assert mine.newest(TEN, at(ELEVEN, "badal"), later) == TEN, "it is back"
+
+
+def test_whoever_took_part_in_the_last_step_was_there() -> None:
+    mine = having_taken_ten(asha=6, badal=4)
+    later = long_without(mine)
+    mine.took(11, later, {"asha": 6, "chitra": 4})
+    assert mine.newest(ELEVEN, at(Position(12, "cc"), "chitra"), later) == ELEVEN
+
+
+def test_who_slept_looks_for_its_companions_for_a_while_before_it_believes_that_they_are_gone() -> None:
+    mine = having_taken_ten(asha=6, badal=4)
+    mine.see(["asha", "badal"], NOW)
+    later = NOW + 2 * GONE_SECONDS
+    mine.see(["badal"], later)
+    assert mine.newest(TEN, at(ELEVEN, "badal"), later) == TEN
+
+
 def test_whose_companions_have_all_gone_is_as_a_newcomer_but_for_the_organizer() -> None:
-    strangers, later = at(ELEVEN, "x", "y", "z"), NOW + LONELY_SECONDS
+    strangers = at(ELEVEN, "x", "y", "z")
     mine = having_taken_ten(me=5, asha=5)
     assert mine.newest(TEN, strangers, NOW) == TEN, "they may be back in a moment"
-    assert mine.newest(TEN, strangers | at(TEN, "asha"), later) == TEN
-    assert mine.newest(TEN, strangers, later) == ELEVEN
+    assert mine.newest(TEN, strangers, long_without(mine, *strangers)) == ELEVEN
     organizer = belief("me", "me")
-    assert organizer.newest(START, strangers, later) == START, "it starts the run"
+    assert organizer.newest(START, strangers, NOW) == START, "it starts the run"
     organizer.took(10, NOW - 1.0, {"asha": 5})
+    later = long_without(organizer, *strangers)
     assert organizer.newest(TEN, strangers, later) == TEN
-    assert organizer.newest(TEN, strangers | at(ELEVEN, "asha"), NOW) == ELEVEN
+    organizer.see(["asha"], later)
+    assert organizer.newest(TEN, strangers | at(ELEVEN, "asha"), later) == ELEVEN
+
+
+def test_of_one_that_was_started_anew_only_what_the_others_brought_counts() -> None:
+    mine = belief()
+    mine.remember(having_taken_ten(me=9, asha=1).taken)
+    assert mine.newest(START, at(ELEVEN, "asha"), NOW) == ELEVEN
+    assert mine.newest(START, at(ELEVEN, "x", "y", "z"), NOW) == START
 
 
 @pytest.mark.parametrize("samples", [{}, {"me": 10, "asha": 10, "badal": 10}])
 def test_a_state_is_proven_as_a_step_is(samples: dict[str, int]) -> None:
-    mine, others = having_taken_ten(**samples) if samples else belief(), {"organizer", "asha", "badal", "x", "y", "z"}
-    assert mine.proves({"organizer"}, others, NOW)
-    assert mine.proves({"x", "y", "z"}, others, NOW) != bool(samples)
-    assert mine.proves({"asha", "badal"}, others, NOW) == bool(samples)
-    assert not mine.proves({"asha"}, others, NOW)
-    assert HOLDERS == 3
+    mine = having_taken_ten(**samples) if samples else belief()
+    assert mine.proves({"organizer"}, NOW)
+    assert mine.proves({"x", "y", "z"}, NOW) != bool(samples)
+    assert mine.proves({"asha", "badal"}, NOW) == bool(samples)
+    assert not mine.proves({"asha"}, NOW)
