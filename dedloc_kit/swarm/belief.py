@@ -82,13 +82,17 @@ class Belief:
         :param others: everyone else's progress, by peer id
         :param now: by the clock of the directory
         """
-        limit = self.taken.step + STEPS_AT_ONCE + STEPS_PER_SECOND * max(0.0, now - self.taken.time)
+        limit = self.limit(now)
         able = {peer: progress for peer, progress in others.items() if mine.step <= progress.step <= limit}
         proven = [mine, self._said_by_most(able, self.organizer in others, now)]
         said = self._said_by_organizer(others)
         if said is not None and mine.step <= said.step <= limit:
             proven.append(said)
         return max(reversed(proven), key=lambda position: position.step)
+
+    def limit(self, now: float) -> float:
+        """The newest step that the swarm can have come to."""
+        return self.taken.step + STEPS_AT_ONCE + STEPS_PER_SECOND * max(0.0, now - self.taken.time)
 
     def proves(self, peers: Collection[str], now: float) -> bool:
         """Do these peers, all of one mind, prove what they say?"""
@@ -128,20 +132,21 @@ class Belief:
 
         :param led: the organizer is there
         """
-        if not self._counting(now) - {self._me}:
+        counting = self._counting(now)
+        if not counting - {self._me}:
             if led or self._me == self.organizer:
                 return START
             least = self._said_last().step
             holders = Counter(_position(progress) for progress in able.values())
             enough = [p for p, count in holders.items() if count >= HOLDERS and p.step >= least]
             return max(enough, key=lambda position: (holders[position], position), default=START)
-        for step in sorted({progress.step for progress in able.values()}, reverse=True):
-            if self.proves([p for p in able.keys() - {self.organizer} if able[p].step >= step], now):
-                weights: Counter[str] = Counter()
-                for peer, progress in able.items():
-                    if progress.step == step:
-                        weights[progress.round] += self.weight(peer)
-                return Position(step, max(weights, key=lambda round_id: (weights[round_id], round_id)))
+        companions = {peer: _position(able[peer]) for peer in counting & able.keys()}
+        for step in sorted({position.step for position in companions.values()}, reverse=True):
+            if self.proves([peer for peer, position in companions.items() if position.step >= step], now):
+                weights: Counter[Position] = Counter()
+                for peer, position in companions.items():
+                    weights[position] += self.weight(peer) if position.step == step else 0
+                return max(weights, key=lambda position: (weights[position], position))
         return START
 
 

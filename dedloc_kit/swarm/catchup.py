@@ -170,7 +170,7 @@ class CatchUp:
         try:
             info = StateInfo.parse(metadata["info"])
             receipts = tuple(Receipt.parse(values) for values in metadata["receipts"])
-            if info.step < wanted.step:
+            if not wanted.step <= info.step <= self._tracker.belief.limit(float(get_dht_time())):
                 raise ValueError(f"it is of step {info.step}, the swarm is at {wanted.step}")
             verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
             if verdict != "right":
