@@ -307,7 +307,13 @@ class _Coordinator:
             self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 
     def _peers(self) -> Peers:
-        others, orders = self._me.optimizer.tracker.others(), self._orders.look()
+        tracker, orders = self._me.optimizer.tracker, self._orders.look()
+        # On the page nobody is further than is proven.
+        newest = tracker.newest(self._me.optimizer.state.position).step
+        others = {
+            peer_id: progress.model_copy(update={"step": min(progress.step, newest)})
+            for peer_id, progress in tracker.others().items()
+        }
         volunteers = {peer_id for peer_id, progress in others.items() if not progress.follower}
         return Peers(
             paused=orders.paused,

@@ -311,11 +311,8 @@ class RunView:
         return self._gone or (self._joined and time.monotonic() - self._heard > SILENCE_SECONDS)
 
     def _newest_step(self, last: int) -> int:
-        """The step that the swarm is at; a peer that is behind cannot give to its batch.
-
-        Others tell of a new one a moment before the coordinator does; whoever claims more is not believed.
-        """
-        return max([last, *(peer.step for peer in self._peers if peer.step <= last + 1)])
+        """The step that the swarm is at; a peer that is behind cannot give to its batch."""
+        return max([last, *(peer.step for peer in self._peers)])
 
     def _now(self, known: dict[str, Any]) -> dict[str, Any]:
         """The part of the state that lives in events."""

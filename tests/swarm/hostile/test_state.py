@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hivemind.p2p import P2P, PeerID
 
-from dedloc_kit.events import Left, LocalProgress, Warned
+from dedloc_kit.events import Left, LocalProgress, Peers, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.records import INVITATION_FILE
 from dedloc_kit.steering.access import invite
@@ -106,6 +106,8 @@ def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_p
             liar.claims(900, "f" * 40, (1.0, 2.0, 3.0, 4.0))
             coordinator.wait_for(Warned, lambda event: "900" in event.text)
             told = coordinator.steps[-1].step.step
+            seen = coordinator.wait_for(Peers, lambda event: liar.peer in {peer.peer for peer in event.peers})
+            assert max(peer.step for peer in seen.peers) < 900
             coordinator.wait_for_step(told + 5)
             volunteer.wait_for_step(told + 5)
             # The same at the step that they are at: they are not many enough to have drifted, or gone another way.
