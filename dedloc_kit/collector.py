@@ -142,9 +142,7 @@ class _Collector:
     def _collect(self, swarm: Onlooker) -> None:
         """Take contributions to steps that were missed from the DHT."""
         try:
-            for peer, contribution in swarm.contributions().items():
-                if contribution.samples and contribution.step <= self.step:
-                    self._ledger.record_contribution(peer, contribution)
+            self._ledger.fill_gaps(swarm.contributions())
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
 

@@ -121,6 +121,11 @@ class _Coordinator:
             credit(self._ledger, self._peer.resume, self._warn)
         else:
             self._saved = state.info
+        # Whoever went on without this coordinator proves it by having brought the last step that was taken here.
+        last = self._ledger.last_taken()
+        if last is not None:
+            belief = self._me.optimizer.tracker.belief
+            belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""
@@ -274,10 +279,9 @@ class _Coordinator:
         """Take contributions to steps whose round this peer missed from the DHT."""
         reject = self._me.optimizer.troubles.reject
         try:
-            for peer_id, contribution in collect(self._me.dht, self._run.run_id, reject).items():
-                if contribution.samples and contribution.step <= self._ledger.last_step():
-                    with self._despite_a_full_disk():
-                        self._ledger.record_contribution(peer_id, contribution)
+            found = collect(self._me.dht, self._run.run_id, self._run.global_batch, reject)
+            with self._despite_a_full_disk():
+                self._ledger.fill_gaps(found)
         except TimeoutError:
             self._warn("the swarm's directory does not answer; trying again")
 
@@ -303,7 +307,13 @@ class _Coordinator:
             self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 
     def _peers(self) -> Peers:
-        others, orders = self._me.optimizer.tracker.others(), self._orders.look()
+        tracker, orders = self._me.optimizer.tracker, self._orders.look()
+        # On the page nobody is further than is proven.
+        newest = tracker.newest(self._me.optimizer.state.position).step
+        others = {
+            peer_id: progress.model_copy(update={"step": min(progress.step, newest)})
+            for peer_id, progress in tracker.others().items()
+        }
         volunteers = {peer_id for peer_id, progress in others.items() if not progress.follower}
         return Peers(
             paused=orders.paused,

@@ -10,11 +10,22 @@ from pathlib import Path
 from pydantic import Field
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import INVITATION_FILE, Address, Invitation, PeerId, Record, RunId
+from dedloc_kit.records import INVITATION_FILE, Address, Count, Invitation, PeerId, Record, RunId, Time
 
 MOST_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""
 _MOST_ADDRESSES = 64
+_MOST_COMPANIONS = 4096
+
+
+class Taken(Record):
+    """The last global step that a peer took itself: those who brought it are believed of later ones, see `belief`."""
+
+    step: Count = 0
+    time: Time = 0.0
+    """By the clock of the directory."""
+    samples: dict[PeerId, Count] = Field(default={}, max_length=_MOST_COMPANIONS)
+    """What each peer brought, those who brought nothing left out."""
 
 
 class SwarmMemory(Record):
@@ -27,6 +38,7 @@ class SwarmMemory(Record):
     """The port on which this peer listened, which others know; 0 if it never did."""
     peers: tuple[Address, ...] = Field(default=(), max_length=_MOST_ADDRESSES, strict=False)
     """Addresses of peers that others can reach, those seen last first."""
+    taken: Taken = Taken()
 
 
 class Memory:
@@ -36,18 +48,20 @@ class Memory:
         """`port` is the one that this peer listens on now; 0 in client mode, which keeps the one of earlier."""
         before = recall(folder, run_id)
         self._folder, self._run_id, self._peer, self._port = folder, run_id, peer, port or before.port
-        self._before = before.peers
+        self._before, self._taken = before.peers, before.taken
         self._newest: SwarmMemory | None = None
 
-    def update(self, seen: Mapping[str, Sequence[str]]) -> None:
+    def update(self, seen: Mapping[str, Sequence[str]], taken: Taken | None = None) -> None:
         """Remember who is there now, by peer id with the addresses that each names, besides those of earlier.
 
+        :param taken: this peer's last step; none if it takes none, or has not yet
         Raises OSError if the folder cannot be written; not again until something changes.
         """
         # An address that names somebody else is worth nothing.
         now = [address for peer, named in seen.items() for address in named if address.endswith(f"/p2p/{peer}")]
         peers = tuple(dict.fromkeys(chain(sorted(now), self._before)))[:_MOST_ADDRESSES]
-        memory = SwarmMemory(run_id=self._run_id, peer=self._peer, port=self._port, peers=peers)
+        self._taken = taken or self._taken
+        memory = SwarmMemory(run_id=self._run_id, peer=self._peer, port=self._port, peers=peers, taken=self._taken)
         if memory != self._newest:
             self._before, self._newest = peers, memory
             remember(self._folder, memory)

@@ -247,12 +247,16 @@ class Reached(Record):
 
 
 class Notice(Record):
-    """What the organizer tells all peers again and again, signed: that it is there, and whom to refuse."""
+    """What the organizer tells all again and again, signed: that it is there, how far it is, and whom to refuse."""
 
     run_id: RunId
     time: Time
     refused: Annotated[bytes, Field(max_length=_SHORT * MOST_REFUSED)] = b""
     """The beginnings of the SHA-256 digests of peer ids; may be given as the ids, as it was written before."""
+    step: Count | None = None
+    """The global step that it holds; none while it starts."""
+    round: Digest = ""
+    """The all-reduce that led to this step."""
 
     @field_validator("refused", mode="before")
     @classmethod

@@ -64,6 +64,7 @@ def volunteer(
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
+        me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
         replica = me.replica
         assert replica is not None
         compute = Compute(
@@ -149,7 +150,7 @@ class _Organizer:
 def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:
     """Keep who can be reached, so that this peer can join again through any of them."""
     try:
-        memory.update(me.reachable())
+        memory.update(me.reachable(), me.optimizer.tracker.belief.taken)
     except OSError as error:
         warn(f"the swarm's addresses cannot be kept ({error.strerror})")
 

@@ -210,6 +210,38 @@ def test_a_contribution_to_a_step_is_that_of_its_members(path: Path) -> None:
     assert totals(ledger) == {"p": 104, "late": 24}
 
 
+def test_a_gap_is_filled_with_what_peers_say_whose_companions_have_told_of_them(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+        ledger.record_step(a_step(4), {"q": given(4, 64, 64)})
+        claims = {"p": given(3, 10, 74), "stranger": given(2, 64, 64)}
+        ledger.fill_gaps(claims)
+        assert totals(ledger) == {"p": 74, "q": 64}
+        ledger.record_step(a_step(5), {"stranger": given(5, 64, 128)})
+        ledger.fill_gaps(claims)
+        assert ledger.contributions_of(2) == {"stranger": 64}
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3])
+def test_nobody_has_given_to_a_step_that_there_is_not_or_whose_members_have_told_otherwise(
+    path: Path, step: int
+) -> None:
+    with closing(Ledger(path)) as ledger:
+        for known in (1, 2):
+            ledger.record_step(a_step(known), {"p": given(known, 64, 64 * known)})
+        ledger.fill_gaps({"p": given(step, 2**53, 2**53, session="c3")})
+        assert totals(ledger) == {"p": 128}
+
+
+def test_the_newest_step_that_was_taken_here_is_not_one_that_others_have_told_of(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        assert ledger.last_taken() is None
+        taken = a_step(1).model_copy(update={"gather": 0.1, "average": 0.2, "apply": 0.1})
+        ledger.record_step(taken, {"p": given(1, 64, 64)})
+        ledger.record_step(a_step(2), {"p": given(2, 64, 128)})
+        assert ledger.last_taken() == taken
+
+
 def test_a_step_that_another_all_reduce_led_to_replaces_what_came_after(path: Path) -> None:
     ledger = Ledger(path)
     for step in range(1, 11):

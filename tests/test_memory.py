@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.memory import MOST_PEERS, Memory, SwarmMemory, initial_peers, of_first_peers, own_id, recall, take_over
+from dedloc_kit.memory import (
+    MOST_PEERS,
+    Memory,
+    SwarmMemory,
+    Taken,
+    initial_peers,
+    of_first_peers,
+    own_id,
+    recall,
+    take_over,
+)
 from dedloc_kit.records import Invitation
 from tests.invitations import NOBODY, invited
 from tests.tiny import tiny_run
@@ -122,3 +132,12 @@ def test_the_number_of_peers_to_try_is_limited_and_not_that_of_their_addresses(t
     assert chosen[0] == address("C")
     assert chosen[-1] == address("C", "10.0.0.1")
     assert of_first_peers([], 3) == ()
+
+
+def test_who_brought_the_last_step_is_remembered_and_stays_so_where_nothing_new_is_known(tmp_path: Path) -> None:
+    taken = Taken(step=7, time=9.0, samples={"QmA": 5, "QmMe": 3})
+    Memory(tmp_path, RUN, "QmMe", port=1).update({"A": [address("A")]}, taken)
+    assert recall(tmp_path, RUN).taken == taken
+    Memory(tmp_path, RUN, "QmMe", port=1).update({})
+    assert recall(tmp_path, RUN).taken == taken
+    assert recall(tmp_path, "other-0123456789abcdef").taken == Taken()

@@ -92,6 +92,17 @@ class Ledger(Reader):
             for peer, contribution in contributions.items():
                 self._add(peer, contribution)
 
+    def fill_gaps(self, contributions: Mapping[str, Contribution]) -> None:
+        """Record what peers say they gave to steps that are missing here.
+
+        A signature only proves who says so, and anyone may make a key. So a peer is believed if it has given to a step
+        whose members have told of it, and for steps before the newest one.
+        """
+        newest, met = self.last_step(), self.met()
+        for peer, contribution in contributions.items():
+            if contribution.samples and 1 <= contribution.step < newest and peer in met:
+                self.record_contribution(peer, contribution)
+
     def record_contribution(self, peer: str, contribution: Contribution) -> None:
         """Record what a peer says it gave to a step that is missing here, in any order; twice is as good as once."""
         with self._transaction():

@@ -161,6 +161,20 @@ class Reader:
             found[peer] = found.get(peer, 0) + samples
         return found
 
+    def last_taken(self) -> GlobalStep | None:
+        """The newest global step that was taken here, not told of by others later."""
+        query = f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE average IS NOT NULL ORDER BY step DESC LIMIT 1"
+        rows = self._rows(query)
+        return GlobalStep(**dict(zip(_STEP_FIELDS, rows[0], strict=True))) if rows else None
+
+    def met(self) -> set[str]:
+        """The peers that gave to a global step which is known here."""
+        query = (
+            "SELECT DISTINCT peer FROM parts WHERE EXISTS"
+            " (SELECT 1 FROM contributions JOIN steps USING (step) WHERE part = id AND contributions.samples > 0)"
+        )
+        return {peer for (peer,) in self._rows(query)}
+
     def troubles(self, kind: TroubleKind) -> tuple[int, list[Trouble]]:
         """How many there were of this kind, and the newest ones, newest first."""
         counted = self._rows("SELECT count FROM counts WHERE kind = ?", (kind,))

@@ -32,11 +32,11 @@ from dedloc_kit.swarm.compression import codec_of
 from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.feedback import Feedback
 from dedloc_kit.swarm.flat import FlatLayout
-from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.group import Begin, Gathering, Nonsense, Round, Search, read_members, sorted_group
 from dedloc_kit.swarm.introductions import Introductions
 from dedloc_kit.swarm.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
 from dedloc_kit.swarm.offers import RecentAverage
+from dedloc_kit.swarm.receipts import possible
 from dedloc_kit.swarm.sharing import CurrentState, StateSharing
 from dedloc_kit.swarm.signing import Signer
 
@@ -306,11 +306,9 @@ class GradientAverager(StateSharing):
     def _introduced(self, peer: PeerID, introduction: bytes, step: int) -> Contribution:
         """What a member contributes; raises ValueError unless it is its own, for this step and believable."""
         author, contribution = self._signer.open(Contribution, introduction)
-        if author != peer.to_base58() or (contribution.run_id, contribution.step) != (self._run_id, step):
+        if (author, contribution.step) != (peer.to_base58(), step):
             raise ValueError(f"{peer} brought a contribution that is not its own or not for this step")
-        if contribution.samples > MOST_BATCHES * self._global_batch:
-            raise ValueError(f"{peer} claims {contribution.samples} samples for a batch of {self._global_batch}")
-        return contribution
+        return possible(contribution, self._run_id, self._global_batch)
 
     def _keep(self, search: Search, round_id: str, group: Introductions, runner: ExactAllReduce) -> None:
         """Hold the average for members that missed it."""

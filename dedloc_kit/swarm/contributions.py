@@ -7,6 +7,7 @@ from hivemind import DHT
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.directory import MANY, Directory
 from dedloc_kit.swarm.kinds import CONTRIBUTIONS
+from dedloc_kit.swarm.receipts import possible
 from dedloc_kit.swarm.signing import Signer
 
 DHT_TIMEOUT = 20.0
@@ -19,14 +20,18 @@ def publish(dht: DHT, signer: Signer, contribution: Contribution, *, peers: int 
 
     :param peers: how many others there are
     """
-    _directory(dht, contribution.run_id, lambda _: None).store(signer, contribution, peers=peers)
+    directory = Directory(dht, CONTRIBUTIONS, contribution.run_id, reject=lambda _: None)
+    directory.store(signer, contribution, peers=peers)
 
 
-def collect(dht: DHT, run_id: str, reject: Callable[[str], None]) -> dict[str, Contribution]:
+def collect(dht: DHT, run_id: str, global_batch: int, reject: Callable[[str], None]) -> dict[str, Contribution]:
     """The latest contribution of every peer, by peer id; invalid ones are reported and left out."""
-    found = _directory(dht, run_id, reject).look(peers=MANY, timeout=DHT_TIMEOUT)
+    directory = Directory(
+        dht,
+        CONTRIBUTIONS,
+        run_id,
+        reject=lambda why: reject(f"a contribution was ignored: {why}"),
+        check=lambda contribution: possible(contribution, run_id, global_batch),
+    )
+    found = directory.look(peers=MANY, timeout=DHT_TIMEOUT)
     return {peer: contribution for peer, contribution in found.items() if contribution is not None}
-
-
-def _directory(dht: DHT, run_id: str, reject: Callable[[str], None]) -> Directory[Contribution]:
-    return Directory(dht, CONTRIBUTIONS, run_id, reject=lambda why: reject(f"a contribution was ignored: {why}"))

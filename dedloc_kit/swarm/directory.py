@@ -37,12 +37,12 @@ class Directory(Generic[R]):
         run_id: str,
         *,
         reject: Callable[[str], None],
-        check: Callable[[R], None] = lambda _: None,
+        check: Callable[[R], object] = lambda _: None,
         seconds: float | None = None,
     ) -> None:
         self._dht, self._run_id, self._reject = dht, run_id, reject
         self._kind: Kind[R] = kind
-        self._check: Callable[[R], None] = check
+        self._check: Callable[[R], object] = check
         self._seconds = kind.seconds if seconds is None else seconds
         self._shares = kind.shares(run_id)
         self._looks = 0

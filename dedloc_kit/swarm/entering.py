@@ -36,18 +36,18 @@ class Entry:
         self.signer = Signer(self.identity)
         self._run, self._peer, self._initial_peers, self._secret = run, peer, initial_peers, secret
         self._organizer, self._may_start_alone, self._preferred_port = organizer, may_start_alone, preferred_port
-        self._gate = Gate(run.run_id, organizer or self.signer.peer, self.signer, restricted=run.access.who != "open")
+        self.gate = Gate(run.run_id, organizer or self.signer.peer, self.signer, restricted=run.access.who != "open")
 
     def look(self) -> Surroundings:
         """Be let in and look around; forks nothing, so it may run in a thread. Raises UserError."""
-        if self._gate.restricted and self._organizer is not None:
-            come_in(self._run, self._gate, self.identity, self._initial_peers, self._secret)
+        if self.gate.restricted and self._organizer is not None:
+            come_in(self._run, self.gate, self.identity, self._initial_peers, self._secret)
         with self._asking_why():
             return look_around(
                 self._peer,
                 self.identity,
                 self._initial_peers,
-                gate=self._gate,
+                gate=self.gate,
                 may_start_alone=self._may_start_alone,
                 preferred_port=self._preferred_port,
             )
@@ -55,7 +55,7 @@ class Entry:
     def start(self, around: Surroundings) -> Node:
         """Start the node, which forks: call it in a process's main thread. Raises UserError."""
         with self._asking_why():
-            return start_node(self._peer, self.identity, around, gate=self._gate, may_start_alone=self._may_start_alone)
+            return start_node(self._peer, self.identity, around, gate=self.gate, may_start_alone=self._may_start_alone)
 
     @contextmanager
     def _asking_why(self) -> Iterator[None]:
@@ -63,6 +63,6 @@ class Entry:
         try:
             yield
         except UserError:
-            if self._organizer is not None and not self._gate.restricted:
-                come_in(self._run, self._gate, self.identity, self._initial_peers)
+            if self._organizer is not None and not self.gate.restricted:
+                come_in(self._run, self.gate, self.identity, self._initial_peers)
             raise

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
-from dedloc_kit.swarm.transfer import MESSAGE_BYTES, Download
+from dedloc_kit.swarm.transfer import MESSAGE_BYTES, Download, Header, Request, ask
 
 STREAMS = 6
 """From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
@@ -26,6 +26,17 @@ PATIENCE_SECONDS = 120.0
 """The same after this time, also while the donors are there, but busy."""
 
 Opened = tuple[object, asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def head(opening: Awaitable[Opened], request: Request, seconds: float) -> Header | None:
+    """What a donor answers, without the content; None if it does not within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            _, reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+            with closing(writer):
+                return await ask(request, reader, writer)
+    except (OSError, EOFError, ValueError, P2PDaemonError):
+        return None
 
 
 class Fetching:

@@ -9,8 +9,9 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
 from dedloc_kit.swarm.dht import kept_alive
 from dedloc_kit.swarm.fetching import STREAMS
-from dedloc_kit.swarm.offers import Offer, RecentAverage
+from dedloc_kit.swarm.offers import Offer, RecentAverage, StateLayout
 from dedloc_kit.swarm.places import Place, Places
+from dedloc_kit.swarm.questions import Answering
 from dedloc_kit.swarm.transfer import Header, Request, alive_until, encode, receive_request, send, upload
 
 KEPT_AVERAGES = 4
@@ -28,10 +29,17 @@ class Giving:
 
     :param willing: whether others may download now
     :param newest_state: the newest state if it is another version than the given one, otherwise None
+    :param layout: of the state
     """
 
-    def __init__(self, willing: Callable[[], bool], newest_state: Callable[[str], Awaitable[Offer | None]]) -> None:
+    def __init__(
+        self,
+        willing: Callable[[], bool],
+        newest_state: Callable[[str], Awaitable[Offer | None]],
+        layout: StateLayout,
+    ) -> None:
         self._willing, self._newest_state = willing, newest_state
+        self._questions = Answering(layout, lambda version: self._find(Request(what="state", version=version)))
         self.line_free = asyncio.Event()
         """Clear while something more important has the line."""
         self.line_free.set()
@@ -49,9 +57,11 @@ class Giving:
     async def serve(self, stream: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send another peer the blocks that it asks for."""
         try:
-            request = await receive_request(reader)
-            places, peer = self._places[request.what], stream.peer_id.to_base58()
-            with places.take(peer, strict=self.line_free.is_set()) as place:
+            request, peer = await receive_request(reader), stream.peer_id.to_base58()
+            while request.what == "sketch":
+                await send(writer, encode(await alive_until(writer, self._questions.answer(peer, request))))
+                request = await receive_request(reader)
+            with self._places[request.what].take(peer, strict=self.line_free.is_set()) as place:
                 while True:
                     if place:
                         await self._give(request, writer, place)

@@ -88,12 +88,15 @@ class Membership(threading.Thread):
         assert self._office is not None
         if crowded := self._office.crowded():
             self._tell(f"more machines wait than 'dedloc invite --machines' allows, of {', '.join(sorted(crowded))}")
-        refused = self._office.refused()
+        refused, mine, said = self._office.refused(), self._tracker.mine, self._gate.notice
         everyone = shortened(refused)
+        step, round_id = (None, "") if mine is None else (mine.step, mine.round)
         now = float(get_dht_time())
-        if everyone == self._gate.notice.refused and now < self._gate.notice.time + REPEAT_SECONDS:
+        news = (everyone, step, round_id) != (said.refused, said.step, said.round)
+        if not news and now < said.time + REPEAT_SECONDS:
             return
-        notice = Notice.parse({"run_id": self._gate.run_id, "time": now, "refused": refused})
+        values = {"run_id": self._gate.run_id, "time": now, "refused": refused, "step": step, "round": round_id}
+        notice = Notice.parse(values)
         self._take(notice.model_copy(update={"refused": everyone}))  # this peer itself can know any number
         self._notices.store(self._signer, notice, peers=0).result(DHT_SECONDS)
 

@@ -17,6 +17,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging import GradientAverager
+from dedloc_kit.swarm.belief import Belief
 from dedloc_kit.swarm.catchup import CatchUp
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.gradients import MOST_BATCHES, Gradients
@@ -43,6 +44,7 @@ class CollaborativeOptimizer:
     :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
         every step: how the coordinator holds the state
     :param gradients: takes what this peer computes and says how much that is
+    :param belief: judges how far the swarm is
     :param session: hexadecimal name of this session; contributions of one session count up
     :param known: addresses of peers to look for
     :param last_step: no round is begun after this global step
@@ -61,6 +63,7 @@ class CollaborativeOptimizer:
         run: RunConfig,
         dht: Node,
         signer: Signer,
+        belief: Belief,
         session: str,
         name: str,
         team: str,
@@ -101,7 +104,7 @@ class CollaborativeOptimizer:
         )
         self.troubles = Troubles(warn)
         """What went wrong in the swarm, as far as this peer saw it."""
-        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles)
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles, belief)
         self._rounds = Rounds(
             run,
             state,
@@ -169,9 +172,9 @@ class CollaborativeOptimizer:
         """
         deadline = time.monotonic() + HAND_OVER_SECONDS
         while time.monotonic() < deadline:
-            others = self.tracker.others().values()
-            staying = [progress.step for progress in others if progress.follower] or [p.step for p in others]
-            if not staying or max(staying) >= self.step:
+            others, organizer = self.tracker.others(), self.tracker.belief.organizer
+            staying = [others[organizer]] if organizer in others else others.values()
+            if not others or any(progress.step >= self.step for progress in staying):
                 return
             time.sleep(0.1)
 
@@ -291,6 +294,8 @@ class CollaborativeOptimizer:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
         self.gradients.count_outgoing()
+        taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
+        self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
         self._tell(receipt, outcome.contributions, parts)
 

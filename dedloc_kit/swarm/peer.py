@@ -14,6 +14,7 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.steering.access import Office
 from dedloc_kit.swarm.admission import Admission, serve
+from dedloc_kit.swarm.belief import Belief
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.entering import Entry
 from dedloc_kit.swarm.gradients import Gradients
@@ -112,7 +113,7 @@ def connected(
     with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
         looking = line.submit(entry.look)
         task = create_task(run, peer.task_module)
-    dht, signer = entry.start(looking.result()), entry.signer
+    dht, signer, gate = entry.start(looking.result()), entry.signer, entry.gate
     office = None
     if organizer is None:
         office = Office(run, peer.folder, signer.peer)
@@ -128,6 +129,7 @@ def connected(
             run=run,
             dht=dht,
             signer=signer,
+            belief=Belief(signer.peer, gate.organizer, lambda: gate.notice),
             session=session,
             name=peer.name,
             team=peer.team,

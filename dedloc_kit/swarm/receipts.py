@@ -5,14 +5,35 @@ from collections.abc import Mapping
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, Receipt
+from dedloc_kit.swarm.gradients import MOST_BATCHES
 from dedloc_kit.swarm.signing import Signer
 
 
-def opened(signer: Signer, run_id: str, step: int, signed: tuple[bytes, ...]) -> dict[str, Contribution]:
+def possible(contribution: Contribution, run_id: str, global_batch: int) -> Contribution:
+    """The contribution; raises ValueError if no honest peer of this run can have given it.
+
+    A signature proves who says so, not that it is true: this is asked wherever a contribution is taken.
+    """
+    most = MOST_BATCHES * global_batch
+    if contribution.run_id != run_id:
+        raise ValueError("Contribution: of another run")
+    if contribution.step < 1:
+        raise ValueError("Contribution: there is no step 0 to give to")
+    if contribution.samples > most:
+        raise ValueError(f"Contribution: claims {contribution.samples} samples for a batch of {global_batch}")
+    if not contribution.samples <= contribution.session_samples <= contribution.step * most:
+        raise ValueError(f"Contribution: its session cannot have given {contribution.session_samples} samples")
+    return contribution
+
+
+def opened(
+    signer: Signer, run_id: str, step: int, signed: tuple[bytes, ...], global_batch: int
+) -> dict[str, Contribution]:
     """Contributions to a step by peer; raises ValueError if one is not what it should be."""
     contributions = dict(signer.open(Contribution, contribution) for contribution in signed)
-    if any((c.run_id, c.step) != (run_id, step) for c in contributions.values()):
-        raise ValueError("a contribution is of another step")
+    for contribution in contributions.values():
+        if possible(contribution, run_id, global_batch).step != step:
+            raise ValueError("a contribution is of another step")
     return contributions
 
 

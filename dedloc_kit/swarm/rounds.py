@@ -162,7 +162,7 @@ class Rounds:
             self._watch_the_batch()
             self._begin_if_full(gathering)
         # While we look for a group, or wait in one, the swarm may move on.
-        nobody_comes = not self._begun and self._tracker.newest_step() > self._state.step
+        nobody_comes = not self._begun and self._tracker.newest(self._state.position).step > self._state.step
         return self._finish(gathering) if gathering.control.done() or nobody_comes else None
 
     def leave(self) -> Round | None:

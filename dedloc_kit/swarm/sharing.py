@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from hivemind import DHT, DecentralizedAverager
 from hivemind.p2p import P2P, PeerID
+from hivemind.utils import MPFuture
 
 from dedloc_kit.records import StateInfo
 from dedloc_kit.swarm.dht import kept_alive
-from dedloc_kit.swarm.fetching import Fetching, Opened
+from dedloc_kit.swarm.fetching import Fetching, Opened, head
 from dedloc_kit.swarm.giving import Giving
 from dedloc_kit.swarm.offers import (
     ExpectedAverage,
@@ -33,7 +34,7 @@ from dedloc_kit.swarm.offers import (
     snapshot,
     version_of,
 )
-from dedloc_kit.swarm.transfer import MAX_VERSION, Download, Expected, Header
+from dedloc_kit.swarm.transfer import MAX_VERSION, Download, Expected, Header, Request
 
 HOST_SECONDS = 60.0
 """For a copy of the state by a busy host process."""
@@ -70,8 +71,10 @@ class StateSharing(DecentralizedAverager):
         # Shared by this process and the averager's, which is forked below.
         self._sharing = mp.Value(ctypes.c_bool, False)
         self._held = mp.Array(ctypes.c_char, 4 * MAX_VERSION)
+        with current_state() as (_, tensors):
+            layout = StateLayout(tensors)
         # Used in the averager's process only.
-        self._giving = Giving(lambda: bool(self._sharing.value), self._newest_state)
+        self._giving = Giving(lambda: bool(self._sharing.value), self._newest_state, layout)
         self._line_free = self._giving.line_free
         self._serves_as_client = False
         super().__init__(averaged_tensors, dht, allow_state_sharing=False, **options)
@@ -92,6 +95,7 @@ class StateSharing(DecentralizedAverager):
         donors: Sequence[str],
         like: Sequence[torch.Tensor],
         *,
+        on_version: Callable[[str], bool],
         on_progress: Callable[[int, int], None],
         warn: Warn,
         stop: threading.Event,
@@ -100,6 +104,7 @@ class StateSharing(DecentralizedAverager):
 
         :param donors: peer ids (base58) of peers that are up to date; their order does not matter
         :param like: tensors of the shapes and types that a state has; their values do not matter
+        :param on_version: called with the version that is about to come; ends the download if it returns False
         :param on_progress: called some times a second with the bytes received and those of the whole state
         :param warn: called with one line for each donor that fails
         :param stop: ends the download within a second
@@ -108,7 +113,8 @@ class StateSharing(DecentralizedAverager):
         """
         layout = StateLayout(like)
         flat = shared_bytes(layout.size)
-        header = self._download(donors, ExpectedState(self.prefix, layout.size), flat, on_progress, warn, stop)
+        expected = ExpectedState(self.prefix, layout.size)
+        header = self._download(donors, expected, flat, on_progress, warn, stop, on_version)
         return None if header is None else (plain(header.metadata), layout.views(flat))
 
     def download_average(
@@ -131,6 +137,7 @@ class StateSharing(DecentralizedAverager):
         on_progress: Callable[[int, int], None],
         warn: Warn,
         stop: threading.Event,
+        on_version: Callable[[str], bool] = lambda _: True,
     ) -> Header | None:
         others = [donor for donor in donors if donor != self.peer_id.to_base58()]
         events, sender = mp.Pipe(duplex=False)
@@ -144,12 +151,22 @@ class StateSharing(DecentralizedAverager):
                 kind, value = events.recv()
                 if kind == "warning":
                     warn(value)
+                elif kind == "version":
+                    if not on_version(value):
+                        return None
                 elif kind == "progress":
                     shown = max(shown, value)  # begun again elsewhere, it takes a while to get as far as it was
                     on_progress(shown, len(flat))
                 else:
                     return None if value is None else Header.parse(value)
         return None
+
+    def ask_for_sketch(self, peer: str, version: str, seed: bytes) -> MPFuture:
+        """Ask another peer about the state of this version that it holds; a future of a Header, or of None."""
+        answer = MPFuture()
+        request = Request(what="sketch", version=version, seed=seed)
+        self._outer_pipe.send(("_ask", [], {"peer": peer, "request": request, "answer": answer}))
+        return answer
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor], None]:
         """The state, packed, unless it is the version that the averager's process holds. hivemind's thread calls it."""
@@ -202,14 +219,20 @@ class StateSharing(DecentralizedAverager):
         parcel.clear()  # hivemind holds a call's arguments until the next call
         download = Download(expected, flat.numpy().data)
         warnings: list[str] = []
+        version = ""
         fetching = Fetching(download, donors, self._open_stream, warnings.append)
         task = asyncio.create_task(fetching.complete())
         with closing(events):
             try:
                 while not task.done():
-                    await asyncio.wait({task}, timeout=REPORT_SECONDS)
+                    begun = asyncio.create_task(download.begun.wait())
+                    await asyncio.wait({task} if version else {task, begun}, timeout=REPORT_SECONDS)
+                    begun.cancel()
                     while warnings:
                         events.send(("warning", warnings.pop(0)))
+                    if download.header is not None and download.header.version != version:
+                        version = download.header.version
+                        events.send(("version", version))
                     events.send(("progress", download.received))
                 header = download.header if task.result() else None
                 events.send(("end", header and header.model_dump()))
@@ -217,6 +240,10 @@ class StateSharing(DecentralizedAverager):
                 pass  # the host wants no more
             finally:
                 task.cancel()
+
+    @kept_alive
+    async def _ask(self, peer: str, request: Request, answer: MPFuture) -> None:
+        answer.set_result(await head(self._open_stream(peer), request, HOST_SECONDS))
 
     async def _open_stream(self, donor: str) -> Opened:
         opened: Opened = await self._p2p.call_binary_stream_handler(PeerID.from_base58(donor), self._stream_name)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.swarm.belief import Position
 from dedloc_kit.swarm.flat import FlatLayout
 from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.layerwise import blockwise_norm
@@ -74,6 +75,10 @@ class TrainingState:
         return self.rounds[-1] if self.rounds else ""
 
     @property
+    def position(self) -> Position:
+        return Position(self.step, self.round)
+
+    @property
     def info(self) -> StateInfo:
         return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
 
@@ -117,6 +122,12 @@ class TrainingState:
     def tensors(self) -> list[Tensor]:
         """The live tensors, in the order in which they are handed over."""
         return list(self._named().values())
+
+    @property
+    def loose(self) -> frozenset[int]:
+        """The numbers of the tensors that differ from peer to peer: the model's buffers, which are not averaged."""
+        buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
+        return frozenset(number for number, name in enumerate(self._named()) if name in buffers)
 
     def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
         """A consistent copy, by name."""

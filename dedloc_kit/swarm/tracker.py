@@ -16,6 +16,7 @@ from typing import Any
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Notice, Progress
+from dedloc_kit.swarm.belief import STEPS_AT_ONCE, Belief, Position
 from dedloc_kit.swarm.connections import Connections
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.directory import Directory
@@ -49,6 +50,7 @@ class Tracker(threading.Thread):
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
     :param troubles: told about records that are ignored
+    :param belief: judges which step they prove
     """
 
     def __init__(
@@ -60,11 +62,12 @@ class Tracker(threading.Thread):
         known: Sequence[str],
         warn: Callable[[str], None],
         troubles: Troubles,
+        belief: Belief,
     ) -> None:
         super().__init__(name="tracker", daemon=True)
         self._dht, self._signer, self._warn = dht, signer, warn
         self._global_batch = global_batch
-        self.reject = troubles.reject
+        self.reject, self.belief = troubles.reject, belief
         self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=troubles.reject, check=self._check, seconds=TIME_TO_LIVE
@@ -82,6 +85,7 @@ class Tracker(threading.Thread):
         self._shunned: dict[str, float] = {}
         self._offences: Counter[str] = Counter()
         self._refuses: Callable[[str], bool] = lambda _: False
+        self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
         self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)
         self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
@@ -148,9 +152,18 @@ class Tracker(threading.Thread):
         """The others who hold the state that this round led to."""
         return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
 
-    def newest_step(self) -> int:
-        """The newest global step that anyone else holds."""
-        return max((progress.step for progress in self.others().values()), default=0)
+    def newest(self, mine: Position) -> Position:
+        """The newest state that the swarm has provably come to; this peer's own (`mine`) if there is no newer one."""
+        return self.belief.newest(mine, self.others(), float(get_dht_time()))
+
+    def proves(self, peers: Collection[str]) -> bool:
+        """Do these peers, all of one mind, prove what they say?"""
+        return self.belief.proves(peers, float(get_dht_time()))
+
+    @property
+    def mine(self) -> Progress | None:
+        """What this peer last reported; none before the first time."""
+        return self._mine
 
     def suspect(self, peers: Collection[str], since: float = 0.0) -> None:
         """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer.
@@ -203,7 +216,11 @@ class Tracker(threading.Thread):
             self._looks += 1
         with self._lock:
             self._others, self._left = others, left
-        self._note(get_dht_time())
+        now = float(get_dht_time())
+        self._note(now)
+        alive = {peer for peer, progress in others.items() if _alive(progress) and not self._refuses(peer)}
+        self.belief.see(alive, now)
+        self._doubt_claims()
 
     def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
         """What the directory holds: everyone else's progress, and who has left.
@@ -229,6 +246,16 @@ class Tracker(threading.Thread):
             if math.isnan(since):
                 since = 0.0
             self._lonely = 0.0 if anyone or since > TIME_TO_LIVE else self._lonely + since
+
+    def _doubt_claims(self) -> None:
+        """Tell of whoever claims to be far ahead without a proof; once."""
+        if self._mine is None:
+            return
+        newest = self.newest(Position(self._mine.step, self._mine.round)).step
+        far = {peer: p.step for peer, p in self.others().items() if p.step > newest + STEPS_AT_ONCE}
+        for peer in far.keys() - self._far:
+            self.reject(f"Progress: {peer} claims step {far[peer]}, which nothing proves")
+        self._far = frozenset(far)
 
     def _check(self, progress: Progress) -> None:
         if progress.time > get_dht_time() + TIME_TO_LIVE:

@@ -16,6 +16,7 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
 from dedloc_kit.records import Count, Digest, Record
+from dedloc_kit.swarm.sketch import SEED_BYTES
 from dedloc_kit.swarm.unpacking import unpack
 
 BLOCK_BYTES = 2**22
@@ -45,9 +46,9 @@ Answer = Literal["here", "busy", "nothing"]
 
 
 class Request(Record):
-    """A block that the asking side wants."""
+    """A block that the asking side wants, or a sketch of the state of a version."""
 
-    what: Literal["state", "average"]
+    what: Literal["state", "average", "sketch"]
     after: Digest = ""
     """For an average: the round before it."""
     version: Version = ""
@@ -55,6 +56,8 @@ class Request(Record):
     begin: Count = 0
     end: Count = 0
     """It may lie beyond the end of the content."""
+    seed: Annotated[bytes, Field(max_length=SEED_BYTES)] = b""
+    """Of a sketch."""
 
 
 class Header(Record):

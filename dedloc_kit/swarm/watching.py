@@ -4,25 +4,23 @@ Of each step its members keep the signed contributions, beside the average for t
 the state for newcomers. An onlooker asks for these alone: for the head of a download, none of its content.
 """
 
-import asyncio
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.utils import MSGPackSerializer
+from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.belief import START, Belief, Position
 from dedloc_kit.swarm.contributions import collect
 from dedloc_kit.swarm.dht import Node
 from dedloc_kit.swarm.entering import Entry
-from dedloc_kit.swarm.fetching import CONNECT_SECONDS
+from dedloc_kit.swarm.fetching import head
 from dedloc_kit.swarm.giving import KEPT_AVERAGES
 from dedloc_kit.swarm.membership import Membership
 from dedloc_kit.swarm.offers import AverageInfo
@@ -30,7 +28,7 @@ from dedloc_kit.swarm.receipts import global_step, opened
 from dedloc_kit.swarm.sharing import stream_name
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import Tracker
-from dedloc_kit.swarm.transfer import Header, Request, ask, decode
+from dedloc_kit.swarm.transfer import Header, Request, decode
 from dedloc_kit.swarm.troubles import Troubles
 
 LOOK_SECONDS = 1.0
@@ -46,14 +44,14 @@ Finished = tuple[GlobalStep, dict[str, Contribution]]
 class Onlooker:
     """A swarm seen from outside.
 
-    :param organizer: peer id of the coordinator
+    :param belief: judges how far the swarm is
     """
 
     def __init__(
-        self, run: RunConfig, node: Node, signer: Signer, tracker: Tracker, organizer: str, warn: Callable[[str], None]
+        self, run: RunConfig, node: Node, signer: Signer, tracker: Tracker, belief: Belief, warn: Callable[[str], None]
     ) -> None:
         self._run, self._node, self._signer, self._tracker, self._warn = run, node, signer, tracker, warn
-        self._organizer = organizer
+        self._belief, self._organizer = belief, belief.organizer
         self._kept_due = 0.0
         self._sent_away: Exception | None = None
 
@@ -83,7 +81,7 @@ class Onlooker:
 
     def contributions(self) -> dict[str, Contribution]:
         """The latest contribution of every peer; raises TimeoutError if the directory does not answer."""
-        return collect(self._node, self._run.run_id, self._warn)
+        return collect(self._node, self._run.run_id, self._run.global_batch, self._warn)
 
     def finished(self, step: int, rounds: Mapping[int, str]) -> list[Finished]:
         """The global steps after the one that is known, in order, as far as those who are there tell of them.
@@ -94,7 +92,7 @@ class Onlooker:
         :param rounds: the round that led to each of the latest known ones
         """
         found: list[Finished] = []
-        newest = self._newest()
+        newest = self._newest().step
         if newest - step <= KEPT_AVERAGES:
             while newest > step:
                 following = self._following(step, rounds.get(step, ""))
@@ -106,12 +104,19 @@ class Onlooker:
         if due and (newest > step or self._gone_another_way(step, rounds)):
             self._kept_due = time.monotonic() + PATIENCE_SECONDS
             found += self._kept(step, rounds, newest)
+        self._remember(found)
         return found
 
-    def _newest(self) -> int:
-        """The step at which most of those who are ahead are: one alone may claim anything."""
-        steps = Counter(progress.step for progress in self.peers().values())
-        return max((step for step, count in steps.items() if 2 * count >= max(steps.values())), default=0)
+    def _newest(self) -> Position:
+        return self._belief.newest(START, self.peers(), float(get_dht_time()))
+
+    def _remember(self, found: Sequence[Finished]) -> None:
+        """Who brought a step that the organizer has taken is believed when it is away."""
+        said = self.peers().get(self._organizer)
+        for step, contributions in found:
+            if said is not None and (step.step, step.round) == (said.step, said.round):
+                samples = {peer: contribution.samples for peer, contribution in contributions.items()}
+                self._belief.took(step.step, float(get_dht_time()), samples)
 
     def _gone_another_way(self, step: int, rounds: Mapping[int, str]) -> bool:
         organizer = self.peers().get(self._organizer)
@@ -121,9 +126,10 @@ class Onlooker:
         return said.step in rounds and rounds[said.step] != said.round
 
     def _donors(self, step: int) -> list[str]:
-        """Some of those who are beyond this step and can be reached."""
-        able = [peer for peer, progress in self.peers().items() if progress.step > step and not progress.client_mode]
-        return random.sample(able, min(DONORS_ASKED, len(able)))
+        """Some of those who hold the newest state and can be reached, if it is beyond this step."""
+        newest = self._newest()
+        able = [p for p, v in self.peers().items() if (v.step, v.round) == newest and not v.client_mode]
+        return random.sample(able, min(DONORS_ASKED, len(able))) if newest.step > step else []
 
     def _following(self, step: int, after: str) -> Finished | None:
         """The step after one, from its members' averages."""
@@ -136,7 +142,7 @@ class Onlooker:
                 if (info.after, info.step) != (after, step + 1):
                     raise ValueError("it is not the average that was asked for")
                 signed = tuple(MSGPackSerializer.loads(info.metadata))
-                contributions = opened(self._signer, self._run.run_id, info.step, signed)
+                contributions = opened(self._signer, self._run.run_id, info.step, signed, self._run.global_batch)
                 latest = max((c.time for c in contributions.values()), default=0.0)
                 receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
                 return self._checked(receipt, contributions)
@@ -168,13 +174,14 @@ class Onlooker:
         return []
 
     def _open(self, receipt: Receipt) -> Finished:
-        return self._checked(receipt, opened(self._signer, self._run.run_id, receipt.step, receipt.signed))
+        signed = (receipt.signed, self._run.global_batch)
+        return self._checked(receipt, opened(self._signer, self._run.run_id, receipt.step, *signed))
 
     def _checked(self, receipt: Receipt, contributions: dict[str, Contribution]) -> Finished:
         done = global_step(receipt, contributions)
-        said = Counter(progress.round for progress in self.peers().values() if progress.step == done.step)
-        if said and said[done.round] < max(said.values()):
-            raise ValueError(f"most peers took another step {done.step}")
+        newest = self._newest()
+        if done.step == newest.step and done.round != newest.round:
+            raise ValueError(f"the swarm took another step {done.step}")
         if done.samples < self._run.global_batch:
             raise ValueError(f"step {done.step} has too few samples")
         return done, {peer: c for peer, c in contributions.items() if c.samples}
@@ -188,14 +195,8 @@ class Onlooker:
 
 async def _header(donor: str, name: str, request: Request, node: Node, _: DHTNode) -> Header | None:
     """Runs in the node's process."""
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            opening = (await node.averagers()).call_binary_stream_handler(PeerID.from_base58(donor), name)
-            _, reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
-            with closing(writer):
-                return await ask(request, reader, writer)
-    except (OSError, EOFError, ValueError, P2PDaemonError):
-        return None
+    opening = (await node.averagers()).call_binary_stream_handler(PeerID.from_base58(donor), name)
+    return await head(opening, request, ANSWER_SECONDS)
 
 
 @contextmanager
@@ -217,8 +218,10 @@ def watching(
     entry = Entry(run, peer, initial_peers, organizer, secret)
     node, signer = entry.start(entry.look()), entry.signer
     try:
-        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn))
-        swarm = Onlooker(run, node, signer, tracker, organizer, warn)
+        gate = entry.gate
+        belief = Belief(signer.peer, organizer, lambda: gate.notice)
+        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn), belief)
+        swarm = Onlooker(run, node, signer, tracker, belief, warn)
         membership = Membership(node, entry.identity, signer, tracker, give_up=swarm.give_up, warn=warn)
         tracker.look_every(LOOK_SECONDS)
         tracker.start()

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.keys import IDENTITY_FILE, read_key
-from dedloc_kit.records import Invitation, Progress
+from dedloc_kit.records import Invitation, Notice, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.access import Gate
+from dedloc_kit.swarm.belief import Belief
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
@@ -175,6 +176,11 @@ RUN_ID = "tiny-0123456789abcdef"
 def gate_of(identity: Identity, run_id: str = RUN_ID, organizer: str = "") -> Gate:
     """Of an open run."""
     return Gate(run_id, organizer, Signer(identity), restricted=False)
+
+
+def belief(me: str = "me", organizer: str = "organizer", **said: Any) -> Belief:
+    """What a peer believes that has heard nothing, or this in a notice."""
+    return Belief(me, organizer, lambda: Notice(run_id=RUN_ID, time=0.0, **said))
 
 
 def progress(**values: Any) -> Progress:

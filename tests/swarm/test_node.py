@@ -32,7 +32,7 @@ from dedloc_kit.swarm.signing import Signer, author
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.troubles import Troubles
 from tests.swarm.harness import RUN_ID as RUN
-from tests.swarm.harness import gate_of, progress, wait_until
+from tests.swarm.harness import belief, gate_of, progress, wait_until
 
 Start = Callable[..., tuple[Node, Signer]]
 
@@ -164,17 +164,17 @@ def test_one_peer_with_a_wrong_clock_keeps_no_newcomer_out(start: Start, monkeyp
         late, _ = start(client_mode=False)  # its process keeps this clock
     newcomer, signer = start(addresses_of(late), client_mode=True)
     publish(newcomer, signer, contribution())
-    wait_until(lambda: bool(collect(late, RUN, lambda _: None)), "nothing came")
+    wait_until(lambda: bool(collect(late, RUN, 64, lambda _: None)), "nothing came")
 
 
 def test_a_peer_that_has_just_fallen_silent_is_not_asked_for_a_while(start: Start) -> None:
     silent, signer = start()
     one, _ = start(addresses_of(silent), client_mode=True)
     publish(silent, signer, contribution())
-    wait_until(lambda: bool(collect(silent, RUN, lambda _: None)), "it does not hold what it published")
+    wait_until(lambda: bool(collect(silent, RUN, 64, lambda _: None)), "it does not hold what it published")
     avoid(one, [signer.peer])
-    assert not collect(one, RUN, lambda _: None)
-    wait_until(lambda: bool(collect(one, RUN, lambda _: None)), "it is never asked again")
+    assert not collect(one, RUN, 64, lambda _: None)
+    wait_until(lambda: bool(collect(one, RUN, 64, lambda _: None)), "it is never asked again")
 
 
 async def _connections(_dht: DHT, node: Any) -> list[str]:
@@ -187,8 +187,8 @@ def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not
     publish(first, signer, contribution(step=2))
     publish(second, other, contribution(samples=5, session_samples=8))
     rejected: list[str] = []
-    wait_until(lambda: len(collect(first, RUN, rejected.append)) == 2, "not all contributions arrived")
-    found = collect(second, RUN, rejected.append)
+    wait_until(lambda: len(collect(first, RUN, 64, rejected.append)) == 2, "not all contributions arrived")
+    found = collect(second, RUN, 64, rejected.append)
     assert found[signer.peer].step == 2
     assert found[other.peer].session_samples == 8
     assert not rejected
@@ -199,7 +199,7 @@ def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not
         value=contribution(samples=99).model_dump(),
         expiration_time=get_dht_time() + 7200,
     )
-    assert collect(first, RUN, rejected.append)[signer.peer].samples == 3
+    assert collect(first, RUN, 64, rejected.append)[signer.peer].samples == 3
 
 
 def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(start: Start) -> None:
@@ -207,7 +207,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
     second, other = start(addresses_of(first))
     warnings: list[str] = []
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), warnings.append, Troubles(warnings.append))
+        Tracker(node, who, RUN, 64, (), warnings.append, Troubles(warnings.append), belief(who.peer))
         for node, who in ((first, signer), (second, other))
     )
     try:

@@ -23,7 +23,7 @@ from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.swarm.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.troubles import Troubles
 from dedloc_kit.training.lamb import Lamb
-from tests.swarm.harness import progress, wait_until
+from tests.swarm.harness import belief, progress, wait_until
 from tests.swarm.test_directory import Plain
 from tests.tiny import TinyTask, tiny_run
 
@@ -64,7 +64,7 @@ class Peer:
         as_averager: Any = self.averager
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         troubles = Troubles(pytest.fail)
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles)
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles, belief(me.peer))
         self.rounds = Rounds(
             run,
             state,

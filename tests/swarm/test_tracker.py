@@ -17,7 +17,7 @@ from dedloc_kit.swarm.kinds import PROGRESS
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
 from dedloc_kit.swarm.troubles import Troubles
-from tests.swarm.harness import RUN_ID, progress, wait_until
+from tests.swarm.harness import RUN_ID, belief, progress, wait_until
 from tests.swarm.test_directory import Plain
 
 
@@ -41,7 +41,7 @@ class Spotty(Plain):
 
 
 def a_tracker(dht: Any, signer: Signer) -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail))
+    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:

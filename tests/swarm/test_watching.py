@@ -12,7 +12,7 @@ from dedloc_kit.swarm.offers import AverageInfo
 from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.transfer import Header, Request, encode
 from dedloc_kit.swarm.watching import Finished, Onlooker
-from tests.swarm.harness import progress
+from tests.swarm.harness import belief, progress
 from tests.tiny import tiny_run
 
 RUN = tiny_run()
@@ -32,7 +32,7 @@ class Swarm(Onlooker):
         self.answers: dict[tuple[str, str], bytes] = {}
         self.asked: list[str] = []
         self.here: dict[str, Progress] = {}
-        super().__init__(RUN, None, asha, None, ORGANIZER, self.warnings.append)  # type: ignore[arg-type]
+        super().__init__(RUN, None, asha, None, belief("me", ORGANIZER), self.warnings.append)  # type: ignore[arg-type]
         self.asha = asha
 
     def peers(self) -> dict[str, Progress]:
@@ -109,14 +109,14 @@ def test_what_was_before_is_in_the_receipts_that_come_with_the_state(
     ("values", "why"),
     [
         ({"step": 3}, "of another step"),
-        ({"run_id": "other-0123456789abcdef"}, "of another step"),
+        ({"run_id": "other-0123456789abcdef"}, "of another run"),
         ({"samples": 63}, "too few samples"),
     ],
 )
 def test_a_step_that_cannot_be_so_is_ignored_and_somebody_else_is_asked(
     swarm: Swarm, values: dict[str, Any], why: str
 ) -> None:
-    swarm.at(2, "v")
+    swarm.at(2, "v", ORGANIZER)
     swarm.keeps("v", 2, swarm.signed(2, **values) if values.get("step") is None else swarm.signed(3))
     assert swarm.finished(1, {1: "a1"}) == []
     assert why in swarm.warnings[0]
@@ -126,7 +126,7 @@ def test_a_step_that_cannot_be_so_is_ignored_and_somebody_else_is_asked(
 
 
 def test_a_contribution_that_its_author_has_not_signed_is_no_contribution(swarm: Swarm) -> None:
-    swarm.at(2, "v")
+    swarm.at(2, "v", ORGANIZER)
     forged = bytearray(swarm.signed(2))
     forged[-40] ^= 1
     swarm.keeps("v", 2, bytes(forged))
@@ -143,13 +143,24 @@ def test_one_peer_cannot_tell_of_a_step_that_the_others_have_not_taken(
     swarm.remembers("liar", 3, 40)
     assert swarm.finished(2, {2: "a2"}) == []
     assert swarm.asked == []
-    swarm.here["liar"] = progress(step=3, round="b3", client_mode=False)
-    swarm.at(3, ORGANIZER, "v", "w")
+    swarm.at(3, ORGANIZER, "v", "w", "liar")
     swarm.answers["liar", "a2"] = encode(
         AverageInfo(after="a2", round="b3", step=3, metadata=MSGPackSerializer.dumps([swarm.signed(3)]), lengths=())
     )
     assert steps(swarm.finished(2, {2: "a2"})) == [(3, "a3")]
-    assert any("most peers took another step 3" in warning for warning in swarm.warnings)
+    assert any("the swarm took another step 3" in warning for warning in swarm.warnings)
+
+
+def test_while_the_organizer_is_away_those_are_believed_who_brought_its_last_step(swarm: Swarm) -> None:
+    swarm.at(2, ORGANIZER, "v")
+    swarm.keeps("v", 2, swarm.signed(2))
+    swarm.keeps("v", 3, swarm.signed(3))
+    assert steps(swarm.finished(1, {1: "a1"})) == [(2, "a2")]
+    del swarm.here[ORGANIZER]
+    swarm.at(3, "v")
+    assert swarm.finished(2, {2: "a2"}) == []
+    swarm.at(3, swarm.asha.peer)
+    assert steps(swarm.finished(2, {2: "a2"})) == [(3, "a3")]
 
 
 def test_only_the_organizer_is_believed_that_the_training_went_another_way(swarm: Swarm) -> None:

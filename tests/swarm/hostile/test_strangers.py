@@ -42,7 +42,7 @@ from dedloc_kit.swarm.signing import Signer
 from dedloc_kit.swarm.tracker import Tracker
 from dedloc_kit.swarm.transfer import decode, encode
 from dedloc_kit.swarm.troubles import Troubles
-from tests.swarm.harness import Swarm, progress, wait_until
+from tests.swarm.harness import Swarm, belief, gate_of, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
 from tests.swarm.test_access import outside
 from tests.tiny import tiny_run
@@ -248,9 +248,9 @@ def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
 def test_ten_records_that_name_one_port_bring_one_connection_a_minute(tmp_path: Path, hastened: None) -> None:
     config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1")
     identity = Identity(config.folder / "identity.key")
-    node = open_node(config, identity, ())
+    node = open_node(config, identity, (), gate=gate_of(identity, OPEN.run_id))
     warned: list[str] = []
-    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), warned.append, Troubles(warned.append))
+    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), warned.append, Troubles(warned.append), belief())
     try:
         tracker.look_every(0.1)
         with victim() as (port, visits, said), Hostile(addresses_of(node), OPEN.run_id, tmp_path / "0") as mallory:

@@ -1,0 +1,75 @@
+"""A few numbers that tell one state from another: what two peers compare instead of the state itself.
+
+Of every tensor some projections on random signs, which are drawn anew for each question: whoever does not know them
+cannot make another state that fits. The difference of two sketches estimates the difference of the tensors. A digest
+would not do: unlike processors round differently.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NUMBERS = 16
+"""For each tensor. Two values that were changed alike stay unseen by one of them half of the time."""
+BLOCK = 4096
+TOLERANCE = 1e-5
+"""Relative, for each tensor; as `state.SKETCH_TOLERANCE`."""
+SEED_BYTES = 32
+MOST_NUMBERS = 2**20
+"""In one sketch: that of a state of 65,000 tensors."""
+
+Sketch = list[list[float]]
+
+
+def sketch(tensors: Sequence[Tensor], seed: bytes) -> Sketch:
+    """`NUMBERS` projections of each tensor, in one pass.
+
+    The signs within a block of values are the same for all blocks, those of the blocks differ (a tug-of-war sketch,
+    Alon, Matias and Szegedy 1996). They come from the seed by SHAKE-256, so that they are the same on every machine.
+    """
+    largest = max((tensor.numel() for tensor in tensors), default=0)
+    inner = _signs(seed + b"inner", BLOCK)
+    outer = _signs(seed + b"outer", largest // BLOCK + 1).double()
+    return [_project(tensor.detach().reshape(-1), inner, outer).tolist() for tensor in tensors]
+
+
+def differ(mine: Sequence[Tensor], seed: bytes, other: Sketch) -> list[int]:
+    """Which of these tensors is not the one that the sketch was made of, by number."""
+    if len(other) != len(mine):
+        raise ValueError(f"the sketch is of {len(other)} tensors, not {len(mine)}")
+    return [
+        number
+        for number, (tensor, own, told) in enumerate(zip(mine, sketch(mine, seed), other, strict=True))
+        if not _distance(own, told) <= TOLERANCE * float(tensor.detach().float().norm())
+    ]
+
+
+def read(values: object) -> Sketch:
+    """A sketch from a peer's plain values; raises ValueError if it is none."""
+    if not isinstance(values, list) or len(values) * NUMBERS > MOST_NUMBERS:
+        raise ValueError("it is no sketch")
+    for numbers in values:
+        if not isinstance(numbers, list) or len(numbers) != NUMBERS or {float} != set(map(type, numbers)):
+            raise ValueError("it is no sketch")
+    return values
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / NUMBERS)
+
+
+def _project(flat: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+    whole = flat.numel() // BLOCK * BLOCK
+    rest = flat[whole:].float() @ inner[: flat.numel() - whole]
+    blocks = torch.cat([flat[:whole].float().view(-1, BLOCK) @ inner, rest.view(1, -1)]).double()
+    return (blocks * outer[: len(blocks)]).sum(0)
+
+
+def _signs(seed: bytes, rows: int) -> Tensor:
+    """1 and -1: [rows, NUMBERS]."""
+    drawn = np.frombuffer(hashlib.shake_256(seed).digest(rows * NUMBERS // 8), dtype=np.uint8)
+    return torch.from_numpy(np.unpackbits(drawn).reshape(rows, NUMBERS).astype(np.float32)).mul_(2).sub_(1)

@@ -1,0 +1,131 @@
+"""A hostile peer as a process of its own: it says that it holds a state, and serves one that it has made up.
+
+Reads one JSON line on standard input: who it is and what it claims; the next lines are further claims. It goes on
+telling the last one. It speaks the real protocols, with the code of honest peers.
+"""
+
+import json
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Contribution, Progress, StateInfo
+from dedloc_kit.run import PeerConfig, parse_run
+from dedloc_kit.swarm.contributions import publish
+from dedloc_kit.swarm.directory import Directory
+from dedloc_kit.swarm.entering import Entry
+from dedloc_kit.swarm.kinds import PROGRESS
+from dedloc_kit.swarm.node import addresses_of
+from dedloc_kit.swarm.sharing import StateSharing
+from dedloc_kit.swarm.state import TrainingState
+from dedloc_kit.swarm.tracker import TIME_TO_LIVE
+from dedloc_kit.training.optimizers import build_optimizer
+from tests.tiny import TinyTask
+
+FORGED = 0.666
+REPEAT_SECONDS = 1.0
+
+
+class Liar:
+    def __init__(self, who: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.run = parse_run(who["run"])
+        config = PeerConfig(folder=Path(who["folder"]), host="127.0.0.1", client_mode=False)
+        entry = Entry(self.run, config, who["peers"], who["organizer"], who["code"])
+        self.node, self.signer = entry.start(entry.look()), entry.signer
+        task = TinyTask(self.run)
+        self.state = TrainingState(
+            task.build_model(),
+            lambda model: build_optimizer(self.run.optimizer, task.parameter_groups(model, 0.0)),
+            self.run,
+        )
+        self.state.flat.fill_(FORGED)
+        self.averager = StateSharing(
+            [torch.zeros(1)],
+            self.node,
+            start=True,
+            prefix=self.run.run_id,
+            client_mode=False,
+            current_state=self.served,
+            current_info=lambda: self.state.info,
+        )
+        self.averager.share(True)
+        self.progress = Directory(self.node, PROGRESS, self.run.run_id, reject=lambda _: None, seconds=TIME_TO_LIVE)
+        self.addresses = addresses_of(self.node)
+
+    @contextmanager
+    def served(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
+        yield {"info": self.state.info.model_dump(), "receipts": []}, self.state.tensors()
+
+    def claim(self, step: int, round: str, sketch: list[float]) -> None:
+        """Tell everyone that this is the state that it holds; what it serves says so too."""
+        self.state.step, self.state.rounds = step, (round,) if round else ()
+        info = StateInfo(run_id=self.run.run_id, step=step, rounds=self.state.rounds)
+        told = Progress(
+            run_id=info.run_id,
+            step=step,
+            round=round,
+            samples=0,
+            samples_per_second=0.0,
+            boundary_seconds=0.0,
+            sketch=tuple(sketch),
+            follower=True,
+            client_mode=False,
+            addresses=self.addresses,
+            device="x",
+            name="liar",
+            time=get_dht_time(),
+        )
+        self.progress.store(self.signer, told, peers=1).result(10.0)
+
+    def give(self, samples: int, **values: Any) -> None:
+        """Say that it gave so much."""
+        given = Contribution(
+            run_id=self.run.run_id,
+            session="ab",
+            samples=samples,
+            session_samples=samples,
+            loss=1.0,
+            name="liar",
+            time=get_dht_time(),
+            **values,
+        )
+        publish(self.node, self.signer, given, peers=1)
+
+
+def answer(values: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    liar = Liar(json.loads(sys.stdin.readline()))
+    answer({"peer": liar.signer.peer})
+    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=deque, args=(map(jobs.put, map(json.loads, sys.stdin)), 0), daemon=True).start()
+    claim: dict[str, Any] | None = None
+    while True:
+        try:
+            job = jobs.get(timeout=REPEAT_SECONDS)
+        except queue.Empty:
+            job = {}
+        if "samples" in job:
+            liar.give(**job)
+        elif job:
+            claim = job
+        if claim is not None:
+            liar.claim(**claim)
+        if job:
+            answer({"done": True})
+
+
+if __name__ == "__main__":
+    main()

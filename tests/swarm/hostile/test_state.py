@@ -1,0 +1,188 @@
+"""Somebody says that it holds a newer state, or another one than the rest, and serves it: nobody takes it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind.p2p import P2P, PeerID
+
+from dedloc_kit.events import Left, LocalProgress, Peers, Warned
+from dedloc_kit.machine.account import CODE
+from dedloc_kit.records import INVITATION_FILE
+from dedloc_kit.steering.access import invite
+from dedloc_kit.swarm.giving import MAX_UPLOADS
+from dedloc_kit.swarm.sharing import stream_name
+from dedloc_kit.swarm.transfer import Header, Request, decode, encode
+from tests.swarm.harness import DEADLINE, Peer, Swarm, difference, processes_of, wait_until
+from tests.swarm.hostile.follower import FORGED
+from tests.swarm.test_access import outside
+from tests.swarm.test_collaboration import assert_ledger_sums, ledger_of
+from tests.tiny import tiny_run
+
+PAUSE = {"TINY_PAUSE": "0.05"}
+
+
+class Liar:
+    """The hostile process of `follower.py`."""
+
+    def __init__(self, swarm: Swarm, folder: Path, code: str = "") -> None:
+        folder.mkdir()
+        self._log = folder / "log"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.swarm.hostile.follower"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log.open("wb"),
+            text=True,
+            start_new_session=True,
+            cwd=Path(__file__).parents[3],
+        )
+        invitation = swarm.invitation
+        who = {"run": invitation.run, "folder": str(folder), "peers": invitation.peers, "code": code}
+        self.peer: str = self._do({**who, "organizer": invitation.organizer})["peer"]
+
+    def claims(self, step: int, round: str, sketch: tuple[float, ...] = ()) -> None:
+        self._do({"step": step, "round": round, "sketch": sketch})
+
+    def gives(self, step: int, samples: int) -> None:
+        self._do({"step": step, "samples": samples})
+
+    def _do(self, job: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, self._log.read_text()[-3000:]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        wait_until(lambda: not processes_of(self.process.pid), "a process of the liar is left")
+
+
+@contextmanager
+def a_liar(swarm: Swarm, folder: Path, code: str = "") -> Iterator[Liar]:
+    liar = Liar(swarm, folder, code)
+    try:
+        yield liar
+    finally:
+        liar.end()
+
+
+def assert_nobody_followed(*peers: Peer) -> None:
+    for peer in peers:
+        steps = [event.step.step for event in peer.steps]
+        assert steps == list(range(steps[0], steps[0] + len(steps))), f"{peer.name} has left the way"
+        assert max(steps) < 500
+
+
+@pytest.mark.parametrize("access", ["open", "invite"])
+def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_path: Path, access: str) -> None:
+    run = tiny_run("claimed", global_batch=32, access=access)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        codes = []
+        if access == "invite":
+            (coordinator.config.folder / INVITATION_FILE).write_text(swarm.invitation.model_dump_json())
+            codes = [invite(coordinator.config.folder, name, days=1) for name in ("asha", "mallory")]
+        volunteer = swarm.volunteer("volunteer", PAUSE | ({CODE: codes[0]} if codes else {}), microbatch=4)
+        coordinator.wait_for_step(2)
+        with a_liar(swarm, tmp_path / "liar", codes[1] if codes else "") as liar:
+            liar.claims(900, "f" * 40, (1.0, 2.0, 3.0, 4.0))
+            coordinator.wait_for(Warned, lambda event: "900" in event.text)
+            told = coordinator.steps[-1].step.step
+            seen = coordinator.wait_for(Peers, lambda event: liar.peer in {peer.peer for peer in event.peers})
+            assert max(peer.step for peer in seen.peers) < 900
+            coordinator.wait_for_step(told + 5)
+            volunteer.wait_for_step(told + 5)
+            # The same at the step that they are at: they are not many enough to have drifted, or gone another way.
+            newest = coordinator.steps[-1].step
+            liar.claims(newest.step, newest.round, (1.0, 2.0, 3.0, 4.0))
+            coordinator.wait_for_step(newest.step + 3)
+        volunteer.worker.stop()
+        coordinator.worker.stop()
+    assert_nobody_followed(coordinator, volunteer)
+    assert_ledger_sums(coordinator, run.global_batch)
+
+
+def test_a_stranger_who_says_it_has_given_to_step_0_is_not_in_the_ledger(tmp_path: Path) -> None:
+    run = tiny_run("given", global_batch=32)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        volunteer = swarm.volunteer("volunteer", PAUSE, microbatch=4)
+        coordinator.wait_for_step(2)
+        with a_liar(swarm, tmp_path / "liar") as liar:
+            liar.gives(0, 2**53)
+            coordinator.wait_for(Warned, lambda event: "there is no step 0 to give to" in event.text)
+        volunteer.worker.stop()
+        coordinator.worker.stop()
+    ledger = ledger_of(coordinator)
+    assert [contributor.peer for contributor in ledger.contributors()] == [volunteer.joined.peer]
+    ledger.close()
+    assert_ledger_sums(coordinator, run.global_batch)
+
+
+@contextmanager
+def places_taken(swarm: Swarm, count: int) -> Iterator[None]:
+    """So many strangers download the coordinator's state again and again, so that it has no place for others."""
+    held, over = threading.Semaphore(0), threading.Event()
+
+    async def hold(p2p: P2P) -> None:
+        organizer = PeerID.from_base58(swarm.invitation.organizer)
+        _, reader, writer = await p2p.call_binary_stream_handler(organizer, stream_name(swarm.run.run_id))
+        asked = encode(Request(what="state", end=1))
+        while not over.is_set():
+            writer.write(len(asked).to_bytes(4, "big") + asked)
+            header = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+            assert Header.parse(decode(header)).answer == "here"
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+            held.release()
+            await asyncio.sleep(0.5)
+        writer.close()
+
+    with ThreadPoolExecutor(count) as strangers:
+        holding = [strangers.submit(outside, swarm, hold) for _ in range(count)]
+        try:
+            for _ in range(count):
+                assert held.acquire(timeout=DEADLINE)
+            yield
+        finally:
+            over.set()
+        for each in holding:
+            each.result(DEADLINE)
+
+
+def test_a_newcomer_is_given_a_forged_state_by_the_only_donor_and_refuses_it(tmp_path: Path) -> None:
+    run = tiny_run("forged", global_batch=32)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        first = swarm.volunteer("first", PAUSE, microbatch=4)
+        coordinator.wait_for_step(2)
+        first.worker.stop()
+        newest = coordinator.steps[-1].step
+        with a_liar(swarm, tmp_path / "liar") as liar:
+            with places_taken(swarm, MAX_UPLOADS):
+                liar.claims(newest.step, newest.round, (1.0, 2.0, 3.0, 4.0))
+                newcomer = swarm.volunteer("newcomer", PAUSE, microbatch=4, until_step=newest.step + 2)
+                newcomer.wait_for(Warned, lambda event: "a downloaded state was refused" in event.text)
+                assert not [event for event in newcomer.events if isinstance(event, LocalProgress)]
+            newcomer.wait_for(Left)
+        coordinator.wait_for_step(newest.step + 2)
+        coordinator.worker.stop()
+    assert difference(newcomer.parameters(), coordinator.parameters()) == 0.0
+    assert all(float((values - FORGED).abs().max()) > 0.01 for values in newcomer.parameters().values())
