@@ -62,10 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         complain(str(error))
         return 2
     except ModuleNotFoundError as error:
-        if error.name not in FOR_ORGANIZERS:
+        package = (error.name or "").partition(".")[0]
+        if package not in FOR_ORGANIZERS:
             raise
         install = "pip install 'dedloc_kit[organizer]'"
-        complain(f"{options.command} needs {error.name}, which only organizers install; run {install}")
+        complain(f"{options.command} needs {package}, which only organizers install; run {install}")
         return 2
     except KeyboardInterrupt:
         return 130

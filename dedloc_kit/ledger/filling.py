@@ -6,6 +6,7 @@ line on its standard output.
 """
 
 import json
+import os
 import resource
 import sqlite3
 import sys
@@ -227,7 +228,7 @@ def main() -> int:
     try:
         fill(*map(Path, sys.argv[1:]))
     except UserError as error:
-        sys.stdout.write(f"{error}\n")
+        os.write(1, f"{error}\n".encode())  # to whoever started this process, which prints it
         return 1
     return 0
 
