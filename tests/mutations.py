@@ -101,17 +101,17 @@ MUTATIONS = (
     ),
     Mutation(
         "a code may be forged",
-        "steering/codes.py",
+        "access/codes.py",
         "if not hmac.compare_digest(",
         "if not code and not hmac.compare_digest(",
-        "tests/steering/test_access.py",
+        "tests/access/test_office.py",
     ),
     Mutation(
         "a code is shown to any coordinator",
-        "steering/codes.py",
+        "access/codes.py",
         "if not self.is_for(run, organizer):\n            raise explained",
         "if not self.run:\n            raise explained",
-        "tests/steering/test_access.py",
+        "tests/access/test_office.py",
     ),
     Mutation(
         "an invitation's configuration may be edited",

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.access.office import invite
 from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.session.session import Session
-from dedloc_kit.steering.access import invite
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.session.test_session import wait_for
 from tests.swarm.harness import wait_until

@@ -25,6 +25,7 @@ ORDER = (
     {"data", "training"},
     {"tasks", "ledger"},
     {"evaluation", "steering"},
+    {"access"},
     {"swarm"},
     {"resuming", "publishing"},
     {"volunteer", "coordinator", "collector", "rehearsal"},
@@ -37,7 +38,7 @@ ORDER = (
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
-    *("memory", "hub", "client", "display", "regions", "steering"),
+    *("memory", "hub", "client", "display", "regions", "steering", "access"),
 }
 ROLES = {"swarm", "ledger", "resuming", "publishing", "volunteer", "coordinator", "collector", "rehearsal"}
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

@@ -6,12 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any, Literal
 
+from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import token
 from dedloc_kit.machine.hosted import hosted
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
-from dedloc_kit.steering.personal_code import personal_code
 
 REFRESH_SECONDS = 0.5
 

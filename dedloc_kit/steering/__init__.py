@@ -1,1 +1,1 @@
-"""What the organizer decides while a run goes on: who may join, orders, and what needs their hand."""
+"""What the organizer decides while a run goes on: orders, and what needs their hand."""

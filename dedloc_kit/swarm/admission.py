@@ -15,14 +15,14 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.access.denials import Denied, explained
+from dedloc_kit.access.guests import Admitted
+from dedloc_kit.access.hub_account import may_be_token, whose_token
+from dedloc_kit.access.office import Office, check_secret
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
 from dedloc_kit.run import RunConfig
-from dedloc_kit.steering.access import Office, check_secret
-from dedloc_kit.steering.denials import Denied, explained
-from dedloc_kit.steering.guests import Admitted
-from dedloc_kit.steering.hub_account import may_be_token, whose_token
 from dedloc_kit.steering.shares import Shares
 from dedloc_kit.swarm.access import Gate, NotAdmitted
 from dedloc_kit.swarm.bounds import BoundedP2P, Capped

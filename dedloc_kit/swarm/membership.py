@@ -12,10 +12,10 @@ from functools import partial
 from hivemind.dht import DHTNode
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.access.denials import explained
+from dedloc_kit.access.office import Office
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import Notice, shortened
-from dedloc_kit.steering.access import Office
-from dedloc_kit.steering.denials import explained
 from dedloc_kit.swarm.access import NotAdmitted
 from dedloc_kit.swarm.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.averaging import GradientAverager

@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
+from dedloc_kit.access.office import Office
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.steering.access import Office
 from dedloc_kit.swarm.admission import Admission, serve
 from dedloc_kit.swarm.belief import Belief
 from dedloc_kit.swarm.dht import Node

@@ -18,10 +18,10 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils.asyncio import as_aiter
 
+from dedloc_kit.access.office import Office, invite, revoke
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, AccessAnswer, AccessRequest, Notice, Token, shortened
-from dedloc_kit.steering.access import Office, invite, revoke
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.access import Gate, NotAdmitted
 from dedloc_kit.swarm.admission import Admission, ask

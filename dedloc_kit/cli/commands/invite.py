@@ -2,9 +2,9 @@
 
 import argparse
 
+from dedloc_kit.access.codes import MACHINES
 from dedloc_kit.cli.options import Commands, add_folder_of_run, add_person, positive
 from dedloc_kit.display.console import Console
-from dedloc_kit.steering.codes import MACHINES
 
 
 def add(commands: Commands) -> None:
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.steering.access import invite
+    from dedloc_kit.access.office import invite
 
     code = invite(options.folder, options.person, options.days, options.machines)
     console = Console(highlight=False, markup=False, soft_wrap=True)

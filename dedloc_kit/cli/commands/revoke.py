@@ -16,7 +16,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.steering.access import revoke
+    from dedloc_kit.access.office import revoke
 
     revoke(options.folder, options.person)
     Console(highlight=False, markup=False).print(f"{options.person} is out within a minute, if the run is up")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hivemind.dht.routing import DHTID
 
+from dedloc_kit.access.office import invite
 from dedloc_kit.events import Failed, Left
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records import INVITATION_FILE, Instructions, Notice, Progress, Token, shortened
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.steering.access import invite
 from dedloc_kit.swarm.directory import Directory
 from dedloc_kit.swarm.identity import Identity
 from dedloc_kit.swarm.keeper import node_id_of

@@ -22,11 +22,11 @@ from hivemind.utils.asyncio import as_aiter
 from huggingface_hub import constants
 
 from dedloc_kit import client
+from dedloc_kit.access.denials import Denied
+from dedloc_kit.access.hub_account import whose_token
 from dedloc_kit.client import NoAnswer, fetch_invitation
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.steering.denials import Denied
-from dedloc_kit.steering.hub_account import whose_token
 from dedloc_kit.steering.webhook import Webhook
 from dedloc_kit.swarm import bounds
 from dedloc_kit.swarm.averaging import GradientAverager

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from hivemind.p2p import P2P, PeerID
 
+from dedloc_kit.access.office import invite
 from dedloc_kit.events import Left, LocalProgress, Peers, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.records import INVITATION_FILE
-from dedloc_kit.steering.access import invite
 from dedloc_kit.swarm.giving import MAX_UPLOADS
 from dedloc_kit.swarm.sharing import stream_name
 from dedloc_kit.swarm.transfer import Header, Request, decode, encode

@@ -14,14 +14,14 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind.p2p import P2P, P2PContext, PeerID
 
+from dedloc_kit.access.guests import Admissions, Admitted, write_admissions
+from dedloc_kit.access.office import Office, invite
 from dedloc_kit.events import Warned
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.machine import dials
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Invitation, Reached, Token
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.steering.access import Office, invite
-from dedloc_kit.steering.guests import Admissions, Admitted, write_admissions
 from dedloc_kit.swarm import admission as admission_module
 from dedloc_kit.swarm import connections
 from dedloc_kit.swarm.access import Gate

@@ -13,11 +13,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from dedloc_kit.access.denials import Denied, explained
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records import Record, Time
 from dedloc_kit.run import HubName, RunConfig
-from dedloc_kit.steering.denials import Denied, explained
 
 MACHINES = 10
 """Of one person at the same time, unless the organizer says otherwise."""

@@ -6,13 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, Invitation
-from dedloc_kit.run import RunConfig
-from dedloc_kit.steering.codes import MACHINES, Code, digest, opened
-from dedloc_kit.steering.denials import Denied, explained
-from dedloc_kit.steering.followed import Followed
-from dedloc_kit.steering.guests import (
+from dedloc_kit.access.codes import MACHINES, Code, digest, opened
+from dedloc_kit.access.denials import Denied, explained
+from dedloc_kit.access.guests import (
     ADMITTED_FILE,
     BOOK_FILE,
     Admitted,
@@ -21,7 +17,11 @@ from dedloc_kit.steering.guests import (
     read_book,
     write_admissions,
 )
-from dedloc_kit.steering.hub_account import whose_token
+from dedloc_kit.access.hub_account import whose_token
+from dedloc_kit.errors import NotWelcome, UserError
+from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, Invitation
+from dedloc_kit.run import RunConfig
+from dedloc_kit.steering.followed import Followed
 from dedloc_kit.steering.orders import ORDERS_FILE, OrderBook
 from dedloc_kit.validation import describe
 

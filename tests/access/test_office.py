@@ -10,14 +10,12 @@ from types import SimpleNamespace
 import pytest
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.cli.main import main
-from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Notice
-from dedloc_kit.run import AccessConfig, RunConfig, parse_run
-from dedloc_kit.steering import access
-from dedloc_kit.steering import personal_code as personal_code_module
-from dedloc_kit.steering.access import (
+from dedloc_kit.access import office as access
+from dedloc_kit.access import personal_code as personal_code_module
+from dedloc_kit.access.codes import MACHINES, Code
+from dedloc_kit.access.denials import Denied, explained
+from dedloc_kit.access.hub_account import whose_token
+from dedloc_kit.access.office import (
     DAY,
     HUB_SECONDS,
     PASS_SECONDS,
@@ -26,11 +24,13 @@ from dedloc_kit.steering.access import (
     invite,
     revoke,
 )
-from dedloc_kit.steering.codes import MACHINES, Code
-from dedloc_kit.steering.denials import Denied, explained
-from dedloc_kit.steering.hub_account import whose_token
+from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.cli.main import main
+from dedloc_kit.errors import NotWelcome, UserError
+from dedloc_kit.keys import IDENTITY_FILE
+from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Notice
+from dedloc_kit.run import AccessConfig, RunConfig, parse_run
 from dedloc_kit.steering.orders import ORDERS_FILE, Kicked, OrderBook, Orders
-from dedloc_kit.steering.personal_code import personal_code
 from tests import invitations
 from tests.invitations import Organizer
 from tests.loopback_hub import LoopbackHub, loopback_hub

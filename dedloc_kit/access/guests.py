@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
+from dedloc_kit.access.codes import MACHINES
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import PeerId, Record, Time
 from dedloc_kit.run import HubName
-from dedloc_kit.steering.codes import MACHINES
 from dedloc_kit.validation import describe
 
 R = TypeVar("R", bound=Record)

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from dedloc_kit.steering.denials import Denied
+from dedloc_kit.access.denials import Denied
 
 HUB_PATIENCE = 10.0
 """Seconds."""
