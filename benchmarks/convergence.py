@@ -33,10 +33,10 @@ from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.run import RunConfig, Source, parse_run, seed_of
-from dedloc_kit.swarm.compression import Blockwise4Bit, Blockwise8Bit, Codec, Float16, codec_of, decode
-from dedloc_kit.swarm.feedback import Feedback
-from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, Codec, Float16, codec_of, decode
+from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.lamb import Lamb
 from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate

@@ -19,7 +19,7 @@ from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.publishing.copies import Copies
 from dedloc_kit.records import Announcement, Instructions, Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.watching import Finished, Onlooker, watching
+from dedloc_kit.swarm.observer import Finished, Onlooker, watching
 
 POLL_SECONDS = 1.0
 COLLECT_SECONDS = 15.0

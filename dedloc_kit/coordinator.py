@@ -24,7 +24,7 @@ from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.steering.orders import OrdersInForce
-from dedloc_kit.swarm.contributions import collect
+from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.training.checkpoint import Checkpoints, save
 

@@ -20,11 +20,11 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, SampleCost, State, Warned
 from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, seed_of
-from dedloc_kit.swarm.compression import codec_of
-from dedloc_kit.swarm.flat import FlatLayout
+from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Task, create_task
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_device, set_threads
+from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.microbatch import MOST_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
 
 _BATCHES = 4

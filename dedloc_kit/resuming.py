@@ -10,8 +10,8 @@ from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInfo
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
+from dedloc_kit.training.state import TrainingState
 
 MOST_CONTRIBUTORS_BYTES = 2**26
 

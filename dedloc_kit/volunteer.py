@@ -13,7 +13,7 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
-from dedloc_kit.swarm.contributions import publish
+from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.tasks import Batch
 from dedloc_kit.training.checkpoint import save

@@ -263,7 +263,7 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
         )
 
     if role == "reach":
-        from dedloc_kit.swarm.node import find_reach
+        from dedloc_kit.swarm.network.bootstrap import find_reach
 
         return lambda job, peer, emit, stop: emit(find_reach(peer, job["peers"]))
 

@@ -19,8 +19,8 @@ from hivemind.proto import averaging_pb2
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Receipt
-from dedloc_kit.swarm import allreduce, averaging
-from dedloc_kit.swarm.state import TrainingState
+from dedloc_kit.swarm.averaging import allreduce, averager
+from dedloc_kit.training.state import TrainingState
 
 
 def inject(fault: str) -> None:
@@ -36,7 +36,7 @@ def inject(fault: str) -> None:
     else:
         FaultyAllReduce.signal = signal.SIGKILL if name == "dies" else signal.SIGSTOP
         FaultyAllReduce.step = number
-        averaging.ExactAllReduce = FaultyAllReduce  # type: ignore[attr-defined]
+        averager.ExactAllReduce = FaultyAllReduce  # type: ignore[attr-defined]
 
 
 class FaultyAllReduce(allreduce.ExactAllReduce):

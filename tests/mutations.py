@@ -17,8 +17,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "artifacts", "runs", "shared")
 SECONDS = 600.0
-GATE = "tests/swarm/test_access.py -k believes_no_token"
-SERVED = "tests/swarm/test_access.py -k with_a_token_everything"
+GATE = "tests/swarm/network/test_gate.py -k believes_no_token"
+SERVED = "tests/swarm/network/test_gate.py -k with_a_token_everything"
 
 
 @dataclass(frozen=True)
@@ -40,64 +40,68 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
-        "a token may be another peer's", "swarm/access.py", "if read.peer != peer:", "if read.peer == 'nobody':", GATE
+        "a token may be another peer's",
+        "swarm/network/gate.py",
+        "if read.peer != peer:",
+        "if read.peer == 'nobody':",
+        GATE,
     ),
     Mutation(
         "anybody signs tokens",
-        "swarm/access.py",
+        "swarm/network/gate.py",
         "if (author, read.run_id) != (self.organizer, self.run_id):",
         "if read.run_id != self.run_id:",
         GATE,
     ),
     Mutation(
         "tokens of other runs count",
-        "swarm/access.py",
+        "swarm/network/gate.py",
         "if (author, read.run_id) != (self.organizer, self.run_id):",
         "if author != self.organizer:",
         GATE,
     ),
-    Mutation("tokens last for ever", "swarm/access.py", "if self.expired(read):", "if not read.expires:", GATE),
+    Mutation("tokens last for ever", "swarm/network/gate.py", "if self.expired(read):", "if not read.expires:", GATE),
     Mutation(
         "strangers' streams are served",
-        "swarm/access.py",
+        "swarm/network/gate.py",
         "if not self.gate.admits(peer):\n                writer.close()",
         "if not peer:\n                writer.close()",
         SERVED,
     ),
     Mutation(
         "strangers' calls are served",
-        "swarm/access.py",
+        "swarm/network/gate.py",
         "self.gate.check(context.remote_id)\n            return await handler(request, context)",
         "return await handler(request, context)",
         SERVED,
     ),
     Mutation(
         "who was sent away is still admitted",
-        "swarm/access.py",
+        "swarm/network/gate.py",
         "if peer in self.notice.refused:\n            return False",
         "",
-        "tests/swarm/test_access.py -k 'refused and not Hub'",
+        "tests/swarm/network/test_gate.py -k 'refused and not Hub'",
     ),
     Mutation(
         "signatures are not looked at",
-        "swarm/signing.py",
+        "swarm/network/signing.py",
         "and self._validator.validate(envelope)",
         "and bool(envelope)",
-        "tests/swarm/test_access.py tests/swarm/test_rounds.py tests/swarm/test_tracker.py",
+        "tests/swarm/network/test_gate.py tests/swarm/rounds/test_rounds.py tests/swarm/directory/test_tracker.py",
     ),
     Mutation(
         "anybody writes notices",
-        "swarm/membership.py",
+        "swarm/membership/notices.py",
         "if author(subkey) != self._gate.organizer:",
         "if not author(subkey):",
-        "tests/swarm/test_access.py tests/swarm/test_who_may_join.py",
+        "tests/swarm/network/test_gate.py tests/swarm/membership/test_who_may_join.py",
     ),
     Mutation(
         "a peer claims any number of samples",
-        "swarm/tracker.py",
+        "swarm/directory/tracker.py",
         "if progress.samples > MOST_BATCHES * self._global_batch:",
         "if progress.samples < 0:",
-        "tests/swarm/test_tracker.py tests/swarm/test_directory.py",
+        "tests/swarm/directory/test_tracker.py tests/swarm/directory/test_directory.py",
     ),
     Mutation(
         "a code may be forged",

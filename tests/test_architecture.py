@@ -35,6 +35,16 @@ ORDER = (
     {"organizer"},
     {"cli"},
 )
+# The same inside swarm/, for its folders and modules.
+ROOMS = (
+    {"incidents"},
+    {"network"},
+    {"directory", "transfer"},
+    {"membership", "averaging"},
+    {"rounds"},
+    {"peer", "observer"},
+)
+FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
@@ -78,6 +88,16 @@ def faults(part: str, source: str) -> list[str]:
     return found
 
 
+def room_faults(room: str, source: str) -> list[str]:
+    """What a module of swarm/ imports from rooms that it may not know."""
+    swarm = "dedloc_kit.swarm."
+    names = (name.removeprefix(swarm) for name in imported_modules(source) if name.startswith(swarm))
+    others = {name.split(".")[0] for name in names} - {room}
+    return [
+        f"{room} imports {other}: against the order of the rooms" for other in others if FLOOR[other] >= FLOOR[room]
+    ]
+
+
 def part_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
@@ -85,6 +105,19 @@ def part_of(path: Path) -> str:
 
 def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "swarm").rglob("*.py")), ids=lambda path: path.stem)
+def test_a_room_of_the_swarm_knows_only_the_rooms_before_it(path: Path) -> None:
+    room = path.relative_to(PACKAGE / "swarm").parts[0].removesuffix(".py")
+    assert room == "__init__" or room_faults(room, path.read_text(encoding="utf-8")) == []
+
+
+def test_the_check_finds_a_room_that_knows_too_much() -> None:
+    assert room_faults("membership", "from dedloc_kit.swarm.averaging.averager import GradientAverager")
+    assert room_faults("network", "def f():\n    from dedloc_kit.swarm import directory")
+    right = "import os\nfrom dedloc_kit.swarm.rounds import timing\nfrom dedloc_kit.swarm.network import gate"
+    assert not room_faults("rounds", right)
 
 
 def test_every_part_of_the_package_has_a_place_in_the_order() -> None:

@@ -12,7 +12,7 @@ from dedloc_kit.cli.main import main
 from dedloc_kit.errors import UserError
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resources import recipe
-from dedloc_kit.swarm.reach import seen_host
+from dedloc_kit.swarm.network.reach import seen_host
 from tests.geoip import write_countries
 
 NETWORKS = {"198.51.100.0/24": "BD", "203.0.113.0/24": "IN", "192.0.2.0/24": "nonsense"}

@@ -11,7 +11,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, Warned
 from dedloc_kit.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, parse_run
-from dedloc_kit.swarm.compression import codec_of
+from dedloc_kit.swarm.averaging.compression import codec_of
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
 HIDDEN, LENGTH = 16, 32

@@ -14,10 +14,10 @@ from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, STATE_FILE, Contribution, Evaluation, GlobalStep
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
 RUN = tiny_run()

@@ -31,11 +31,11 @@ from hivemind.utils.multiaddr import Multiaddr
 from dedloc_kit.client import fetch_state
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records import Invitation, Progress
-from dedloc_kit.swarm.admission import ask
-from dedloc_kit.swarm.averaging import GradientAverager
-from dedloc_kit.swarm.gradients import MOST_BATCHES
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.membership.admission import ask
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.training.gradients import MOST_BATCHES
 
 ONE = ("127.0.0.2",)
 TWENTY = tuple(f"127.0.0.{host}" for host in range(2, 22))

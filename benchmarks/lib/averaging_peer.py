@@ -28,11 +28,11 @@ from benchmarks.lib.baseline import Role, play
 from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.averaging import GradientAverager
-from dedloc_kit.swarm.flat import FlatLayout
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import addresses_of, dial, open_node
-from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.training.flat import FlatLayout
 
 HIVEMIND_COMPRESSIONS: dict[str, type[CompressionBase]] = {
     "none": NoCompression,

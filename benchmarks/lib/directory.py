@@ -21,14 +21,14 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.access import Gate
-from dedloc_kit.swarm.dht import Node
-from dedloc_kit.swarm.directory import Directory
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.keeper import Keeper
-from dedloc_kit.swarm.kinds import CONTRIBUTIONS, PROGRESS, Kind
-from dedloc_kit.swarm.node import addresses_of, open_node
-from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
+from dedloc_kit.swarm.network.gate import Gate
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.keeper import Keeper
+from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS, Kind
+from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.signing import Signer
 
 NODES = 4
 ON_ONE_KEY = 200

@@ -20,9 +20,9 @@ from benchmarks.lib.baseline import Role
 from benchmarks.lib.task import shapes
 from dedloc_kit.records import StateInfo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import addresses_of, dial, open_node
-from dedloc_kit.swarm.sharing import StateSharing
+from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.transfer.service import StateSharing
 
 TENSORS_PER_PARAMETER = 3
 """The parameter itself and LAMB's two moments of it."""

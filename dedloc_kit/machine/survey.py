@@ -158,7 +158,7 @@ def skew_between(sent: float, there: float, received: float) -> float:
 def check_clock(skew: float) -> str | None:
     """What is to be said about a clock that is so many seconds ahead; raises UserError if it is too wrong to train.
 
-    Records of the swarm expire by their author's clock: progress lives for 15 s (`swarm.tracker.TIME_TO_LIVE`) and is
+    Records of the swarm expire by their author's clock: progress lives for 15 s (`TIME_TO_LIVE` of the tracker) and is
     renewed every 4 s. Whoever is 15 s behind is never seen and trains for himself alone; whoever is 15 s ahead sees
     nobody. With 12 s either way a volunteer still took part in every step, with 16 s in none. Two volunteers may be
     wrong in opposite directions, so half of that is worth a warning. Contributions, which live for an hour, are safe.

@@ -163,7 +163,7 @@ def allreduce_seconds(rehearsed: Rehearsed, volunteers: Sequence[Volunteers], co
 
     A peer that adds up the share s of the gradients for n members sends its own other gradients, 1 - s of them, and
     the averages of its share to n - 1 members; what it receives is as much. Who cannot be reached has no share. The
-    coordinator has no gradients of its own (DeDLOC, section 3.2; the kit: swarm/averaging.py).
+    coordinator has no gradients of its own (DeDLOC, section 3.2; the kit: swarm/averaging/averager.py).
     """
     members = 1 + sum(each.count for each in volunteers)
     gradients, averages = rehearsed.gradient_bytes, rehearsed.average_bytes

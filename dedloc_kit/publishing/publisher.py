@@ -23,9 +23,9 @@ from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.publishing.model_card import model_card
 from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, STATE_FILE, StateInfo
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Exportable, Task
 from dedloc_kit.training.checkpoint import save
+from dedloc_kit.training.state import TrainingState
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
 """Seconds between two attempts while the Hub fails: twice as long each time."""

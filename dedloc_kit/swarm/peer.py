@@ -13,22 +13,22 @@ import torch
 from dedloc_kit.access.office import Office
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.admission import Admission, serve
-from dedloc_kit.swarm.belief import Belief
-from dedloc_kit.swarm.dht import Node
-from dedloc_kit.swarm.entering import Entry
-from dedloc_kit.swarm.gradients import Gradients
-from dedloc_kit.swarm.local_steps import LocalSteps
-from dedloc_kit.swarm.membership import Membership
-from dedloc_kit.swarm.node import addresses_of, hosts_of
-from dedloc_kit.swarm.optimizer import CollaborativeOptimizer, StepListener
-from dedloc_kit.swarm.signing import Signer
-from dedloc_kit.swarm.state import Replica, SharedOptimizer, TrainingState
+from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.membership.admission import Admission, serve
+from dedloc_kit.swarm.membership.joining import Entry
+from dedloc_kit.swarm.membership.notices import Membership
+from dedloc_kit.swarm.network.bootstrap import addresses_of, hosts_of
+from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
+from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def connected(
             entry.identity,
             signer,
             optimizer.tracker,
-            averager=optimizer.averager,
+            tell=optimizer.averager.follow,
             office=office,
             give_up=optimizer.give_up,
             warn=warn,

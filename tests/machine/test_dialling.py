@@ -1,4 +1,4 @@
-"""Plain connections to peers' addresses; tests/swarm/test_reach.py tries them with real nodes."""
+"""Plain connections to peers' addresses; tests/swarm/network/test_reach.py tries them with real nodes."""
 
 import asyncio
 import socket

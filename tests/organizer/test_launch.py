@@ -9,7 +9,7 @@ from dedloc_kit.memory import Memory
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.version import __version__
 from tests.tiny import tiny_run
 

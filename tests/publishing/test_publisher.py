@@ -21,10 +21,10 @@ from dedloc_kit.publishing import publisher
 from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.state import TrainingState
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.state import TrainingState
 from tests.invitations import NOBODY, invited
 from tests.loopback_hub import Files, LoopbackHub, loopback_hub
 from tests.swarm.harness import wait_until

@@ -14,10 +14,10 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.records import Invitation, Notice, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.access import Gate
-from dedloc_kit.swarm.belief import Belief
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.network.gate import Gate
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 
 DEADLINE = 120.0

@@ -10,9 +10,9 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.events import Left, LocalProgress, StepDone, Warned
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import open_node
-from dedloc_kit.swarm.signing import Signer
+from dedloc_kit.swarm.network.bootstrap import open_node
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import DEADLINE, Peer, Swarm, difference, processes_of, progress, wait_until
 from tests.swarm.test_collaboration import assert_ledger_sums, ledger_of
 from tests.tiny import tiny_run

@@ -19,15 +19,15 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress, StateInfo
 from dedloc_kit.run import PeerConfig, parse_run
-from dedloc_kit.swarm.contributions import publish
-from dedloc_kit.swarm.directory import Directory
-from dedloc_kit.swarm.entering import Entry
-from dedloc_kit.swarm.kinds import PROGRESS
-from dedloc_kit.swarm.node import addresses_of
-from dedloc_kit.swarm.sharing import StateSharing
-from dedloc_kit.swarm.state import TrainingState
-from dedloc_kit.swarm.tracker import TIME_TO_LIVE
+from dedloc_kit.swarm.directory.contributions import publish
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE
+from dedloc_kit.swarm.membership.joining import Entry
+from dedloc_kit.swarm.network.bootstrap import addresses_of
+from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.transfer.service import StateSharing
 from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask
 
 FORGED = 0.666

@@ -28,17 +28,17 @@ from dedloc_kit.client import NoAnswer, fetch_invitation
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.steering.webhook import Webhook
-from dedloc_kit.swarm import bounds
-from dedloc_kit.swarm.averaging import GradientAverager
-from dedloc_kit.swarm.bounds import BoundedP2P, Shares, TooMuch
-from dedloc_kit.swarm.compression import codec_of
-from dedloc_kit.swarm.flat import CHUNK
-from dedloc_kit.swarm.giving import MAX_UPLOADS
-from dedloc_kit.swarm.group import MOST_ANNOUNCED_BYTES, MOST_MEMBERS, read_members
-from dedloc_kit.swarm.offers import RecentAverage
-from dedloc_kit.swarm.transfer import Request, encode
-from tests.swarm import sharing_peer, test_sharing
+from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
+from dedloc_kit.swarm.averaging.group import MOST_ANNOUNCED_BYTES, read_members
+from dedloc_kit.swarm.network import bounds
+from dedloc_kit.swarm.network.bounds import MOST_MEMBERS, BoundedP2P, Shares, TooMuch
+from dedloc_kit.swarm.transfer.contents import RecentAverage
+from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
+from dedloc_kit.swarm.transfer.protocol import Request, encode
+from dedloc_kit.training.flat import CHUNK
 from tests.swarm.harness import Swarm, processes_of
+from tests.swarm.transfer import sharing_peer, test_service
 from tests.tiny import tiny_run
 
 RUN = tiny_run("lengths")
@@ -331,9 +331,9 @@ def test_an_average_that_is_larger_than_the_model_takes_no_memory() -> None:
     average = average_of(*[part] * 240)  # 16 MB that become 126
     memory = Memory([os.getpid()])
     with pytest.raises(ValueError, match="not as many values"):
-        average.average(1000)
+        decode_all(average.parts, 1000)
     assert memory.growth() < GROWTH
-    assert torch.equal(average_of(part, part).average(2 * CHUNK), torch.zeros(2 * CHUNK))
+    assert torch.equal(decode_all(average_of(part, part).parts, 2 * CHUNK), torch.zeros(2 * CHUNK))
 
 
 def test_a_part_of_an_average_that_is_nothing_but_sizes_is_refused_before_the_next_one_is_read() -> None:
@@ -408,11 +408,11 @@ async def stalled(p2p: P2P, donor: PeerID) -> Any:
 
 
 def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the_newest(tmp_path: Path) -> None:
-    peers = test_sharing.Swarm(tmp_path)
+    peers = test_service.Swarm(tmp_path)
     try:
         (donor,) = peers.start(False)
         (newcomer,) = peers.start(True)
-        donor.has(next(test_sharing.ROUNDS))
+        donor.has(next(test_service.ROUNDS))
         newcomer.downloads(donor)
         memory = Memory(processes_of(donor.process.pid))
 
@@ -424,7 +424,7 @@ def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the
                 ]
                 streams = []
                 for number in range(5):  # two streams of each, so 30, at five versions
-                    digest = donor.has(next(test_sharing.ROUNDS), seed=number)
+                    digest = donor.has(next(test_service.ROUNDS), seed=number)
                     streams += [await stalled(p2p, PeerID.from_base58(donor.id)) for p2p in 2 * attackers]
                     held = await asyncio.to_thread(donor.ask, "tell")
                     assert held["offers"] <= MAX_UPLOADS + 1
@@ -432,7 +432,7 @@ def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the
                 assert answer["result"]["digest"] == digest
 
         in_own_loop(attack())
-        assert memory.growth() < 6 * test_sharing.SIZE, "more than new states and their making take"
+        assert memory.growth() < 6 * test_service.SIZE, "more than new states and their making take"
     finally:
         for peer in peers.peers:
             peer.end()

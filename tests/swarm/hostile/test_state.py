@@ -21,12 +21,12 @@ from dedloc_kit.access.office import invite
 from dedloc_kit.events import Left, LocalProgress, Peers, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.records import INVITATION_FILE
-from dedloc_kit.swarm.giving import MAX_UPLOADS
-from dedloc_kit.swarm.sharing import stream_name
-from dedloc_kit.swarm.transfer import Header, Request, decode, encode
+from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
+from dedloc_kit.swarm.transfer.protocol import Header, Request, decode, encode
+from dedloc_kit.swarm.transfer.service import stream_name
 from tests.swarm.harness import DEADLINE, Peer, Swarm, difference, processes_of, wait_until
 from tests.swarm.hostile.follower import FORGED
-from tests.swarm.test_access import outside
+from tests.swarm.network.test_gate import outside
 from tests.swarm.test_collaboration import assert_ledger_sums, ledger_of
 from tests.tiny import tiny_run
 

@@ -22,10 +22,10 @@ from dedloc_kit.machine import dials
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Invitation, Reached, Token
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm import admission as admission_module
-from dedloc_kit.swarm import connections
-from dedloc_kit.swarm.access import Gate
-from dedloc_kit.swarm.admission import (
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.membership import admission as admission_module
+from dedloc_kit.swarm.membership.admission import (
     AT_ONCE,
     AT_ONCE_OF_AN_ADDRESS,
     LOOK_UPS_OF_AN_ADDRESS,
@@ -34,17 +34,17 @@ from dedloc_kit.swarm.admission import (
     Admission,
     ask,
 )
-from dedloc_kit.swarm.connections import Connections
-from dedloc_kit.swarm.entering import Entry
-from dedloc_kit.swarm.identity import Identity
-from dedloc_kit.swarm.node import Surroundings, addresses_of, dial, open_node
-from dedloc_kit.swarm.signing import Signer
-from dedloc_kit.swarm.tracker import Tracker
-from dedloc_kit.swarm.transfer import decode, encode
-from dedloc_kit.swarm.troubles import Troubles
+from dedloc_kit.swarm.membership.joining import Entry
+from dedloc_kit.swarm.network import connections
+from dedloc_kit.swarm.network.bootstrap import Surroundings, addresses_of, dial, open_node
+from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.gate import Gate
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.transfer.protocol import decode, encode
 from tests.swarm.harness import Swarm, belief, gate_of, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
-from tests.swarm.test_access import outside
+from tests.swarm.network.test_gate import outside
 from tests.tiny import tiny_run
 
 OPEN = tiny_run()

@@ -1,0 +1,315 @@
+"""Who is in the swarm, which global step each peer holds, and how full the global batch is.
+
+hivemind's ProgressTracker also starts a round at a predicted time (so batches are under-filled), ignores clients
+when it looks for the newest step, and never reports followers; all three would break a run of one coordinator
+and volunteers behind firewalls. Ours counts real samples of every peer.
+"""
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Notice, Progress
+from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.network.bootstrap import avoid
+from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.training.gradients import MOST_BATCHES
+from dedloc_kit.training.state import Position
+
+HEARTBEAT = 4.0
+"""Seconds between two reports of a peer that has nothing new to say."""
+TIME_TO_LIVE = 15.0
+"""A peer that was silent for so long is gone."""
+SILENT_SECONDS = 10.0
+"""Who is silent for so long has missed a report."""
+FRESH_SECONDS = 2.0
+"""Where somebody has reported in the last so many seconds, probably everybody does."""
+WIDE_LOOK = 10
+"""Every so many looks several nodes are asked, whatever one of them says."""
+SECONDS_PER_PEER, MOST_SECONDS = 0.01, 5.0
+"""Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
+time it must stay below what a record lives, or peers would seem to be gone."""
+DHT_TIMEOUT = 10.0
+STORE_SECONDS = 1.0
+"""For so long a report is waited for: those who answer have it long before those who do not are given up."""
+LONGEST_SUSPICION = 600.0
+
+
+class Tracker(threading.Thread):
+    """Publishes this peer's progress and follows everyone else's, in the background.
+
+    :param known: addresses of peers that this one joined through; they are looked for when they are not seen
+    :param troubles: told about records that are ignored
+    :param belief: judges which step they prove
+    """
+
+    def __init__(
+        self,
+        dht: Node,
+        signer: Signer,
+        run_id: str,
+        global_batch: int,
+        known: Sequence[str],
+        warn: Callable[[str], None],
+        troubles: Troubles,
+        belief: Belief,
+    ) -> None:
+        super().__init__(name="tracker", daemon=True)
+        self._dht, self._signer, self._warn = dht, signer, warn
+        self._global_batch = global_batch
+        self.reject, self.belief = troubles.reject, belief
+        self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
+        self._directory = Directory(
+            dht, PROGRESS, run_id, reject=troubles.reject, check=self._check, seconds=TIME_TO_LIVE
+        )
+        self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._mine: Progress | None = None
+        self._dirty = self._speaking = False
+        self._period = 0.0
+        self._others: dict[str, Progress] = {}
+        self._left: frozenset[str] = frozenset()
+        self._suspects: dict[str, float] = {}
+        self._shunned: dict[str, float] = {}
+        self._offences: Counter[str] = Counter()
+        self._refuses: Callable[[str], bool] = lambda _: False
+        self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
+        self._looks = 0
+        self._looked = math.nan  # when the directory last answered (DHT time)
+        self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
+
+    def report(self, mine: Progress, period: float) -> None:
+        """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
+
+        :param period: seconds between two looks at the DHT
+        """
+        with self._lock:
+            before, self._mine = self._mine, mine
+            news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._speaking
+            self._speaking = False
+            self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
+            self._period = period + min(MOST_SECONDS, SECONDS_PER_PEER * len(self._others))
+        if news:
+            self._wake.set()
+
+    def look_every(self, period: float) -> None:
+        """Look at the DHT so often (seconds) without reporting anything: for who takes no part."""
+        self._period = period
+
+    def speak(self) -> None:
+        """Tell the next report at once, and look what the others say: after a round that came to nothing nobody knows
+        how many samples there are, and some may think that this peer is gone."""
+        self._speaking = True
+
+    def others(self) -> dict[str, Progress]:
+        """Everyone else who is alive and not under suspicion, by peer id."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                peer: progress
+                for peer, progress in self._others.items()
+                if _alive(progress)
+                and not self._refuses(peer)
+                and self._suspects.get(peer, 0.0) < progress.time
+                and self._shunned.get(peer, 0.0) < now
+            }
+
+    def gone(self, peers: Collection[str]) -> frozenset[str]:
+        """Those of these peers that said that they leave, or were sent away; whose records lapsed may only be slow to
+        report."""
+        with self._lock:
+            return frozenset(peer for peer in peers if peer in self._left or self._refuses(peer))
+
+    def anyone(self) -> bool:
+        """Is anybody else alive, as far as known?"""
+        with self._lock:
+            return any(_alive(progress) for peer, progress in self._others.items() if not self._refuses(peer))
+
+    def alone(self) -> bool:
+        """Have looks found nobody alive for as long as a record lives, or ever?
+
+        That all records have lapsed is not enough: on a machine that slept they have, and a look right after it may
+        find its connections dead.
+        """
+        with self._lock:
+            lately = get_dht_time() - self._looked <= TIME_TO_LIVE
+            lonely = self._lonely >= TIME_TO_LIVE
+        return lately and lonely and not self.anyone()
+
+    def at(self, step: int, round_id: str) -> dict[str, Progress]:
+        """The others who hold the state that this round led to."""
+        return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
+
+    def newest(self, mine: Position) -> Position:
+        """The newest state that the swarm has provably come to; this peer's own (`mine`) if there is no newer one."""
+        return self.belief.newest(mine, self.others(), float(get_dht_time()))
+
+    def proves(self, peers: Collection[str]) -> bool:
+        """Do these peers, all of one mind, prove what they say?"""
+        return self.belief.proves(peers, float(get_dht_time()))
+
+    @property
+    def mine(self) -> Progress | None:
+        """What this peer last reported; none before the first time."""
+        return self._mine
+
+    def suspect(self, peers: Collection[str], since: float = 0.0) -> None:
+        """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer.
+
+        :param since: when they failed (DHT time): what they said before may come only now
+        """
+        self.doubt(peers, since)
+        with self._lock:
+            for peer in peers:
+                self._offences[peer] += 1
+                if self._offences[peer] > 2:
+                    shunned = min(LONGEST_SUSPICION, 2.0 ** self._offences[peer])
+                    self._shunned[peer] = time.monotonic() + shunned
+
+    def doubt(self, peers: Collection[str], since: float = 0.0) -> None:
+        """Do not count these peers until they speak again: others say that they have failed."""
+        with self._lock:
+            self._suspects |= {peer: max(since, self._others[peer].time) for peer in peers if peer in self._others}
+
+    def avoid(self, peers: Collection[str]) -> None:
+        """They have just fallen silent: for the next seconds the directory does not ask them, nor wait for them."""
+        avoid(self._dht, peers)
+
+    def refuse(self, notice: Notice) -> None:
+        """Do not count those any more whom the organizer has sent away. Who was before and is not now may come back."""
+        self._refuses = notice.refuses
+
+    def trust(self, peers: Collection[str]) -> None:
+        """A round with these peers went well."""
+        with self._lock:
+            for peer in peers:
+                self._offences.pop(peer, None)
+
+    def shunned(self) -> frozenset[str]:
+        """Peers whose rounds failed again and again."""
+        now = time.monotonic()
+        with self._lock:
+            return frozenset(peer for peer, end in self._shunned.items() if end > now)
+
+    def look(self) -> None:
+        """Fetch everyone's progress now."""
+        with self._looking:
+            wide = self._looks % WIDE_LOOK == 0
+            others, left = self._seen(None if wide else FRESH_SECONDS)
+            if wide:
+                for reason, count in self._dht.refused(DHT_TIMEOUT).items():
+                    self.reject(reason, count)
+            elif self._misses_anyone(others, left):
+                others, left = self._seen(None)
+            self._looks += 1
+        with self._lock:
+            self._others, self._left = others, left
+        now = float(get_dht_time())
+        self._note(now)
+        alive = {peer for peer, progress in others.items() if _alive(progress) and not self._refuses(peer)}
+        self.belief.see(alive, now)
+        self._doubt_claims()
+
+    def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
+        """What the directory holds: everyone else's progress, and who has left.
+
+        :param age: as for `Directory.look`
+        """
+        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age)
+        there = {peer: progress for peer, progress in found.items() if progress is not None}
+        there.pop(self._signer.peer, None)
+        return there, frozenset(peer for peer, progress in found.items() if progress is None)
+
+    def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
+        """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
+        heard = float(get_dht_time()) - SILENT_SECONDS
+        there = [peer for peer, progress in self._others.items() if _alive(progress) and peer not in left]
+        return not others or any(peer not in others or others[peer].time < heard for peer in there)
+
+    def _note(self, now: float) -> None:
+        """For how long have looks found nobody? Time in which nobody looked does not count, nor what was before it."""
+        anyone = self.anyone()
+        with self._lock:
+            since, self._looked = now - self._looked, now
+            if math.isnan(since):
+                since = 0.0
+            self._lonely = 0.0 if anyone or since > TIME_TO_LIVE else self._lonely + since
+
+    def _doubt_claims(self) -> None:
+        """Tell of whoever claims to be far ahead without a proof; once."""
+        if self._mine is None:
+            return
+        newest = self.newest(Position(self._mine.step, self._mine.round)).step
+        far = {peer: p.step for peer, p in self.others().items() if p.step > newest + STEPS_AT_ONCE}
+        for peer in far.keys() - self._far:
+            self.reject(f"Progress: {peer} claims step {far[peer]}, which nothing proves")
+        self._far = frozenset(far)
+
+    def _check(self, progress: Progress) -> None:
+        if progress.time > get_dht_time() + TIME_TO_LIVE:
+            raise ValueError("Progress: from the future")
+        if progress.samples > MOST_BATCHES * self._global_batch:
+            raise ValueError(f"Progress: claims {progress.samples} samples for a batch of {self._global_batch}")
+
+    def run(self) -> None:
+        published = look_due = 0.0
+        while not self._stopped.is_set():
+            try:
+                with self._lock:
+                    mine, due = self._mine, self._dirty or time.monotonic() - published > HEARTBEAT
+                    self._dirty = False
+                if mine is not None and due:
+                    with suppress(TimeoutError):
+                        self._publish(mine).result(STORE_SECONDS)
+                    published = time.monotonic()
+                if time.monotonic() >= look_due:
+                    self.look()
+                    self._connect()
+                    look_due = time.monotonic() + self._period
+                pause = look_due - time.monotonic()
+            except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
+                self._warn(f"the swarm's directory does not answer ({error!r:.100}); trying again")
+                pause = HEARTBEAT
+            if self._wake.wait(min(HEARTBEAT, max(0.0, pause))):
+                look_due = 0.0  # what is news here is so for the others too
+            self._wake.clear()
+
+    def leave(self) -> None:
+        """Stop, and take this peer off the list so that nobody waits for it."""
+        self._stopped.set()
+        self._wake.set()
+        if self.is_alive():
+            self.join(DHT_TIMEOUT)
+        if self._mine is not None:
+            try:
+                self._store(None).result(DHT_TIMEOUT)
+            except Exception as error:  # others find out by our silence
+                self._warn(f"the swarm's directory does not answer ({error!r:.100})")
+
+    def _connect(self) -> None:
+        with self._lock:
+            alive = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
+        self.connections.keep(alive)
+
+    def _publish(self, mine: Progress) -> Any:
+        return self._store(mine.model_copy(update={"time": get_dht_time()}))
+
+    def _store(self, mine: Progress | None) -> Any:
+        return self._directory.store(self._signer, mine, peers=len(self._others))
+
+
+def _alive(progress: Progress) -> bool:
+    return progress.time + TIME_TO_LIVE > float(get_dht_time())

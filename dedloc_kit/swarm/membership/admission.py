@@ -1,0 +1,231 @@
+"""How a peer gets its token: it asks the coordinator, over an encrypted connection to the holder of the coordinator's
+key, which libp2p proves. So no secret goes to anybody else, and the coordinator knows whose key it signs for.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind import DHT
+from hivemind.dht import DHTNode
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.access.denials import Denied, explained
+from dedloc_kit.access.guests import Admitted
+from dedloc_kit.access.hub_account import may_be_token, whose_token
+from dedloc_kit.access.office import Office, check_secret
+from dedloc_kit.access.shares import Shares
+from dedloc_kit.errors import UserError
+from dedloc_kit.machine.dialling import answering, in_own_loop
+from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.network.bounds import BoundedP2P, Capped
+from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.reach import Hosts
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.transfer.protocol import decode, encode
+
+ANSWER_SECONDS = 30.0
+"""Longer than the coordinator waits for the Hub."""
+AT_ONCE, AT_ONCE_OF_AN_ADDRESS = 6, 2
+"""Newcomers whose accounts are looked up at the same time; asyncio has as many threads on two cores."""
+ALL_LOOK_UPS, LOOK_UPS_OF_AN_ADDRESS = 240, 20
+"""In a minute, as what follows; a class may share an address."""
+ALL_STRANGERS_QUESTIONS, QUESTIONS_OF_AN_ADDRESS, STRANGERS_QUESTIONS = 3000, 120, 30
+ALL_MEMBERS_QUESTIONS, MEMBERS_QUESTIONS = 30_000, 20
+"""Of those who have been let in: each answer is signed."""
+STARTUP_TIMEOUT = 60.0
+_MOST_BYTES = 4096
+_CURABLE: tuple[Denial, ...] = ("no code", "no token", "expired", "revoked")
+"""By showing a secret."""
+_TOKEN_FILE = "access-token"
+
+HostOf = Callable[[str], Awaitable[str]]
+
+_log = logging.getLogger(__name__)
+
+
+class Admission:
+    """The coordinator's side; the one service that answers everyone.
+
+    Whoever has been let in has a share of its own. The others share what is there by machine and by address, so that
+    however many questions come from one place, a newcomer from elsewhere is answered.
+    """
+
+    def __init__(self, run: RunConfig, office: Office, signer: Signer) -> None:
+        self._run, self._office, self._signer = run, office, signer
+        self._members = Shares(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
+        self._strangers = Shares(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
+        self._addresses = Shares(QUESTIONS_OF_AN_ADDRESS, ALL_STRANGERS_QUESTIONS)
+        self._look_ups = Shares(LOOK_UPS_OF_AN_ADDRESS, ALL_LOOK_UPS)
+        self._looking_up: Counter[str] = Counter()
+
+    async def answer(self, host_of: HostOf, request: BytesValue, context: P2PContext) -> BytesValue:
+        """An `AccessRequest` with an `AccessAnswer`.
+
+        :param host_of: from where a peer is seen
+        """
+        peer = context.remote_id.to_base58()
+        try:
+            if len(request.value) > _MOST_BYTES:
+                raise ValueError("too long")
+            asked = AccessRequest.parse(decode(request.value))
+            if asked.run_id != self._run.run_id:
+                raise Denied("other run")
+            answer = AccessAnswer(token=await self._token(peer, asked.secret, host_of))
+        except Denied as denied:
+            answer = AccessAnswer(denial=denied.denial)
+        except UserError as error:  # of the organizer's folder: nothing that a volunteer should see
+            _log.warning("nobody can be let in: %s", error)
+            answer = AccessAnswer(denial="busy")
+        return BytesValue(value=encode(answer))
+
+    async def _token(self, peer: str, secret: str, host_of: HostOf) -> bytes:
+        """For a peer that may join; empty in an open run. Raises Denied."""
+        admitted = await self._admitted(peer, secret, host_of)
+        if admitted is None:
+            return b""
+        now = float(get_dht_time())
+        expires = min(now + TOKEN_SECONDS, admitted.until)
+        token = Token(run_id=self._run.run_id, peer=peer, name=admitted.name, time=now, expires=expires)
+        return self._signer.sign(token)
+
+    async def _admitted(self, peer: str, secret: str, host_of: HostOf) -> Admitted | None:
+        """Who was let in before needs no secret; a new one counts if the old one does not any more. None in an open
+        run, where nobody is let in."""
+        who = self._run.access.who
+        known: Admitted | None = None
+        denial: Denial = "no token" if who == "hub" else "no code"
+        try:
+            known = self._office.known(peer)
+        except Denied as denied:
+            denial = denied.denial
+        if known is not None:
+            _take(self._members, peer)
+            return known
+        host = await host_of(peer)
+        _take(self._addresses, host)
+        _take(self._strangers, peer)
+        if who == "open" and denial != "kicked":
+            return None
+        if denial == "kicked" or not secret:
+            raise Denied(denial)
+        admitted = await self._member(secret, host) if who == "hub" else self._office.invited(secret)
+        try:
+            self._office.admit(peer, admitted)
+        except OSError as error:  # a full disk: it is let in, and asked again the next time
+            _log.warning("%s cannot be remembered: %s", peer, error)
+        return admitted
+
+    async def _member(self, secret: str, host: str) -> Admitted:
+        if not may_be_token(secret):
+            raise Denied("token refused")
+        if self._looking_up.total() >= AT_ONCE or self._looking_up[host] >= AT_ONCE_OF_AN_ADDRESS:
+            raise Denied("busy")
+        _take(self._look_ups, host)
+        self._looking_up[host] += 1
+        try:
+            account, organizations, _ = await asyncio.to_thread(whose_token, secret)
+        finally:
+            self._looking_up -= Counter([host])
+        return self._office.member(account, organizations)
+
+
+def _take(shares: Shares, name: str) -> None:
+    if not shares.take(name):
+        raise Denied("busy")
+
+
+async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
+    """Answer from now on; runs in the process of the coordinator's node. It passes by the gate: who has no token yet
+    must be able to ask for one."""
+    answer, service = partial(admission.answer, Hosts(node.p2p).of), _service(admission._run.run_id)
+    await BoundedP2P._add_protobuf_unary_handler(node.p2p, service, answer, BytesValue)
+
+
+async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:
+    """Ask the coordinator for a token; none if it does not answer."""
+    request = BytesValue(value=encode(AccessRequest(run_id=run_id, secret=secret)))
+    kind = Capped(BytesValue, _MOST_BYTES)
+    call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), _service(run_id), request, kind)
+    try:
+        reply = await asyncio.wait_for(call, ANSWER_SECONDS)
+        return AccessAnswer.parse(decode(reply.value))
+    except (P2PDaemonError, P2PHandlerError, TimeoutError, ValueError) as error:
+        _log.info("the coordinator does not answer: %r", error)
+        return None
+
+
+async def ask_again(organizer: str, run_id: str, _dht: DHT, node: DHTNode) -> AccessAnswer | None:
+    """The same in the process of a node, for the next token."""
+    return await ask(node.p2p, organizer, run_id, "")
+
+
+def come_in(run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str = "") -> None:
+    """Get a token before this peer's node starts: from the coordinator, or that of the last session while the
+    coordinator does not answer.
+
+    In an open run it only asks whether this peer was sent away. Raises UserError if it is not let in.
+
+    :param secret: a personal code or a token of the Hub; it stays here if the coordinator knows this peer already
+    """
+    answer = in_own_loop(_knock(run, gate, identity, peers, secret))
+    if answer is not None:
+        if answer.denial is not None:
+            raise explained(answer.denial)
+        if gate.restricted:
+            gate.hold(answer.token)
+            keep_token(identity, answer.token)
+    elif gate.restricted:
+        with suppress(OSError, NotAdmitted):
+            gate.hold((identity.path.parent / _TOKEN_FILE).read_bytes())
+        if not gate.token:
+            raise UserError("the coordinator does not answer, and only it can let this machine in; try again later")
+
+
+def keep_token(identity: Identity, token: bytes) -> None:
+    """For a session that begins while the coordinator is down."""
+    with suppress(OSError):
+        (identity.path.parent / _TOKEN_FILE).write_bytes(token)
+
+
+async def _knock(
+    run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str
+) -> AccessAnswer | None:
+    """What the coordinator answers, if it does."""
+    there = await answering([address for address in peers if address.endswith(f"/p2p/{gate.organizer}")])
+    if not there:
+        return None
+    try:
+        p2p = await BoundedP2P.create(
+            initial_peers=there,
+            identity_path=str(identity.path),
+            dht_mode="client",
+            no_listen=True,
+            use_relay=False,
+            startup_timeout=STARTUP_TIMEOUT,
+        )
+    except P2PDaemonError as error:
+        if "already taken" in str(error):
+            raise UserError(
+                "another process uses this identity right now; stop it, or join with another --folder"
+            ) from None
+        return None
+    try:
+        answer = await ask(p2p, gate.organizer, gate.run_id, "")
+        if answer is None or not secret or answer.denial not in _CURABLE:
+            return answer
+        await asyncio.to_thread(check_secret, secret, run, gate.organizer)
+        return await ask(p2p, gate.organizer, gate.run_id, secret)
+    finally:
+        await p2p.shutdown()
+
+
+def _service(run_id: str) -> str:
+    return f"{run_id}::admission"

@@ -1,0 +1,164 @@
+"""Keeps a peer in the swarm: follows the organizer's notices, renews the token, and finds out if it was sent away.
+
+The coordinator's membership writes the notices.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from hivemind.dht import DHTNode
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.access.denials import explained
+from dedloc_kit.access.office import Office
+from dedloc_kit.errors import NotWelcome, UserError
+from dedloc_kit.records import Notice, shortened
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.membership.admission import ANSWER_SECONDS, ask_again, keep_token
+from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.kinds import NOTICE
+from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.signing import Signer
+
+FOLLOW_SECONDS = 5.0
+"""Between two looks at the notices, and at the organizer's folder."""
+REPEAT_SECONDS = 15.0
+"""The organizer says again what it has said, so that all know that it is there."""
+SILENCE_SECONDS = 35.0
+"""Who hears no notice for so long asks the organizer itself: it may have been sent away."""
+DHT_SECONDS = 10.0
+
+
+class Membership(threading.Thread):
+    """Runs beside a peer's training from its first moment in the swarm to its last.
+
+    :param tell: called with the gate when who may take part has changed, for a further process of this peer
+    :param office: the coordinator's; none for everybody else
+    :param give_up: called when the organizer does not want this peer here any more
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        signer: Signer,
+        tracker: Tracker,
+        *,
+        tell: Callable[[Gate], None] = lambda gate: None,
+        office: Office | None = None,
+        give_up: Callable[[Exception], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="membership", daemon=True)
+        assert node.gate is not None
+        self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
+        self._tracker, self._tell_others, self._office = tracker, tell, office
+        self._give_up, self._warn = give_up, warn
+        self._notices = Directory(node, NOTICE, self._gate.run_id, reject=tracker.reject)
+        self._heard = self._asked = time.monotonic()
+        self._warned = ""
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Returns soon: a question to an organizer that is gone may still wait for its answer."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join(1.0)
+
+    def run(self) -> None:
+        turn = self._write if self._office is not None else self._read
+        while not self._stopped.is_set():
+            try:
+                turn()
+            except UserError as error:  # the organizer's folder is damaged
+                self._tell(str(error))
+            except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
+                self._tell(f"the organizer's notices cannot be had now ({error!r:.100}); trying again")
+            self._stopped.wait(FOLLOW_SECONDS)
+
+    # As the organizer
+
+    def _write(self) -> None:
+        assert self._office is not None
+        if crowded := self._office.crowded():
+            self._tell(f"more machines wait than 'dedloc invite --machines' allows, of {', '.join(sorted(crowded))}")
+        refused, mine, said = self._office.refused(), self._tracker.mine, self._gate.notice
+        everyone = shortened(refused)
+        step, round_id = (None, "") if mine is None else (mine.step, mine.round)
+        now = float(get_dht_time())
+        news = (everyone, step, round_id) != (said.refused, said.step, said.round)
+        if not news and now < said.time + REPEAT_SECONDS:
+            return
+        values = {"run_id": self._gate.run_id, "time": now, "refused": refused, "step": step, "round": round_id}
+        notice = Notice.parse(values)
+        self._take(notice.model_copy(update={"refused": everyone}))  # this peer itself can know any number
+        self._notices.store(self._signer, notice, peers=0).result(DHT_SECONDS)
+
+    # As everybody else
+
+    def _read(self) -> None:
+        notice = None
+        with suppress(TimeoutError):  # maybe because nobody answers this peer any more
+            notice = self._newest()
+        if notice is not None and notice.time > self._gate.notice.time:
+            self._heard = time.monotonic()
+            self._take(notice)
+        now = time.monotonic()
+        silent = now > max(self._heard, self._asked) + SILENCE_SECONDS
+        if silent or (self._gate.token and self._half_used() and now > self._asked + SILENCE_SECONDS):
+            self._asked = now
+            self._ask()
+
+    def _newest(self) -> Notice | None:
+        # Whoever has heard of the organizer lately has heard its newest notice.
+        lately = REPEAT_SECONDS + FOLLOW_SECONDS
+        return self._notices.look(peers=0, timeout=DHT_SECONDS, age=lately).get(self._gate.organizer)
+
+    def _half_used(self) -> bool:
+        token = self._gate.read(self._gate.token)
+        return float(get_dht_time()) > (token.time + token.expires) / 2
+
+    def _ask(self) -> None:
+        """Ask the organizer for the next token, or, in an open run, whether this peer may stay."""
+        ask = partial(ask_again, self._gate.organizer, self._gate.run_id)
+        answer = self._node.run_coroutine(ask, return_future=True).result(ANSWER_SECONDS + DHT_SECONDS)
+        if answer is None:
+            return  # the organizer is not there; those who are in go on
+        if answer.denial is not None:
+            refusal = explained(answer.denial)
+            if isinstance(refusal, NotWelcome):
+                self._give_up(refusal)
+            return
+        if answer.token:
+            try:
+                self._gate.hold(answer.token)
+            except NotAdmitted:
+                return
+            keep_token(self._identity, answer.token)
+            self._take(self._gate.notice)
+
+    def _take(self, notice: Notice) -> None:
+        """Let all processes of this peer know."""
+        gate = self._gate
+        gate.follow(gate.token, notice)
+        self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
+        self._tell_others(gate)
+        self._tracker.refuse(notice)
+        if notice.refuses(self._signer.peer):
+            self._ask()  # why
+            self._give_up(explained("kicked"))
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._warned:
+            self._warned = problem
+            self._warn(problem)
+
+
+async def _follow(token: bytes, notice: Notice, node: Node, _: DHTNode) -> None:
+    assert node.gate is not None
+    node.gate.follow(token, notice)

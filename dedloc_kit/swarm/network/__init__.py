@@ -1,0 +1,1 @@
+"""How one peer reaches and answers another; it knows nothing of training."""

@@ -1,0 +1,127 @@
+"""The process of a peer's DHT node: hivemind's, behind our gate, and it keeps only what its keeper lets it."""
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from hivemind import DHT
+from hivemind.dht import DHTNode
+from hivemind.dht import node as hivemind_node
+from hivemind.p2p import P2P
+from hivemind.utils.asyncio import switch_to_uvloop
+
+from dedloc_kit.machine.dials import Dials
+from dedloc_kit.swarm.network.bounds import BoundedP2P
+from dedloc_kit.swarm.network.gate import Gate, GatedP2P
+from dedloc_kit.swarm.network.keeper import DHTProtocol, Keeper
+from dedloc_kit.swarm.network.reach import Reach
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def kept_alive(method: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Hold the running task of an asynchronous method.
+
+    hivemind starts its tasks without keeping them, and asyncio only knows them weakly: the garbage collector may
+    destroy one while it waits (seen with `get_visible_maddrs`), and its caller then waits for ever.
+    """
+
+    @wraps(method)
+    async def held(*args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        _held.add(task)
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            _held.discard(task)
+
+    return held
+
+
+_held: set[asyncio.Task[Any]] = set()
+
+
+class Node(DHT):
+    """hivemind's DHT node, behind a gate and with its tasks held until they are done."""
+
+    reach: Reach
+    """How this peer takes part, and why; to be told to the person at the machine."""
+
+    def __init__(
+        self, *, gate: Gate | None, keeper: Keeper, dials: Dials, network: dict[str, Any], **options: Any
+    ) -> None:
+        """:param network: what the `P2P` is made with; `options` are those of hivemind's `DHT` and `DHTNode`"""
+        self._keeper = keeper
+        self.gate = gate
+        """Each process of this peer has its own copy: see `Membership`."""
+        self.dials = dials
+        """Of the node's process."""
+        self._network = network
+        self._averagers: P2P | None = None
+        super().__init__(**options)
+
+    def run(self) -> None:
+        """As hivemind's, in the node's process; but hivemind's makes its P2P by itself, which has no gate."""
+        loop = switch_to_uvloop()
+        loop.run_until_complete(self._serve())
+        loop.close()
+
+    async def _serve(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        hivemind_node.DHTProtocol = DHTProtocol  # it takes no other; this process has no other node
+        calls = asyncio.Semaphore(0)
+        asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), calls.release)
+        try:
+            p2p = await self._p2p("directory").create(initial_peers=self.initial_peers, **self._network)
+            self._node = await DHTNode.create(
+                initial_peers=self.initial_peers,
+                num_workers=self.num_workers,
+                record_validator=self._keeper,
+                p2p=p2p,
+                **self.kwargs,
+            )
+        except Exception as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        ending: asyncio.Task[Any] | None = None
+        while ending is None:
+            await calls.acquire()
+            if self._inner_pipe.poll():
+                method, arguments, named = self._inner_pipe.recv()
+                task = asyncio.create_task(getattr(self, method)(*arguments, **named))
+                ending = task if method == "_shutdown" else None
+        await ending
+        await p2p.shutdown()
+
+    async def replicate_p2p(self) -> P2P:
+        """For an averager in its own process, which asks for it once."""
+        daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
+        return await self._p2p("averager").replicate(daemon)
+
+    async def averagers(self) -> P2P:
+        """For asking others' averagers in the node's process, where there is none of its own."""
+        if self._averagers is None:
+            self._averagers = await self._p2p("averager").replicate(self._node.p2p.daemon_listen_maddr)
+        return self._averagers
+
+    def refused(self, timeout: float) -> Counter[str]:
+        """How many records this node has refused since the last call, by reason."""
+        found: Counter[str] = self.run_coroutine(_refused, return_future=True).result(timeout)
+        return found
+
+    def _p2p(self, service: str) -> type[P2P]:
+        return BoundedP2P if self.gate is None else GatedP2P.behind(self.gate, service)
+
+    _get = kept_alive(DHT._get)
+    _store = kept_alive(DHT._store)
+    _run_coroutine = kept_alive(DHT._run_coroutine)
+
+
+async def _refused(node: Node, _: DHTNode) -> Counter[str]:
+    return node._keeper.refused()

@@ -1,0 +1,236 @@
+"""Looks at a swarm without taking part: who is there, and what every finished global step was made of.
+
+Of each step its members keep the signed contributions, beside the average for those who missed the round and beside
+the state for newcomers. An onlooker asks for these alone: for the head of a download, none of its content.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from hivemind.dht import DHTNode
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.directory.contributions import collect
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.membership.joining import Entry
+from dedloc_kit.swarm.membership.notices import Membership
+from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.rounds.receipts import global_step, opened
+from dedloc_kit.swarm.transfer.contents import AverageInfo
+from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
+from dedloc_kit.swarm.transfer.download import head
+from dedloc_kit.swarm.transfer.protocol import Header, Request, decode
+from dedloc_kit.swarm.transfer.service import stream_name
+from dedloc_kit.training.state import START, Position
+
+LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 60.0
+"""For a busy donor that has to copy its state first."""
+DONORS_ASKED = 3
+PATIENCE_SECONDS = 10.0
+"""Between two times that somebody is asked for a state's receipts: to tell them it copies the state."""
+
+Finished = tuple[GlobalStep, dict[str, Contribution]]
+
+
+class Onlooker:
+    """A swarm seen from outside.
+
+    :param belief: judges how far the swarm is
+    """
+
+    def __init__(
+        self, run: RunConfig, node: Node, signer: Signer, tracker: Tracker, belief: Belief, warn: Callable[[str], None]
+    ) -> None:
+        self._run, self._node, self._signer, self._tracker, self._warn = run, node, signer, tracker, warn
+        self._belief, self._organizer = belief, belief.organizer
+        self._kept_due = 0.0
+        self._sent_away: Exception | None = None
+
+    def give_up(self, reason: Exception) -> None:
+        """Look on no more."""
+        self._sent_away = reason
+
+    def check(self) -> None:
+        """Raises UserError if the organizer does not want this peer to look on."""
+        if self._sent_away is not None:
+            raise self._sent_away
+
+    @property
+    def peer(self) -> str:
+        """The id of the onlooker itself."""
+        return str(self._signer.peer)
+
+    def peers(self) -> dict[str, Progress]:
+        """Everyone who is there, by peer id."""
+        return self._tracker.others()
+
+    @property
+    def instructions(self) -> Instructions | None:
+        """What the organizer wants now; none while the coordinator is away."""
+        organizer = self.peers().get(self._organizer)
+        return organizer.instructions if organizer is not None else None
+
+    def contributions(self) -> dict[str, Contribution]:
+        """The latest contribution of every peer; raises TimeoutError if the directory does not answer."""
+        return collect(self._node, self._run.run_id, self._run.global_batch, self._warn)
+
+    def finished(self, step: int, rounds: Mapping[int, str]) -> list[Finished]:
+        """The global steps after the one that is known, in order, as far as those who are there tell of them.
+
+        They may begin before it, if the organizer says that the training went another way, and later than the next.
+
+        :param step: the newest that is known, 0 if none is
+        :param rounds: the round that led to each of the latest known ones
+        """
+        found: list[Finished] = []
+        newest = self._newest().step
+        if newest - step <= KEPT_AVERAGES:
+            while newest > step:
+                following = self._following(step, rounds.get(step, ""))
+                if following is None:
+                    break
+                found.append(following)
+                step, rounds = following[0].step, {following[0].step: following[0].round}
+        due = time.monotonic() >= self._kept_due
+        if due and (newest > step or self._gone_another_way(step, rounds)):
+            self._kept_due = time.monotonic() + PATIENCE_SECONDS
+            found += self._kept(step, rounds, newest)
+        self._remember(found)
+        return found
+
+    def _newest(self) -> Position:
+        return self._belief.newest(START, self.peers(), float(get_dht_time()))
+
+    def _remember(self, found: Sequence[Finished]) -> None:
+        """Who brought a step that the organizer has taken is believed when it is away."""
+        said = self.peers().get(self._organizer)
+        for step, contributions in found:
+            if said is not None and (step.step, step.round) == (said.step, said.round):
+                samples = {peer: contribution.samples for peer, contribution in contributions.items()}
+                self._belief.took(step.step, float(get_dht_time()), samples)
+
+    def _gone_another_way(self, step: int, rounds: Mapping[int, str]) -> bool:
+        organizer = self.peers().get(self._organizer)
+        return organizer is not None and 0 < organizer.step <= step and self._differs(organizer, rounds)
+
+    def _differs(self, said: Progress | GlobalStep, rounds: Mapping[int, str]) -> bool:
+        return said.step in rounds and rounds[said.step] != said.round
+
+    def _donors(self, step: int) -> list[str]:
+        """Some of those who hold the newest state and can be reached, if it is beyond this step."""
+        newest = self._newest()
+        able = [p for p, v in self.peers().items() if (v.step, v.round) == newest and not v.client_mode]
+        return random.sample(able, min(DONORS_ASKED, len(able))) if newest.step > step else []
+
+    def _following(self, step: int, after: str) -> Finished | None:
+        """The step after one, from its members' averages."""
+        for donor in self._donors(step):
+            header = self._ask(donor, Request(what="average", after=after))
+            if header is None or header.answer != "here":
+                continue
+            try:
+                info = AverageInfo.parse(decode(header.metadata))
+                if (info.after, info.step) != (after, step + 1):
+                    raise ValueError("it is not the average that was asked for")
+                signed = tuple(MSGPackSerializer.loads(info.metadata))
+                contributions = opened(self._signer, self._run.run_id, info.step, signed, self._run.global_batch)
+                latest = max((c.time for c in contributions.values()), default=0.0)
+                receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
+                return self._checked(receipt, contributions)
+            except (ValueError, TypeError) as error:
+                self._warn(f"what {donor} says of step {step + 1} is ignored: {error}")
+        return None
+
+    def _kept(self, step: int, rounds: Mapping[int, str], newest: int) -> list[Finished]:
+        """The steps of which somebody still has receipts; those that contradict what is known from the organizer."""
+        organizer = [self._organizer] if self._organizer in self.peers() else []
+        for donor in (*organizer, *self._donors(step)):
+            header = self._ask(donor, Request(what="state"))
+            if header is None or header.answer != "here":
+                continue
+            try:
+                metadata = decode(header.metadata)
+                info = StateInfo.parse(metadata["info"])
+                if info.run_id != self._run.run_id:
+                    raise ValueError("it is of another run")
+                found = [self._open(Receipt.parse(values)) for values in metadata["receipts"]]
+            except (ValueError, TypeError, KeyError) as error:
+                self._warn(f"the receipts of {donor} are ignored: {error}")
+                continue
+            parted = next((n for n, (done, _) in enumerate(found) if self._differs(done, rounds)), None)
+            if parted is not None and donor == self._organizer:
+                return found[parted:]
+            if parted is None:
+                return [finished for finished in found if step < finished[0].step <= newest]
+        return []
+
+    def _open(self, receipt: Receipt) -> Finished:
+        signed = (receipt.signed, self._run.global_batch)
+        return self._checked(receipt, opened(self._signer, self._run.run_id, receipt.step, *signed))
+
+    def _checked(self, receipt: Receipt, contributions: dict[str, Contribution]) -> Finished:
+        done = global_step(receipt, contributions)
+        newest = self._newest()
+        if done.step == newest.step and done.round != newest.round:
+            raise ValueError(f"the swarm took another step {done.step}")
+        if done.samples < self._run.global_batch:
+            raise ValueError(f"step {done.step} has too few samples")
+        return done, {peer: c for peer, c in contributions.items() if c.samples}
+
+    def _ask(self, donor: str, request: Request) -> Header | None:
+        """What a donor has; None if it does not answer."""
+        asked = partial(_header, donor, stream_name(self._run.run_id), request)
+        found: Header | None = self._node.run_coroutine(asked)
+        return found
+
+
+async def _header(donor: str, name: str, request: Request, node: Node, _: DHTNode) -> Header | None:
+    """Runs in the node's process."""
+    opening = (await node.averagers()).call_binary_stream_handler(PeerID.from_base58(donor), name)
+    return await head(opening, request, ANSWER_SECONDS)
+
+
+@contextmanager
+def watching(
+    run: RunConfig,
+    peer: PeerConfig,
+    initial_peers: Sequence[str],
+    organizer: str,
+    secret: str,
+    warn: Callable[[str], None],
+) -> Iterator[Onlooker]:
+    """Look at a swarm and leave it at the end. Call it in a process's main thread.
+
+    Raises UserError if nobody of the run answers, or it is not open and the organizer does not let this peer in.
+
+    :param organizer: peer id of the coordinator
+    :param secret: what lets a volunteer in as well, see `Entry`
+    """
+    entry = Entry(run, peer, initial_peers, organizer, secret)
+    node, signer = entry.start(entry.look()), entry.signer
+    try:
+        gate = entry.gate
+        belief = Belief(signer.peer, organizer, lambda: gate.notice)
+        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn), belief)
+        swarm = Onlooker(run, node, signer, tracker, belief, warn)
+        membership = Membership(node, entry.identity, signer, tracker, give_up=swarm.give_up, warn=warn)
+        tracker.look_every(LOOK_SECONDS)
+        tracker.start()
+        membership.start()
+        try:
+            yield swarm
+        finally:
+            membership.stop()
+            tracker.leave()
+    finally:
+        node.shutdown()

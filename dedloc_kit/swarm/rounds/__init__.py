@@ -1,0 +1,1 @@
+"""When to average, with what, and what counts."""

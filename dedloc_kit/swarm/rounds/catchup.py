@@ -1,0 +1,225 @@
+"""How a peer finds out that the swarm has gone on without it, or elsewhere, and gets back to where the others are."""
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.compression import decode_all
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.unpacking import unpack
+from dedloc_kit.swarm.rounds.receipts import opened
+from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
+from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
+from dedloc_kit.training.state import Position, TrainingState
+
+LOAD_ATTEMPTS = 6
+LOAD_PAUSE = 3.0
+LOAD_RESTARTS = 8
+"""How often the swarm may have moved on when a download of its state has just begun."""
+
+MissedStep = tuple[Receipt, dict[str, Contribution]]
+
+
+class CatchUp:
+    """Compares our state with what the others say of theirs, and fetches what we lack.
+
+    A peer that missed a global step or a few gets their averages, which are compressed and say who contributed; one
+    that is further behind, or has other parameters than the rest, gets the whole state.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        averager: GradientAverager,
+        tracker: Tracker,
+        run: RunConfig,
+        signer: Signer,
+        stop: threading.Event,
+        on_loading: Callable[[int, int], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._state, self._averager, self._tracker = state, averager, tracker
+        self._run, self._signer, self._stop = run, signer, stop
+        self._on_loading, self._warn = on_loading, warn
+        self._liars: set[str] = set()
+        self._one_by_one = False  # since a state was wrong, and it could be any of its donors
+
+    def behind(self) -> bool:
+        """Is there a newer state, or another one that more peers hold?"""
+        return self._tracker.newest(self._state.position) != self._state.position or self._drifted()
+
+    def follow(self) -> list[MissedStep]:
+        """Do what it takes to be where the others are, as far as they help; the steps that were missed, in order."""
+        missed = self._take_averages()
+        if self.behind() and not self._stop.is_set():
+            before = self._state.step
+            if self._load_state():
+                missed += self._receipts_after(before)
+            else:
+                self._warn("the swarm is ahead, but nobody hands out its state; still trying")
+                self._stop.wait(LOAD_PAUSE)
+        return missed
+
+    def load(self) -> bool:
+        """Get the swarm's state for the first time; False if nobody hands it out."""
+        for attempt in range(LOAD_ATTEMPTS):
+            if attempt and self._stop.wait(LOAD_PAUSE):
+                break
+            self._look()
+            if self._load_state():
+                return True
+        return False
+
+    # Whether
+
+    def _drifted(self) -> bool:
+        """Does the organizer, which took the same rounds, hold other parameters? In its absence, do most peers, and
+        those who brought most of the samples?"""
+        mates, belief = self._tracker.at(*self._state.position), self._tracker.belief
+        different = {peer for peer, progress in mates.items() if self._state.differs(progress.sketch)}
+        if belief.organizer in mates:
+            return belief.organizer in different
+        return 2 * len(different) > len(mates) and self._tracker.proves(different)
+
+    # Averages that we missed
+
+    def _take_averages(self) -> list[MissedStep]:
+        missed: list[MissedStep] = []
+        while not self._stop.is_set():
+            newest = self._tracker.newest(self._state.position)
+            donors = self._to_ask(self._tracker.at(*newest)) if newest.step > self._state.step else []
+            if not donors:
+                break
+            found = self._averager.download_average(
+                self._state.round,
+                donors,
+                max_bytes=4 * self._state.layout.size + 2**20,
+                warn=self._warn,
+                stop=self._stop,
+            )
+            if found is None:
+                break
+            try:
+                missed.append(self._take(found))
+            except (ValueError, TypeError) as error:
+                self._tracker.reject(f"a missed average: {error}")
+                break
+        return missed
+
+    def _take(self, found: RecentAverage) -> MissedStep:
+        """Take the step with an average that others made; raises ValueError if it is not the next one."""
+        if found.step != self._state.step + 1:
+            raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
+        signed = tuple(unpack(found.metadata))
+        contributions = opened(self._signer, self._run.run_id, found.step, signed, self._run.global_batch)
+        if sum(c.samples for c in contributions.values()) < self._run.global_batch:
+            raise ValueError("there are too few samples in it")
+        average = decode_all(found.parts, self._state.layout.size)
+        receipt = Receipt(
+            step=found.step,
+            round=found.round,
+            time=max(c.time for c in contributions.values()),
+            seconds=0.0,
+            signed=signed,
+        )
+        self._state.apply(average, receipt)
+        self._tracker.belief.reached(receipt.step, float(get_dht_time()))
+        return receipt, contributions
+
+    # The whole state
+
+    def _load_state(self) -> bool:
+        """Download the newest state that is proven, and make sure that it is; False if that did not succeed."""
+        for _ in range(LOAD_RESTARTS):
+            wanted = self._tracker.newest(self._state.position)
+            donors = self._donors(wanted)
+            verdict = self._load_from(donors, wanted) if donors else "unproven"
+            if verdict == "wrong":
+                self._blame(donors)
+            if verdict != "moved on" or self._stop.is_set():
+                break
+            self._look()
+        return verdict == "right"
+
+    def _load_from(self, donors: Sequence[str], wanted: Position) -> Verdict:
+        witnesses = Witnesses(self._averager.ask_for_sketch, self._tracker, self._stop)
+        # The word of one who can prove it alone needs no witness.
+        certain = len(donors) == 1 and self._tracker.proves(donors)
+        found = self._averager.download_state(
+            donors,
+            self._state.tensors(),
+            on_version=lambda version: certain or witnesses.question(version),
+            on_progress=self._on_loading,
+            warn=self._warn,
+            stop=self._stop,
+        )
+        if found is None:
+            if certain or witnesses.verdict == "unproven":
+                self._tracker.suspect(donors)  # what they say of a newer state must not hold us up for ever
+            return witnesses.verdict
+        metadata, tensors = found
+        try:
+            info = StateInfo.parse(metadata["info"])
+            receipts = tuple(Receipt.parse(values) for values in metadata["receipts"])
+            if not wanted.step <= info.step <= self._tracker.belief.limit(float(get_dht_time())):
+                raise ValueError(f"it is of step {info.step}, the swarm is at {wanted.step}")
+            verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
+            if verdict != "right":
+                raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
+            self._state.load(tensors, info)
+        except (ValueError, TypeError, KeyError) as error:
+            self._warn(f"a downloaded state was refused: {error}")
+            return witnesses.verdict
+        self._state.receipts = receipts
+        self._averager.forget_feedback()
+        self._tracker.belief.reached(info.step, float(get_dht_time()))
+        self._one_by_one = False
+        return "right"
+
+    def _blame(self, donors: Sequence[str]) -> None:
+        """These donors have sent a state that is wrong: one of them, or all."""
+        if len(donors) == 1:
+            self._liars.update(donors)
+            self._tracker.suspect(donors)
+        self._one_by_one = True
+
+    def _donors(self, wanted: Position) -> list[str]:
+        """Whom to ask for this state; where we hold it already, those whose parameters are other ones."""
+        donors = self._tracker.at(*wanted)
+        if wanted == self._state.position and self._state.step:
+            donors = {peer: p for peer, p in donors.items() if self._state.differs(p.sketch)}
+        able = [peer for peer in self._to_ask(donors) if peer not in self._liars]
+        if not self._one_by_one:
+            return able
+        organizer = self._tracker.belief.organizer
+        return [organizer] if organizer in able else random.sample(able, min(1, len(able)))
+
+    def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
+        """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""
+        reachable = [peer for peer, progress in donors.items() if not progress.client_mode]
+        return reachable or ([] if self._averager.client_mode else list(donors))
+
+    def _receipts_after(self, step: int) -> list[MissedStep]:
+        missed = []
+        for receipt in self._state.receipts:
+            if step < receipt.step <= self._state.step:
+                try:
+                    contributions = opened(
+                        self._signer, self._run.run_id, receipt.step, receipt.signed, self._run.global_batch
+                    )
+                    missed.append((receipt, contributions))
+                except ValueError as error:
+                    self._tracker.reject(f"the receipt of a step: {error}")
+        return missed
+
+    def _look(self) -> None:
+        try:
+            self._tracker.look()
+        except Exception as error:
+            self._warn(f"the swarm's directory does not answer ({error!r:.100})")

@@ -1,0 +1,342 @@
+"""The collaborative optimizer: accumulate, and once the swarm has a global batch, average and take one step.
+
+After DeDLOC (Diskin et al. 2021, section 3): the result is that of one machine with the same batch, however many
+peers there are. Rounds run in the background: the group gathers shortly before the batch is full, averages, and takes
+the step on a copy of the parameters, which the training takes over between two microbatches (so a gradient may be one
+global step old). In exact training, without overlap, a volunteer waits for each average instead.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from hivemind.utils import get_dht_time
+from hivemind.utils.performance_ema import PerformanceEMA
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.group import Round
+from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.rounds.catchup import CatchUp
+from dedloc_kit.swarm.rounds.receipts import global_step
+from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.gradients import MOST_BATCHES, Gradients
+from dedloc_kit.training.state import Replica, TrainingState
+
+HAND_OVER_SECONDS = 10.0
+IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
+"""How often the background looks whether something is due, at most, and while a round is under way."""
+IDLES_PER_LOOK = 4
+"""Far from a full batch, how often it does so between two looks into the directory: nothing is new in between."""
+
+StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
+
+
+class CollaborativeOptimizer:
+    """One peer's part in the run. A volunteer calls `accumulate` after each backward pass, then `boundary`.
+
+    :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
+        every step: how the coordinator holds the state
+    :param gradients: takes what this peer computes and says how much that is
+    :param belief: judges how far the swarm is
+    :param session: hexadecimal name of this session; contributions of one session count up
+    :param known: addresses of peers to look for
+    :param last_step: no round is begun after this global step
+    :param stop: set when this peer is to leave: it ends the waiting for a round or for a donor of the state
+    :param on_step: told about every global step that this peer took, in the background thread
+    :param on_loading: told how many bytes of the state have arrived, and of how many
+    :param warn: told in plain words about what went wrong and was dealt with
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        replica: Replica | None,
+        gradients: Gradients,
+        *,
+        run: RunConfig,
+        dht: Node,
+        signer: Signer,
+        belief: Belief,
+        session: str,
+        name: str,
+        team: str,
+        device: str,
+        addresses: tuple[str, ...],
+        listed: bool,
+        known: Sequence[str],
+        last_step: int,
+        stop: threading.Event,
+        on_step: StepListener,
+        on_loading: Callable[[int, int], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.run, self.state, self._replica = run, state, replica
+        self._dht, self._client_mode = dht, dht.client_mode
+        self._name, self._team, self._device = name, team, device
+        self._addresses, self._listed, self._reached = addresses, listed, dht.reach.word
+        self._stop, self._on_step = stop, on_step
+        self.last_step = last_step
+        """No round is begun after it; may change at any time."""
+        self._overlap = run.averaging.overlap
+        self.gradients = gradients
+        self._speed = PerformanceEMA()
+        self._boundary_seconds = 0.0
+        self._stepped = 0.0  # when the last global step was done; 0 if this peer was not there
+        self._background: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._leaving = threading.Event()
+        self.instructions: Instructions | None = None
+        """Told to the others; volunteers do what the coordinator says here."""
+        self.averager = GradientAverager(
+            state.layout,
+            dht=dht,
+            signer=signer,
+            run=run,
+            current_state=state.for_newcomer,
+            current_info=lambda: state.info,
+        )
+        self.troubles = Troubles(warn)
+        """What went wrong in the swarm, as far as this peer saw it."""
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles, belief)
+        self._rounds = Rounds(
+            run,
+            state,
+            gradients,
+            self.averager,
+            self.tracker,
+            signer,
+            follower=replica is None,
+            session=session,
+            name=name,
+            warn=warn,
+            troubles=self.troubles,
+        )
+        self._catch_up = CatchUp(state, self.averager, self.tracker, run, signer, stop, on_loading, warn)
+
+    # Joining and leaving
+
+    def load(self) -> None:
+        """Load the current state from a peer. Raises UserError if nobody hands it out."""
+        if not self._catch_up.load() and not self._stop.is_set():
+            self.check()
+            raise UserError("no peer of this run hands out the training state; is the coordinator running?")
+
+    def begin(self) -> None:
+        """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
+        if self._replica is not None:
+            self._replica.refresh()
+        self.averager.share(True)
+        self._report()
+        self.tracker.start()
+        if self._overlap or self._replica is None:
+            self._background = threading.Thread(target=self._run, name="rounds", daemon=True)
+            self._background.start()
+
+    def await_round(self, deadline: float) -> None:
+        """Wait while the batch is full or averaged, at most until then (by `time.monotonic()`)."""
+        while self.gradients.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
+            if self._background is None:
+                self._advance()
+            time.sleep(BUSY_SECONDS)
+
+    def leave(self) -> None:
+        """Finish the round under way, hand the state over, tell the swarm, and end the background processes.
+
+        Samples that are not part of a round yet are lost. A second call does nothing.
+        """
+        if self._leaving.is_set():
+            return
+        self._leaving.set()
+        if self._background is not None:
+            self._background.join()
+        if self._error is not None:
+            self._rounds.call_off()
+        elif (complete := self._rounds.leave()) is not None:
+            self._apply(complete)
+        if self.tracker.is_alive() and self._error is None:
+            self._hand_over()
+        self.tracker.leave()
+        self.averager.shutdown()
+
+    def _hand_over(self) -> None:
+        """Wait a moment until another peer holds this state too, so that the last step is not lost with this peer.
+
+        A coordinator if there is one: the others may be about to leave as well.
+        """
+        deadline = time.monotonic() + HAND_OVER_SECONDS
+        while time.monotonic() < deadline:
+            others, organizer = self.tracker.others(), self.tracker.belief.organizer
+            staying = [others[organizer]] if organizer in others else others.values()
+            if not others or any(progress.step >= self.step for progress in staying):
+                return
+            time.sleep(0.1)
+
+    # What the training loop sees
+
+    @property
+    def step(self) -> int:
+        """The global step whose parameters this peer holds."""
+        return self.state.step
+
+    @property
+    def samples_per_second(self) -> float:
+        """How fast this peer computes; 0 before its first microbatch."""
+        return float(self._speed.samples_per_second) if self._speed.num_updates else 0.0
+
+    @property
+    def samples(self) -> int:
+        """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
+        return self._rounds.samples
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the batch is full, or 0 while it is averaged."""
+        return 0.0 if self._rounds.begun else self._rounds.seconds_left(self.samples_per_second)
+
+    def swarm_samples(self) -> int:
+        """Everyone's samples toward the next global step, as far as known."""
+        return self._rounds.swarm_samples()
+
+    def accumulate(self, loss: float, samples: int) -> bool:
+        """Take the gradients of one microbatch; False if they were not finite and were left out."""
+        assert self._replica is not None
+        taken = self.gradients.add(loss, samples, self._replica.step)
+        if taken:
+            self._speed.update(task_size=samples)
+            self._boundary_seconds = 0.0 if self._overlap else samples / self._speed.samples_per_second
+        return taken
+
+    def boundary(self) -> None:
+        """Between two microbatches: take over the newest parameters; in exact training wait for a round under way.
+
+        Raises RuntimeError if the background has failed: without it this peer would go on alone for ever.
+        """
+        assert self._replica is not None
+        if self._error is not None:
+            raise self._error
+        with self._speed.pause():
+            if self._background is None:
+                self._advance()
+                while self._rounds.begun and not self._stop.wait(BUSY_SECONDS):
+                    self._advance()
+            while self._piled_up() and not self._stop.wait(BUSY_SECONDS):
+                if self._background is None:
+                    self._advance()
+        self._replica.refresh()
+
+    def _piled_up(self) -> bool:
+        """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
+        return self._error is None and 2 * self.gradients.samples > MOST_BATCHES * self.run.global_batch
+
+    def give_up(self, reason: Exception) -> None:
+        """Take part no more: the training loop raises this at its next boundary."""
+        self._error = self._error or reason
+
+    def check(self) -> None:
+        """For whoever is not in the training loop: raises what went wrong in the background."""
+        if self._error is not None:
+            raise self._error
+
+    # Rounds
+
+    def _run(self) -> None:
+        try:
+            while not self._leaving.wait(self._pause()):
+                self._advance()
+        except BaseException as error:  # the training loop raises it at its next boundary
+            self._error = error
+
+    def _pause(self) -> float:
+        """Seconds until something may be due again."""
+        if self._rounds.under_way:
+            return BUSY_SECONDS
+        return max(IDLE_SECONDS, self._rounds.look_period(self.samples_per_second) / IDLES_PER_LOOK)
+
+    def _advance(self) -> None:
+        """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
+        if not (self.averager.is_alive() and self._dht.is_alive()):
+            raise RuntimeError("a background process of the swarm has died")
+        self._report()
+        complete: Round | None = None
+        if self._rounds.under_way:
+            complete = self._rounds.advance()
+            if complete is None and not self._rounds.under_way:
+                self._report()  # the round came to nothing: its samples count toward the next one
+        elif self._catch_up.behind():
+            self._follow_the_swarm()
+        elif self.step < self.last_step:
+            complete = self._rounds.gather_if_due(self.samples_per_second)
+        if complete is not None:
+            self._apply(complete)
+
+    def _apply(self, outcome: Round) -> None:
+        """Take the optimizer step with the averaged gradient, the same on every member."""
+        receipt = Receipt(
+            step=self.step + 1,
+            round=outcome.id,
+            time=get_dht_time(),
+            seconds=outcome.seconds,
+            signed=outcome.signed,
+        )
+        began = time.monotonic()
+        with self.averager.get_tensors() as (average,):
+            self.state.apply(average, receipt)
+        done = time.monotonic()
+        parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
+        if self._stepped:
+            parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
+        self._stepped = done
+        self.gradients.count_outgoing()
+        taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
+        self.tracker.belief.took(receipt.step, receipt.time, taken)
+        self._report()
+        self._tell(receipt, outcome.contributions, parts)
+
+    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
+        """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
+        self._rounds.companions = frozenset(contributions)
+        self._on_step(global_step(receipt, contributions, parts), contributions)
+
+    # Keeping up with the swarm
+
+    def _follow_the_swarm(self) -> None:
+        """Take the steps that the others have taken without us; what of ours was in them has counted."""
+        for receipt, contributions in self._catch_up.follow():
+            self.gradients.settle([receipt.round])
+            self._tell(receipt, contributions, {})
+        self._stepped = 0.0
+        self.gradients.settle(self.state.rounds)
+        self._rounds.drop_stale()
+        self._report()
+
+    def _report(self) -> None:
+        self.tracker.report(
+            Progress(
+                run_id=self.run.run_id,
+                step=self.step,
+                round=self.state.round,
+                samples=self.samples,
+                samples_per_second=min(1e9, self.samples_per_second),
+                boundary_seconds=min(3600.0, self._boundary_seconds),
+                sketch=self.state.sketch,
+                follower=self._replica is None,
+                instructions=self.instructions,
+                client_mode=self._client_mode,
+                addresses=self._addresses,
+                reached=self._reached,
+                listed=self._listed,
+                device=self._device,
+                name=self._name,
+                team=self._team,
+                upload=self._rounds.upload,
+                time=get_dht_time(),
+            ),
+            self._rounds.look_period(self.samples_per_second),
+        )

@@ -1,0 +1,40 @@
+"""What a finished global step was made of, as its members signed it."""
+
+from collections.abc import Mapping
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Contribution, GlobalStep, Receipt
+from dedloc_kit.swarm.directory.contributions import possible
+from dedloc_kit.swarm.network.signing import Signer
+
+
+def opened(
+    signer: Signer, run_id: str, step: int, signed: tuple[bytes, ...], global_batch: int
+) -> dict[str, Contribution]:
+    """Contributions to a step by peer; raises ValueError if one is not what it should be."""
+    contributions = dict(signer.open(Contribution, contribution) for contribution in signed)
+    for contribution in contributions.values():
+        if possible(contribution, run_id, global_batch).step != step:
+            raise ValueError("a contribution is of another step")
+    return contributions
+
+
+def global_step(
+    receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float] | None = None
+) -> GlobalStep:
+    """The step as everyone's ledger has it; its loss is the mean over the samples.
+
+    :param parts: seconds of its parts, as in GlobalStep, as far as this peer took part in them
+    """
+    losses = [(c.loss, c.samples) for c in contributions.values() if c.loss is not None and c.samples]
+    return GlobalStep(
+        step=receipt.step,
+        round=receipt.round,
+        time=min(receipt.time, get_dht_time()),
+        samples=sum(c.samples for c in contributions.values()),
+        loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
+        peers=len(contributions),
+        seconds=receipt.seconds,
+        **(parts or {}),
+    )

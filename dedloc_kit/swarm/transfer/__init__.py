@@ -1,0 +1,1 @@
+"""Large bytes from several donors; it does not know what they mean."""

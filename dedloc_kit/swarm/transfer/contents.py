@@ -1,0 +1,208 @@
+"""What peers fetch from each other, as it travels: the whole training state, or the average of a recent round."""
+
+import itertools
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer
+from pydantic import Field
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Count, Digest, Receipt, Record, StateInfo
+from dedloc_kit.swarm.transfer.protocol import Header, Request, decode
+from dedloc_kit.training.flat import CHUNK
+
+MOST_PART_BYTES = 4 * CHUNK + 100
+"""Of an average."""
+_ALIGNMENT = 16
+"""Bytes: a tensor of any type can lie there."""
+
+
+@dataclass
+class Offer:
+    """What a donor can send at once."""
+
+    version: str
+    metadata: bytes
+    content: memoryview
+    users: int = 0
+    """Uploads that are running."""
+    last_used: float = 0.0
+
+
+def version_of(info: StateInfo) -> str:
+    """States with the same version are equal bit for bit, whoever holds them."""
+    return f"{info.step}/{info.rounds[-1] if info.rounds else ''}"
+
+
+def shared_bytes(size: int) -> torch.Tensor:
+    """Memory that can be handed to another process of this peer: uint8, all zero.
+
+    Raises UserError if there is not enough of it: a container's is small, and going beyond kills the process.
+    """
+    if os.path.isdir("/dev/shm"):
+        free = shutil.disk_usage("/dev/shm").free
+        if free < size:
+            raise UserError(
+                f"{size / 1e6:.0f} MB of shared memory are needed and {free / 1e6:.0f} MB are free in /dev/shm; "
+                "start the container with more of it (docker run --shm-size)"
+            )
+    # Not `share_memory_`, which copies: a page of this is made when something is written there, not now.
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))
+
+
+class StateLayout:
+    """The tensors of a state one after the other as bytes. All peers of a run have the same tensors."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in self._kinds]
+        steps = [math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in sizes]
+        self._slices = [
+            slice(start, start + size) for start, size in zip(itertools.accumulate([0, *steps]), sizes, strict=False)
+        ]
+        self.size = sum(steps)
+
+    def pack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensors' bytes in shared memory: uint8, `size` long."""
+        flat = shared_bytes(self.size)
+        for own, tensor in zip(self.views(flat), tensors, strict=True):
+            own.copy_(tensor)
+        return flat
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors inside the bytes; they share their memory."""
+        return [
+            flat[part].view(dtype).view(shape) for part, (dtype, shape) in zip(self._slices, self._kinds, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class ExpectedState:
+    """What an honest donor's state looks like."""
+
+    run_id: str
+    size: int
+
+    @property
+    def request(self) -> Request:
+        return Request(what="state")
+
+    def accept(self, header: Header) -> None:
+        """Raises ValueError if the donor's state is none of this run."""
+        metadata = decode(header.metadata)
+        if not isinstance(metadata, Mapping) or not isinstance(metadata.get("receipts"), list | tuple):
+            raise ValueError("its metadata is none")
+        info = StateInfo.parse(metadata.get("info"))
+        for receipt in metadata["receipts"]:
+            Receipt.parse(receipt)
+        if info.run_id != self.run_id:
+            raise ValueError(f"its state belongs to the run {info.run_id:.80}")
+        if header.version != version_of(info):
+            raise ValueError("it does not say which version its state is")
+        if header.total != self.size:
+            raise ValueError(f"its state has {header.total} bytes, ours has {self.size}")
+
+    def check(self, header: Header, content: memoryview) -> None:
+        """TrainingState.load looks at the numbers."""
+
+
+class AverageInfo(Record):
+    """What accompanies the parts of an average."""
+
+    after: Digest
+    round: Digest
+    step: Count
+    metadata: bytes
+    lengths: Annotated[tuple[Count, ...], Field(max_length=100_000, strict=False)]
+
+
+@dataclass(frozen=True)
+class RecentAverage:
+    """What the all-reduce of a complete round gave, kept as it was encoded for those who missed it."""
+
+    after: str
+    """The round before it."""
+    round: str
+    step: int
+    """The global step that it led to."""
+    metadata: bytes
+    """Anything that the optimizer needs with it."""
+    parts: tuple[runtime_pb2.Tensor, ...]
+
+    def offer(self) -> Offer:
+        """The same as it travels."""
+        parts = [part.SerializeToString() for part in self.parts]
+        info = AverageInfo(
+            after=self.after,
+            round=self.round,
+            step=self.step,
+            metadata=self.metadata,
+            lengths=tuple(map(len, parts)),
+        )
+        return Offer(self.round, MSGPackSerializer.dumps(info.model_dump()), memoryview(b"".join(parts)))
+
+    @classmethod
+    def read(cls, metadata: bytes, content: memoryview) -> "RecentAverage":
+        """From an offer; raises ValueError if it is none."""
+        info = AverageInfo.parse(decode(metadata))
+        try:
+            parts = tuple(map(_vector, _cut(content, info.lengths)))
+        except Exception as error:  # protobuf's own, which have no common base that is typed
+            raise ValueError(f"its average cannot be decoded ({error})") from None
+        return cls(info.after, info.round, info.step, info.metadata, parts)
+
+
+@dataclass(frozen=True)
+class ExpectedAverage:
+    """What an honest donor's average looks like."""
+
+    after: str
+
+    @property
+    def request(self) -> Request:
+        return Request(what="average", after=self.after)
+
+    def accept(self, header: Header) -> None:
+        """Raises ValueError if it is not the average that was asked for."""
+        info = AverageInfo.parse(decode(header.metadata))
+        if (info.after, info.round) != (self.after, header.version) or sum(info.lengths) != header.total:
+            raise ValueError("it is not the average that was asked for")
+        if max(info.lengths, default=0) > MOST_PART_BYTES:
+            raise ValueError("it has a part that is larger than any")
+
+    def check(self, header: Header, content: memoryview) -> None:
+        """Raises ValueError if its parts cannot be read."""
+        RecentAverage.read(header.metadata, content)
+
+
+def _vector(data: bytes) -> runtime_pb2.Tensor:
+    part = runtime_pb2.Tensor.FromString(data)
+    if len(part.size) != 1:
+        raise ValueError("a part has more than one size")
+    return part
+
+
+def _cut(content: memoryview, lengths: Sequence[int]) -> Iterator[bytes]:
+    start = 0
+    for length in lengths:
+        yield bytes(content[start : start + length])
+        start += length
+
+
+def snapshot(metadata: bytes, flat: torch.Tensor) -> Offer:
+    """A packed state as an offer."""
+    info = StateInfo.parse(decode(metadata)["info"])
+    return Offer(version_of(info), metadata, flat.numpy().data)
+
+
+def plain(metadata: bytes) -> dict[str, Any]:
+    """The metadata of a state that has been accepted."""
+    values: dict[str, Any] = decode(metadata)
+    return values

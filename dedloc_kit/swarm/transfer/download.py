@@ -1,0 +1,152 @@
+"""Whom to ask for a download: several donors at once, others when these fail, and when to give up."""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+
+from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES, Download, Header, Request, ask
+
+STREAMS = 6
+"""From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 2.0
+"""After this long a donor that failed or was busy is asked again while others are at work."""
+PAUSE_SECONDS = (1.0, 3.0)
+"""Between two rounds of asking all donors."""
+MAX_VAIN_ROUNDS = 3
+"""After so many rounds that brought nothing the caller has to look for other donors."""
+MAX_RESTARTS = 8
+"""How often the swarm may move on while we have a part of its state."""
+PATIENCE_SECONDS = 120.0
+"""The same after this time, also while the donors are there, but busy."""
+
+Opened = tuple[object, asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def head(opening: Awaitable[Opened], request: Request, seconds: float) -> Header | None:
+    """What a donor answers, without the content; None if it does not within so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            _, reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+            with closing(writer):
+                return await ask(request, reader, writer)
+    except (OSError, EOFError, ValueError, P2PDaemonError):
+        return None
+
+
+class Fetching:
+    """Completes a download.
+
+    :param donors: all are equally good
+    :param open_stream: to a donor; raises OSError, ValueError or hivemind's P2PDaemonError
+    :param warn: called with one line for each donor that fails
+    """
+
+    def __init__(
+        self,
+        download: Download,
+        donors: Sequence[str],
+        open_stream: Callable[[str], Awaitable[Opened]],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._download, self._open_stream, self._warn = download, open_stream, warn
+        self._donors = list(donors)
+        self._used: set[str] = set()
+
+    async def complete(self) -> bool:
+        """Ask the donors until everything is there; False if they do not give it."""
+        download = self._download
+        vain_rounds, restarts, furthest, progressed = 0, 0, 0, time.monotonic()
+        while vain_rounds < MAX_VAIN_ROUNDS and restarts <= MAX_RESTARTS:
+            answers = await self._ask_all()
+            if download.complete and self._checked():
+                return True
+            if set(answers.values()) == {"nothing"} or not self._donors:
+                return False
+            if download.received >= furthest + MESSAGE_BYTES:
+                vain_rounds, furthest, progressed = 0, download.received, time.monotonic()
+            elif "busy" not in answers.values():
+                vain_rounds += 1
+            if "other" in answers.values() or not download.received:
+                restarts += furthest > 0  # the version that we have a part of is history
+                furthest = 0
+                download.discard()
+            if time.monotonic() - progressed > PATIENCE_SECONDS:
+                return False
+            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
+        return False
+
+    async def _ask_all(self) -> dict[str, str]:
+        """One round; returns the answers of those who do not deliver (any more)."""
+        answers: dict[str, str] = {}
+        # Several times each, so that one donor can serve all streams if there is no other.
+        queue = deque(STREAMS * random.sample(self._donors, len(self._donors)))
+
+        warned = set[str]()
+
+        async def take(donor: str) -> None:
+            answer, reason = await self._ask(donor)
+            if reason and donor not in warned:
+                warned.add(donor)
+                self._warn(f"{donor} {reason}")
+            if answer != "here":
+                answers[donor] = answer
+
+        async def work() -> None:
+            while queue and self._download.wants_more:
+                donor = queue.popleft()
+                if donor not in answers:
+                    await take(donor)
+
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(work())
+            begun = group.create_task(self._download.begun.wait())
+            await asyncio.wait({first, begun}, return_when=asyncio.FIRST_COMPLETED)
+            begun.cancel()
+            if self._download.begun.is_set():
+                workers = {first, *(group.create_task(work()) for _ in range(STREAMS - 1))}
+                while (await asyncio.wait(workers, timeout=RETRY_SECONDS))[1]:
+                    # The others may come back: a first connection often takes a second try.
+                    again = [donor for donor in self._donors if answers.get(donor) in ("failed", "busy")]
+                    for donor in again[:STREAMS]:
+                        del answers[donor]
+                        group.create_task(take(donor))
+        return answers
+
+    async def _ask(self, donor: str) -> tuple[str, str]:
+        """The donor's answer, or "failed" or "malformed" and why."""
+        try:
+            try:
+                _, reader, writer = await asyncio.wait_for(self._open_stream(donor), CONNECT_SECONDS)
+            except TimeoutError:
+                raise TimeoutError("no connection") from None
+            with closing(writer):
+                self._used.add(donor)
+                return await self._download.take_from(reader, writer), ""
+        except ValueError as error:
+            self._ban(donor)
+            return "malformed", f"sends what cannot be right ({error!s:.100}); it is not asked again"
+        except (OSError, EOFError, P2PDaemonError) as error:
+            return "failed", f"does not deliver: {str(error) or repr(error):.80}"
+
+    def _checked(self) -> bool:
+        assert self._download.header is not None
+        try:
+            self._download.expected.check(self._download.header, self._download.content)
+        except ValueError as error:
+            for donor in self._used:
+                self._ban(donor)
+            self._warn(f"what {', '.join(self._used)} sent cannot be right ({error})")
+            self._used.clear()
+            self._download.discard()
+            return False
+        return True
+
+    def _ban(self, donor: str) -> None:
+        if donor in self._donors:
+            self._donors.remove(donor)

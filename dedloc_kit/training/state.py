@@ -1,0 +1,238 @@
+"""The training state that all peers share, and the replica of its parameters that a volunteer computes with."""
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.records import Receipt, StateInfo
+from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.training.checkpoint import is_finite
+from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.layerwise import blockwise_norm
+from dedloc_kit.training.schedule import learning_rate
+
+KEPT_ROUNDS = 16
+MAX_RECEIPT_BYTES = 8_000_000
+"""Receipts are handed over with the tensors: those of 1700 global steps of five peers, or of 200 of forty."""
+
+SKETCH_BLOCK = 4096
+SKETCH_SIZE = 4
+SKETCH_TOLERANCE = 1e-5
+"""Relative. Peers take bit-identical steps on like machines; a different processor may round differently, which adds
+up to less than this, while a missed or halved step is far more."""
+
+
+class Position(NamedTuple):
+    """A state of the run: peers at the same one took the same steps."""
+
+    step: int
+    round: str
+
+
+START = Position(0, "")
+
+
+class SharedOptimizer(Protocol):
+    """An optimizer whose state exists from its construction on."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> None: ...
+
+    def state_tensors(self) -> list[Tensor]: ...
+
+
+class TrainingState:
+    """What a newcomer downloads, a checkpoint holds and every complete round changes alike on all peers.
+
+    It lives on the CPU, beside the device that a volunteer trains on, so that a global step can be taken in the
+    background while the device goes on.
+
+    :param model: on the CPU; it is taken over, its parameters become parts of one flat vector
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, make_optimizer: Callable[[torch.nn.Module], SharedOptimizer], run: RunConfig
+    ) -> None:
+        self.model, self.run, self.run_id = model, run, run.run_id
+        parameters = list(model.parameters())
+        self.layout = FlatLayout.of(parameters)
+        self.flat = torch.empty(self.layout.size)
+        self._gradient = torch.empty(self.layout.size)
+        for parameter, view in zip(parameters, self.layout.views(self.flat), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        self.parameters = parameters
+        self.optimizer = make_optimizer(model)
+        self.step = 0
+        self.rounds: tuple[str, ...] = ()
+        self.receipts: tuple[Receipt, ...] = ()
+        """Of the latest global steps, for peers who missed them."""
+        # Held while the tensors change, so that a newcomer or a checkpoint never gets half a step.
+        self.lock = threading.Lock()
+        self._take_sketch()
+
+    @property
+    def round(self) -> str:
+        """The all-reduce that led to this state; empty before the first."""
+        return self.rounds[-1] if self.rounds else ""
+
+    @property
+    def position(self) -> Position:
+        return Position(self.step, self.round)
+
+    @property
+    def info(self) -> StateInfo:
+        return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
+
+    def apply(self, average: Tensor, receipt: Receipt) -> None:
+        """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer."""
+        self._gradient.copy_(average)
+        if self.run.averaging.mode == "global-batch":
+            scale = self.run.optimizer.max_gradient_norm / (float(blockwise_norm(self._gradient)) + 1e-6)
+            if scale < 1.0:
+                self._gradient.mul_(scale)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(self.run.optimizer, self.step)
+        with self.lock:
+            for parameter, view in zip(self.parameters, self.layout.views(self._gradient), strict=True):
+                parameter.grad = view
+            self.optimizer.step()
+            for parameter in self.parameters:
+                parameter.grad = None
+            self._count(receipt)
+        self._take_sketch()
+
+    def _count(self, receipt: Receipt) -> None:
+        self.step = receipt.step
+        self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
+        receipts = deque([*self.receipts, receipt])
+        size = sum(map(_size, receipts))
+        while size > MAX_RECEIPT_BYTES:
+            size -= _size(receipts.popleft())
+        self.receipts = tuple(receipts)
+
+    def differs(self, sketch: Sequence[float]) -> bool:
+        """Does this sketch belong to other parameters than ours? By the norm of the difference, as estimated."""
+        if len(sketch) != len(self.sketch):
+            return True
+        difference = sum((mine - other) ** 2 for mine, other in zip(self.sketch, sketch, strict=True)) / len(sketch)
+        return not difference <= (SKETCH_TOLERANCE * self._norm) ** 2
+
+    def _take_sketch(self) -> None:
+        self.sketch, self._norm = _sketch(self.flat, self.run_id), float(blockwise_norm(self.flat))
+
+    def tensors(self) -> list[Tensor]:
+        """The live tensors, in the order in which they are handed over."""
+        return list(self._named().values())
+
+    @property
+    def loose(self) -> frozenset[int]:
+        """The numbers of the tensors that differ from peer to peer: the model's buffers, which are not averaged."""
+        buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
+        return frozenset(number for number, name in enumerate(self._named()) if name in buffers)
+
+    def copy(self) -> tuple[dict[str, Tensor], StateInfo]:
+        """A consistent copy, by name."""
+        with self.lock:
+            return {name: tensor.detach().clone() for name, tensor in self._named().items()}, self.info
+
+    @contextmanager
+    def for_newcomer(self) -> Iterator[tuple[dict[str, Any], Sequence[Tensor]]]:
+        """What is handed over: metadata and the live tensors, which do not change meanwhile."""
+        with self.lock, torch.no_grad():
+            receipts = [receipt.model_dump() for receipt in self.receipts if receipt.step <= self.step]
+            yield {"info": self.info.model_dump(), "receipts": receipts}, self.tensors()
+
+    def parameters_copy(self) -> dict[str, Tensor]:
+        """A copy of the parameters alone, by their names in the model."""
+        with self.lock:
+            return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
+
+    def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
+        """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
+        names = self._named().keys()
+        if names != tensors.keys():
+            raise ValueError("its tensors are not those of the model")
+        self.load([tensors[name] for name in names], info)
+
+    def load(self, tensors: Sequence[Tensor], info: StateInfo) -> None:
+        """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""
+        if info.run_id != self.run_id:
+            raise ValueError(f"the state belongs to the run {info.run_id}")
+        mine = self._named()
+        if len(tensors) != len(mine):
+            raise ValueError(f"the state has {len(tensors)} tensors, the model {len(mine)}")
+        for (name, own), other in zip(mine.items(), tensors, strict=True):
+            if own.shape != other.shape or own.dtype != other.dtype:
+                raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, the model {tuple(own.shape)}")
+            if not is_finite(other):
+                raise ValueError(f"'{name}' holds numbers that are not finite")
+        with self.lock, torch.no_grad():
+            for own, other in zip(mine.values(), tensors, strict=True):
+                own.copy_(other)
+            self.step, self.rounds = info.step, info.rounds
+        self._take_sketch()
+
+    def _named(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.model.named_parameters()}
+        tensors |= {f"model.{name}": tensor for name, tensor in self.model.named_buffers()}
+        tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
+        return tensors
+
+
+class Replica:
+    """The model that a volunteer computes with, on its device; it takes over the state between two microbatches."""
+
+    def __init__(self, state: TrainingState, device: torch.device) -> None:
+        self._state = state
+        self.model = copy.deepcopy(state.model).to(device)
+        self._round = state.round
+        self.step = state.step
+        """The global step whose parameters it holds."""
+        self.rebase: Callable[[Sequence[Tensor]], None] = self._copy
+        """Takes over newer parameters; local-steps training adds its own way to them."""
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged)."""
+        state = self._state
+        if (self.step, self._round) == (state.step, state.round):
+            return
+        with state.lock:
+            self.rebase(state.parameters)
+            for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
+                if self.step + 1 == state.step:
+                    theirs.copy_(own)
+                else:
+                    own.copy_(theirs)
+            self.step, self._round = state.step, state.round
+
+    def _copy(self, newer: Sequence[Tensor]) -> None:
+        for mine, theirs in zip(self.model.parameters(), newer, strict=True):
+            mine.copy_(theirs)
+
+
+def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
+    """Some projections of the parameters on random signs: |difference of sketches| estimates |difference|.
+
+    The signs of a block of values times signs of its own (tug-of-war sketch, Alon, Matias and Szegedy 1996), so that
+    it costs one pass over the parameters.
+    """
+    generator = torch.Generator().manual_seed(seed_of(run_id, "sketch"))
+    whole = flat.numel() // SKETCH_BLOCK * SKETCH_BLOCK
+    inner = torch.randint(0, 2, (SKETCH_BLOCK,), generator=generator).float() * 2 - 1
+    rest = flat[whole:] @ inner[: flat.numel() - whole]
+    blocks = torch.cat([flat[:whole].view(-1, SKETCH_BLOCK) @ inner, rest.view(1)]).double()
+    outer = torch.randint(0, 2, (SKETCH_SIZE, len(blocks)), generator=generator).double() * 2 - 1
+    return tuple((outer @ blocks).tolist())
+
+
+def _size(receipt: Receipt) -> int:
+    return 200 + sum(map(len, receipt.signed))

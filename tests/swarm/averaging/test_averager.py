@@ -1,0 +1,210 @@
+"""One all-reduce among real processes, with members that die, stall, lie or send nonsense."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.swarm.harness import processes_of, wait_until
+
+
+class Member:
+    def __init__(self, folder: Path, peers: tuple[str, ...], **who: Any) -> None:
+        self.samples, self.value, self.fault = who["samples"], who["value"], who["fault"]
+        self.client_mode: bool = who["client_mode"]
+        folder.mkdir()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.swarm.averaging.averaging_peer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "log").open("wb"),
+            text=True,
+            start_new_session=True,
+            cwd=Path(__file__).parents[3],
+        )
+        self.say({"folder": str(folder), "peers": peers, **who})
+
+    def say(self, values: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(values) + "\n")
+        self.process.stdin.flush()
+
+    def meet(self) -> dict[str, Any]:
+        answer = self.hear()
+        self.peer: str = answer["peer"]
+        return answer
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+
+@contextmanager
+def group(
+    folder: Path, faults: list[str], *, clients: int = 0, compression: str = "none", samples: int = 4
+) -> Iterator[list[Member]]:
+    """Members with these faults ("" for none), the last `clients` of them in client mode."""
+    members: list[Member] = []
+    addresses: tuple[str, ...] = ()
+    try:
+        for number, fault in enumerate(faults):
+            member = Member(
+                folder / str(number),
+                addresses,
+                value=float(number + 1),
+                samples=0 if fault == "follows late" else samples * (number + 1),
+                fault=fault,
+                client_mode=number >= len(faults) - clients,
+                compression=compression,
+            )
+            members.append(member)
+            addresses = addresses or tuple(member.meet()["addresses"])
+        for member in members[1:]:
+            member.meet()
+        yield members
+    finally:
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(member.process.pid, signal.SIGKILL)
+            member.process.wait()
+            wait_until(lambda: not processes_of(member.process.pid), "a member is left")  # noqa: B023
+
+
+def a_round(
+    members: list[Member],
+    steps: tuple[int, ...] = (),
+    window: float = 8.0,
+    tolerance: float = 1e-6,
+    missing: int = 0,
+    patience: float = 10.0,
+) -> list[dict[str, Any]]:
+    """One round of all members; `right` in an answer is the share of numbers that equal the weighted mean.
+
+    :param missing: so many more peers are expected, but do not come
+    """
+    expected = sum(m.value * m.samples for m in members) / sum(m.samples for m in members)
+    absent = [f"absent-{number}" for number in range(missing)]
+    job = {"window": window, "expected": expected, "tolerance": tolerance, "patience": patience}
+    leaders: list[str] = []
+    for member, step in zip(members, steps or (1,) * len(members), strict=True):
+        others = [other.peer for other in members if other is not member]
+        member.say({"step": step, "leaders": leaders, "expected_peers": [*others, *absent], **job})
+        leaders = leaders if member.client_mode else [*leaders, member.peer]
+    return [member.hear() for member in members if member.fault not in ("dies", "stalls", "hangs up on one")]
+
+
+@pytest.mark.parametrize(("clients", "compression"), [(0, "none"), (2, "float16")])
+def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(
+    tmp_path: Path, clients: int, compression: str
+) -> None:
+    with group(tmp_path, ["", "", ""], clients=clients, compression=compression) as members:
+        answers = a_round(members, tolerance=1e-3 if compression == "float16" else 1e-6)
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 3, answers
+    assert len({answer["digest"] for answer in answers}) == 1
+    assert answers[0]["right"] == 1.0
+
+
+def test_a_follower_that_begins_when_the_others_have_everything_gets_the_average_too(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "follows late"]) as members:
+        answers = a_round(members)
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 3, answers
+    assert len({answer["digest"] for answer in answers}) == 1
+
+
+@pytest.mark.parametrize("fault", ["dies", pytest.param("stalls", marks=pytest.mark.slow)])
+def test_a_member_that_goes_silent_in_the_middle_costs_one_round_and_no_gradient(tmp_path: Path, fault: str) -> None:
+    with group(tmp_path, ["", "", "", fault]) as members:
+        survivors = members[:3]
+        answers = a_round(members)
+        for answer in answers:
+            # Nobody may hold half an average: either all of it, or still the own gradient.
+            assert answer["outcome"] == "failed", answers
+            assert answer["unchanged"]
+            assert answer["seconds"] < 30.0, "found out, not timed out"
+            assert {*answer["culprits"], *answer["named"]} == {members[3].peer}, "no survivor is blamed"
+        if fault == "stalls":  # what it still sends of the failed round comes in the middle of the next one
+            os.killpg(members[3].process.pid, signal.SIGCONT)
+        again = a_round(survivors)
+        if fault == "stalls":
+            late = members[3].hear()
+            assert late["outcome"] == "failed", late
+            assert late["unchanged"]
+    assert [answer["outcome"] for answer in again] == ["complete"] * 3, again
+    assert len({answer["digest"] for answer in again}) == 1
+    assert again[0]["right"] == 1.0
+
+
+@pytest.mark.parametrize("fault", ["misses one", "hangs up on one"])
+def test_a_member_that_does_not_bring_its_gradients_to_all_is_found_out_and_named(tmp_path: Path, fault: str) -> None:
+    with group(tmp_path, ["", "", fault]) as members:
+        answers = a_round(members, patience=3.0)[:2]
+    for answer in answers:
+        assert answer["outcome"] == "failed", answers
+        assert answer["unchanged"]
+        assert answer["seconds"] < 30.0, "found out, not timed out"
+        assert {*answer["culprits"], *answer["named"]} == {members[2].peer}
+
+
+def test_a_member_that_calls_the_group_off_ends_the_round_and_nobody_is_blamed(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "calls off the group"]) as members:
+        answers = a_round(members)
+    for answer in answers:
+        assert answer["outcome"] == "failed", answers
+        assert answer["unchanged"]
+        assert answer["seconds"] < 15.0, "told, not timed out"
+        assert [*answer["culprits"], *answer["named"]] == [], answers
+
+
+def test_a_search_that_is_called_off_is_over_and_the_next_one_begins(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "calls off haltingly"]) as members:
+        answers = a_round(members)
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 2, answers
+    assert answers[1]["seconds"] < 20.0, "called off, not timed out"
+
+
+@pytest.mark.parametrize("fault", ["sends nan", "truncates"])
+def test_a_member_that_sends_what_cannot_be_right_poisons_nobody_and_is_named(tmp_path: Path, fault: str) -> None:
+    with group(tmp_path, ["", "", fault]) as members:
+        answers = a_round(members)
+    assert [answer["outcome"] for answer in answers] == ["failed"] * 3
+    assert all(answer["unchanged"] for answer in answers[:2])
+    assert any(members[2].peer in answer["culprits"] for answer in answers[:2]), answers
+
+
+def test_a_member_that_claims_a_huge_weight_is_not_believed(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "claims weight"]) as members:
+        answers = a_round(members)
+    assert all(answer["outcome"] == "complete" for answer in answers)
+    # The liar can only falsify the third that it reduces itself; what the honest ones reduce is right.
+    assert answers[0]["right"] > 0.6
+
+
+def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None:
+    with group(tmp_path, ["", ""], samples=1) as members:  # 1 + 2 of 10
+        answers = a_round(members)
+    assert [answer["outcome"] for answer in answers] == ["refused"] * 2, answers
+    assert all(answer["unchanged"] for answer in answers)
+    assert all(answer["members"] == 2 for answer in answers)
+
+
+def test_a_minority_of_the_swarm_averages_nothing(tmp_path: Path) -> None:
+    with group(tmp_path, ["", ""], samples=10) as members:
+        answers = a_round(members, window=3.0, missing=2)
+    assert [answer["outcome"] for answer in answers] == ["refused"] * 2, answers
+    assert answers[0]["detail"] == "2 of 4 peers"
+
+
+@pytest.mark.slow
+def test_members_at_different_steps_never_meet(tmp_path: Path) -> None:
+    with group(tmp_path, ["", ""], samples=10) as members:
+        answers = a_round(members, steps=(1, 2), window=2.0)
+    assert all("could not find a group" in answer["detail"] for answer in answers), answers

@@ -1,0 +1,113 @@
+"""What a peer says of itself, and when; the DHT is a dictionary."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hivemind.utils import get_dht_time
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from dedloc_kit.records import Progress
+from dedloc_kit.swarm.directory import tracker
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
+from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.signing import Signer
+from tests.swarm.directory.test_directory import Plain
+from tests.swarm.harness import RUN_ID, belief, progress, wait_until
+
+
+class Spotty(Plain):
+    """One node alone has not heard everything; several asked together have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unheard: dict[bytes, ValueWithExpiration[Any] | None] = {}
+        """What one node has instead, by subkey; None: nothing."""
+        self.asked_several = 0
+
+    def get(self, key: str, **how: object) -> Any:
+        found = super().get(key).result(0.0)
+        several = "latest" in how
+        self.asked_several += several and key.endswith("_progress")
+        if found is not None and not several:
+            heard = {**found.value, **self.unheard}
+            found = ValueWithExpiration({k: entry for k, entry in heard.items() if entry is not None}, 0.0)
+        return SimpleNamespace(result=lambda timeout: found)
+
+
+def a_tracker(dht: Any, signer: Signer) -> Tracker:
+    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer))
+
+
+def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
+    """Its progress is in the directory, told so many seconds ago."""
+    record = progress(run_id=RUN_ID, time=get_dht_time() - ago)
+    directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE - ago)
+    directory.store(signer, record, peers=1)
+    entry: ValueWithExpiration[Any] = dht.keys[f"{RUN_ID}_progress"][signer.subkey]
+    return entry
+
+
+def test_a_look_asks_several_nodes_only_now_and_then_and_then_finds_who_only_others_know(tmp_path: Path) -> None:
+    dht: Any = Spotty()
+    mine, other, newcomer = (Signer(Identity(tmp_path / name)) for name in ("mine", "other", "newcomer"))
+    says(dht, other)
+    me = a_tracker(dht, mine)
+    me.look()
+    assert (list(me.others()), dht.asked_several) == ([other.peer], 1), "the first look asks several"
+    says(dht, newcomer)
+    dht.unheard = {newcomer.subkey: None}
+    for _ in range(WIDE_LOOK - 1):
+        me.look()
+    assert (list(me.others()), dht.asked_several) == ([other.peer], 1)
+    me.look()
+    assert set(me.others()) == {other.peer, newcomer.peer}
+
+
+@pytest.mark.parametrize("ago", [SILENT_SECONDS + 1.0, None], ids=["an old record", "no record"])
+def test_a_peer_is_not_gone_because_one_node_did_not_hear_of_it(tmp_path: Path, ago: float | None) -> None:
+    dht: Any = Spotty()
+    mine, other = (Signer(Identity(tmp_path / name)) for name in ("mine", "other"))
+    old = None if ago is None else says(dht, other, ago)
+    says(dht, other)
+    me = a_tracker(dht, mine)
+    me.look()
+    dht.unheard = {other.subkey: old}
+    me.look()
+    assert get_dht_time() - me.others()[other.peer].time < SILENT_SECONDS
+    assert dht.asked_several == 2
+
+
+def test_after_a_round_that_came_to_nothing_peers_tell_each_other_their_samples_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "HEARTBEAT", 600.0)
+    dht: Any = Plain()
+
+    def says(samples: int) -> Progress:
+        return progress(run_id=RUN_ID, samples=samples, time=get_dht_time())
+
+    me, other = (a_tracker(dht, Signer(Identity(tmp_path / name))) for name in ("me", "other"))
+    other.report(says(1), period=600.0)
+    other.start()
+    wait_until(lambda: bool(dht.keys), "the other one says nothing")
+    me.report(says(2), period=600.0)
+    me.start()
+    wait_until(lambda: [p.samples for p in me.others().values()] == [1], "the other one is not seen")
+    for peer, samples in ((other, 3), (me, 4)):
+        peer.speak()
+        peer.report(says(samples), period=600.0)
+        wait_until(partial(_told, dht, samples), "it does not say it")
+    wait_until(lambda: [p.samples for p in me.others().values()] == [3], "it does not look")
+    for peer in (me, other):
+        peer.leave()
+
+
+def _told(dht: Plain, samples: int) -> bool:
+    entries = [entry for records in dht.keys.values() for entry in records.values()]
+    return any(Progress.parse(entry.value).samples == samples for entry in entries)

@@ -1,0 +1,45 @@
+"""What a peer can have given."""
+
+from typing import Any
+
+import pytest
+
+from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.directory.contributions import possible
+from dedloc_kit.training.gradients import MOST_BATCHES
+
+RUN, BATCH = "tiny-0123456789abcdef", 10
+MOST = MOST_BATCHES * BATCH
+
+
+def given(**values: Any) -> Contribution:
+    usual = {"run_id": RUN, "step": 2, "session": "ab", "samples": 3, "session_samples": 5, "loss": 1.0, "name": "x"}
+    return Contribution(**{**usual, "time": 9.0, **values})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"samples": MOST, "session_samples": MOST},
+        {"samples": 0, "session_samples": 0, "loss": None},
+        {"session_samples": 2 * MOST},
+    ],
+)
+def test_what_an_honest_peer_may_have_given_is_taken(values: dict[str, Any]) -> None:
+    assert possible(given(**values), RUN, BATCH) == given(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"run_id": "other-0123456789abcdef"}, "of another run"),
+        ({"step": 0, "samples": 2**53, "session_samples": 2**53}, "no step 0"),
+        ({"samples": MOST + 1, "session_samples": MOST + 1}, "claims 641 samples for a batch of 10"),
+        ({"session_samples": 2 * MOST + 1}, "cannot have given 1281 samples"),
+        ({"samples": 3, "session_samples": 2}, "cannot have given 2 samples"),
+    ],
+)
+def test_what_no_honest_peer_can_have_given_is_not(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        possible(given(**values), RUN, BATCH)

@@ -1,0 +1,191 @@
+"""When a peer that gathers begins, and when it gives its group up; the DHT is a dictionary."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Progress, Receipt
+from dedloc_kit.swarm.directory import tracker
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
+from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.state import TrainingState
+from tests.swarm.directory.test_directory import Plain
+from tests.swarm.harness import belief, progress, wait_until
+from tests.tiny import TinyTask, tiny_run
+
+
+class Averager:
+    """Whoever is expected comes at once; what it is asked to do then is noted."""
+
+    client_mode = False
+
+    def __init__(self, size: int) -> None:
+        self.asked: list[str] = []
+        self._flat = torch.zeros(size)
+
+    @contextmanager
+    def get_tensors(self) -> Iterator[tuple[torch.Tensor]]:
+        yield (self._flat,)
+
+    def gather(self, *, expected: Mapping[str, Progress], **_: object) -> Any:
+        members = frozenset(expected)
+        return SimpleNamespace(control=Future(), called=False, gathered=lambda: members, seconds=lambda: 0.1)
+
+    def begin(self, *_: object, **__: object) -> None:
+        self.asked.append("begin")
+
+    def call_off(self, _: object) -> None:
+        self.asked.append("call off")
+
+
+class Peer:
+    """One that trains, and what it does when another one tells the directory something."""
+
+    def __init__(self, folder: Path) -> None:
+        run = tiny_run(global_batch=10)
+        self._dht = cast(Any, Plain())
+        self._run_id = run.run_id
+        self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+        self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
+        as_averager: Any = self.averager
+        me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
+        troubles = Troubles(pytest.fail)
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles, belief(me.peer))
+        self.rounds = Rounds(
+            run,
+            state,
+            self.gradients,
+            as_averager,
+            self.tracker,
+            me,
+            follower=False,
+            session="ab",
+            name="x",
+            warn=pytest.fail,
+            troubles=troubles,
+        )
+
+    def hear(self, samples: int | None, time: float, **more: Any) -> None:
+        """The other one has so many samples, as of then; none: it leaves."""
+        told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time, **more)
+        directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
+        directory.store(self.other, told if samples is not None else None, peers=1)
+        self.tracker.look()
+
+
+@pytest.mark.parametrize(("leaves", "asked"), [(False, "begin"), (True, "call off")])
+def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_left(
+    tmp_path: Path, leaves: bool, asked: str
+) -> None:
+    me = Peer(tmp_path)
+    me.hear(5, time=get_dht_time() - TIME_TO_LIVE + 3.0)  # nearly lapsed
+    me.gradients.add(1.0, 4, 0)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    assert me.rounds.under_way
+    me.rounds.advance()
+    assert me.averager.asked == [], "the batch is not full yet"
+
+    if leaves:
+        me.hear(None, time=get_dht_time())
+    else:
+        wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+    me.gradients.add(1.0, 6, 0)
+    me.rounds.advance()
+    assert me.averager.asked == [asked]
+
+
+def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.gradients.add(1.0, 2, 0)
+    me.hear(0, time=get_dht_time(), samples_per_second=2.0)
+    assert me.rounds.gather_if_due(samples_per_second=0.1) is None
+    assert not me.rounds.under_way, "eight samples are missing"
+    me.hear(0, time=get_dht_time() - 3.0, samples_per_second=2.0)
+    me.rounds.gather_if_due(samples_per_second=0.1)
+    assert me.rounds.under_way, "by now it has six more, and the last two come in a second"
+    me.rounds.advance()
+    assert me.averager.asked == [], "nobody has told of a full batch"
+    me.hear(8, time=get_dht_time(), samples_per_second=2.0)
+    me.rounds.advance()
+    assert me.averager.asked == ["begin"]
+
+
+def test_a_peer_that_has_long_said_nothing_does_not_fill_the_batch(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.hear(0, time=get_dht_time() - TIME_TO_LIVE + 3.0, samples_per_second=1.0)
+    me.rounds.gather_if_due(samples_per_second=0.1)
+    assert not me.rounds.under_way
+
+
+@pytest.mark.parametrize("took_part", [True, False])
+def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
+    tmp_path: Path, took_part: bool
+) -> None:
+    me = Peer(tmp_path)
+    receipt = Receipt(step=1, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
+    me.state.apply(torch.zeros(me.state.layout.size), receipt)
+    me.rounds.companions = frozenset([me.other.peer] if took_part else [])
+    me.hear(0, time=get_dht_time())
+    me.gradients.add(1.0, 10, 1)
+    assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"
+    assert me.rounds.under_way == took_part
+
+
+def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.gradients.add(1.0, 10, 0)
+    assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it has not looked yet"
+    me.tracker.look()
+    complete = me.rounds.gather_if_due(samples_per_second=1.0)
+    assert complete is not None
+    assert [contribution.samples for contribution in complete.contributions.values()] == [10]
+
+
+def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_others_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = get_dht_time()
+    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    me = Peer(tmp_path)
+    me.hear(5, time=now)
+    me.gradients.add(1.0, 10, 0)
+    now += 60.0  # asleep; meanwhile all that was known of the other one has lapsed
+    assert not me.tracker.others()
+    assert me.rounds.gather_if_due(samples_per_second=1.0) is None
+    for _ in range(4):
+        me.tracker.look()  # its connections are dead: it finds nobody
+        assert me.rounds.gather_if_due(samples_per_second=1.0) is None
+        now += TIME_TO_LIVE / 4
+    me.hear(5, time=now)
+    assert not me.rounds.under_way
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert me.rounds.under_way, "with the other one it gathers"
+
+
+def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = get_dht_time()
+    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    me = Peer(tmp_path)
+    me.hear(5, time=now)
+    me.gradients.add(1.0, 10, 0)
+    began = now
+    while (complete := me.rounds.gather_if_due(samples_per_second=1.0)) is None and now < began + 10 * TIME_TO_LIVE:
+        me.rounds.call_off()
+        now += 4.0
+        me.tracker.look()
+    assert complete is not None
+    assert now > began + 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"

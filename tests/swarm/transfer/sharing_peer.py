@@ -1,0 +1,252 @@
+"""A peer that gives and fetches states and averages, as a process of its own for test_sharing.py.
+
+Reads JSON lines on standard input: first who it is, then what it is to do. Writes a JSON line for each.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import hashlib
+import json
+import multiprocessing as mp
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hivemind.compression import serialize_torch_tensor
+from hivemind.utils import MPFuture
+
+from dedloc_kit.records import Record, StateInfo
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.transfer import donor as giving
+from dedloc_kit.swarm.transfer import places, protocol
+from dedloc_kit.swarm.transfer.contents import RecentAverage
+from dedloc_kit.swarm.transfer.download import Opened
+from dedloc_kit.swarm.transfer.service import StateSharing
+
+RUN = "sharing-0123456789abcdef"
+NUMBERS = 6_000_000  # 24 MB
+
+
+class Faults:
+    """What a dishonest or unlucky donor does instead; its name is set by the test and read in both processes."""
+
+    def __init__(self) -> None:
+        self.kind = mp.Array(ctypes.c_char, 64)
+        self._given = self._blocks = 0
+        self._upload, self._encode = protocol.upload, protocol.encode
+        giving.upload, giving.encode = self.upload, self.encode  # type: ignore[attr-defined]
+
+    def encode(self, record: Record) -> bytes:
+        header = record.model_dump()
+        match self.kind.value.decode():
+            case "garbage header":
+                return os.urandom(100)
+            case "endless header":
+                return bytes(protocol.MAX_HEADER_BYTES + 1)
+            case "too large":
+                header["total"] += 16
+            case "too small":
+                header["total"] -= 16
+            case "garbage metadata":
+                header["metadata"] = os.urandom(1000)
+            case "endless metadata":
+                header["metadata"] = bytes(protocol.MAX_METADATA_BYTES + 1)
+        return self._encode(type(record).model_construct(**header))
+
+    async def upload(
+        self, writer: asyncio.StreamWriter, block: memoryview, line_free: asyncio.Event, moved: Callable[[], None]
+    ) -> None:
+        self._blocks += 1
+        match self.kind.value.decode():
+            case "breaks off" if self._blocks % 3 == 0:
+                await self._upload(writer, block[: len(block) // 2], line_free, moved)
+                raise OSError("enough")
+            case "endless message":
+                writer.write((2**31).to_bytes(4, "big"))
+            case "garbage content":
+                block = memoryview(os.urandom(len(block)))
+            case "says nothing but hello":
+                while True:
+                    await protocol.send(writer, b"")
+                    await asyncio.sleep(0.05)
+            case "dies" if self._given > NUMBERS:
+                os.killpg(0, signal.SIGKILL)
+            case "stalls" if self._given > NUMBERS:
+                os.killpg(0, signal.SIGSTOP)
+        await self._upload(writer, block, line_free, moved)
+        self._given += len(block)
+
+
+class CountingReader:
+    """A stream that counts what it gives."""
+
+    def __init__(self, reader: asyncio.StreamReader, counts: Any, index: int) -> None:
+        self._reader, self._counts, self._index = reader, counts, index
+
+    async def read(self, size: int) -> bytes:
+        data = await self._reader.read(size)
+        self._counts[self._index] += len(data)
+        return data
+
+
+class Sharing(StateSharing):
+    """As in a volunteer, and what the test wants to know or to change in the averager's process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.donors = mp.Array(ctypes.c_char, 4096)
+        self.counts = mp.Array(ctypes.c_longlong, 16)
+        self.places_taken, self.offers_held = mp.Value(ctypes.c_int), mp.Value(ctypes.c_int)
+        super().__init__(*args, **kwargs)
+
+    async def _open_stream(self, donor: str) -> Opened:
+        stream, reader, writer = await super()._open_stream(donor)
+        index = self.donors.value.decode().split().index(donor)
+        return stream, CountingReader(reader, self.counts, index), writer  # type: ignore[return-value]
+
+    async def _line(self, free: bool, done: Any) -> None:
+        self._line_free.set() if free else self._line_free.clear()
+        done.set_result(None)
+
+    async def _keep(self, done: Any, **names: Any) -> None:
+        self.keep(average_of(**names))
+        done.set_result(None)
+
+    async def _look(self, done: Any) -> None:
+        self.places_taken.value = len(self._giving._places["state"])
+        self.offers_held.value = len(self._giving._offers)
+        done.set_result(None)
+
+
+def state_of(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    large = torch.randn(NUMBERS, generator=generator)
+    return [torch.tensor(seed), large[:3].half(), large.view(2, -1), large[:5] > 0, large[:7].double()]
+
+
+def average_of(after: str, round: str, step: int, seed: int) -> RecentAverage:
+    generator = torch.Generator().manual_seed(seed)
+    parts = tuple(serialize_torch_tensor(torch.randn(100_000, generator=generator)) for _ in range(10))
+    return RecentAverage(after, round, step, f"of {round}".encode(), parts)
+
+
+def digest_of_state(tensors: Sequence[torch.Tensor]) -> str:
+    described = b"".join(f"{t.dtype}{t.shape}".encode() + t.numpy().tobytes() for t in tensors)
+    return hashlib.sha256(described).hexdigest()
+
+
+def digest_of_average(average: RecentAverage) -> str:
+    names = f"{average.after} {average.round} {average.step} {average.metadata!r}".encode()
+    return hashlib.sha256(names + b"".join(part.SerializeToString() for part in average.parts)).hexdigest()
+
+
+class Peer:
+    """Does what the test says, one line after the other; a download goes on in the background."""
+
+    def __init__(self, who: dict[str, Any]) -> None:
+        protocol.SLOW_SECONDS, giving.LINGER_SECONDS = 3.0, 3.0
+        places.STALL_SECONDS = 3.0
+        protocol.BLOCK_BYTES = 2**20  # several for each stream
+        torch.set_num_threads(1)
+        self.faults, self.snapshots = Faults(), 0
+        self.be(step=0, round="", seed=0)
+        folder = Path(who["folder"])
+        config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=who.get("client_mode", False))
+        self.node = open_node(config, Identity(folder / "identity.key"), who["peers"])
+        self.averager = Sharing(
+            [torch.zeros(1)],
+            self.node,
+            start=True,
+            prefix=RUN,
+            client_mode=config.client_mode,
+            current_state=self.current_state,
+            current_info=lambda: self.info,
+        )
+        answer({"peer": self.node.peer_id.to_base58(), "addresses": addresses_of(self.node)})
+
+    def be(self, step: int, round: str, seed: int, run: str = RUN) -> None:
+        self.info = StateInfo(run_id=run, step=step, rounds=(round,) if round else ())
+        self.tensors = state_of(seed)
+
+    @contextlib.contextmanager
+    def current_state(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
+        self.snapshots += 1
+        yield {"info": self.info.model_dump(), "receipts": []}, self.tensors
+
+    def in_averager(self, method: str, **arguments: Any) -> None:
+        done = MPFuture()
+        self.averager._outer_pipe.send((method, [], {"done": done, **arguments}))
+        done.result()
+
+    def download(self, job: dict[str, Any]) -> None:
+        progress, warnings, averager = list[tuple[int, int]](), list[str](), self.averager
+        averager.donors.value = " ".join(job["donors"]).encode()
+        averager.counts[:] = [0] * 16
+        self.stop = threading.Event()
+
+        def on_progress(received: int, total: int) -> None:
+            if not progress:
+                answer({"started": True})
+            progress.append((received, total))
+
+        arguments: dict[str, Any] = {"warn": warnings.append, "stop": self.stop}
+        if "after" in job:
+            average = averager.download_average(job["after"], job["donors"], max_bytes=10_000_000, **arguments)
+            result = None if average is None else {"digest": digest_of_average(average)}
+        else:
+            like = [torch.empty_like(tensor) for tensor in self.tensors]
+            state = averager.download_state(
+                job["donors"], like, on_version=lambda _: True, on_progress=on_progress, **arguments
+            )
+            result = None if state is None else {"digest": digest_of_state(state[1]), "info": state[0]["info"]}
+        counts = averager.counts[: len(job["donors"])]
+        answer({"result": result, "progress": progress, "warnings": warnings, "counts": counts})
+
+    def do(self, job: dict[str, Any]) -> None:
+        match job.pop("do"):
+            case "share":
+                self.averager.share(job["on"])
+                answer({"shares": job["on"]})
+            case "be":
+                self.be(**job)
+                answer({"digest": digest_of_state(self.tensors)})
+            case "fault":
+                self.faults.kind.value = job["kind"].encode()
+                answer({"fault": job["kind"]})
+            case "line":
+                self.in_averager("_line", free=job["free"])
+                answer({"free": job["free"]})
+            case "keep":
+                self.in_averager("_keep", **job)
+                answer({"digest": digest_of_average(average_of(**job))})
+            case "download":
+                threading.Thread(target=self.download, args=[job]).start()
+            case "stop":
+                self.stop.set()
+            case "tell":
+                self.in_averager("_look")
+                averager = self.averager
+                places, offers = averager.places_taken.value, averager.offers_held.value
+                answer({"snapshots": self.snapshots, "places": places, "offers": offers})
+
+
+def answer(values: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    peer = Peer(json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        peer.do(json.loads(line))
+
+
+if __name__ == "__main__":
+    main()
