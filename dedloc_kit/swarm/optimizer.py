@@ -76,7 +76,7 @@ class CollaborativeOptimizer:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
         self._name, self._team, self._device, self._addresses = name, team, device, addresses
-        self._reached = dht.reach.word
+        self._reached = "".join(dht.reach.words)
         self._stop, self._on_step = stop, on_step
         self.last_step = last_step
         """No round is begun after it; may change at any time."""
