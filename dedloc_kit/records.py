@@ -35,6 +35,7 @@ PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
 MOST_REFUSED = 1280
 """Peers in one notice, so that it stays below 12 kB: a record of 16 in the DHT may be too much."""
 _SHORT = 8
+Base64 = Annotated[str, Field(max_length=1280, pattern=r"^[A-Za-z0-9+/=]*$")]
 Version = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.?[0-9a-z]+)*$")]
 """Of dedloc_kit, as it is published, such as `0.1.0` or `1.0rc1`."""
 # Nothing in it means anything to a shell: people paste it into one.
@@ -209,8 +210,9 @@ class Progress(Record):
     client_mode: bool
     addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
     """Where others reach this peer; empty in client mode."""
-    reached: Annotated[bytes, Field(max_length=1024)] = b""
-    """The organizer's signed word that it did, where nobody else is dialled: a `Reached`."""
+    reached: Base64 = ""
+    """The organizer's signed word that it reached this peer, without which nobody is dialled in a run that is not open:
+    a `Reached`. As text, for hivemind takes no record for valid in which there is a second signature."""
     listed: bool = False
     """Whether they may stand in the public invitation, if the organizer wants that too."""
     device: PeerText

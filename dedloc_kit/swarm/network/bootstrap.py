@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hivemind import DHT
@@ -212,19 +213,25 @@ def _vouched_for(found: Reach, port: int, told: bool, identity: Identity, gate: 
 
     :param told: whether the user says that others can reach this peer
     """
-    kept = identity.path.parent / _WORD_FILE
-    with suppress(OSError):
-        if found.word:
-            kept.write_bytes(found.word)
-        elif found.host:
-            found = replace(found, word=kept.read_bytes())
-    me = str(identity.peer_id)
-    if found.host and gate.vouched(me, [f"/ip4/{found.host}/tcp/{port}/p2p/{me}"], found.word):
-        return replace(found, client_mode=False)
+    me, kept = str(identity.peer_id), identity.path.parent / _WORD_FILE
+    words = [*found.words, *_lines_of(kept)]
+    for word in words if found.host else ():
+        if gate.vouched(me, [f"/ip4/{found.host}/tcp/{port}/p2p/{me}"], word):
+            with suppress(OSError):
+                kept.write_text(word, encoding="ascii")
+            return replace(found, client_mode=False, words=(word,))
+    found = replace(found, words=())
     text = f"the coordinator has not reached this machine (at port {port}), so that others do not try"
     if told:
         return Reach(client_mode=False, text=text, uncertain=True)
     return found if found.client_mode else Reach(client_mode=True, text=f"{text}, {CLOSED}")
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:

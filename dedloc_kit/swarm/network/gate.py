@@ -12,6 +12,7 @@ so in a signed notice, which all follow.
 """
 
 import asyncio
+import base64
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -117,21 +118,22 @@ class Gate:
             for task in self._serving[peer]:
                 task.cancel()
 
-    def vouch(self, peer: str, host: str, port: int) -> bytes:
+    def vouch(self, peer: str, host: str, port: int) -> str:
         """The organizer's signed word that it has reached a peer there; nothing from anybody else, nor in an open
         run."""
         if not self.restricted or self._signer.peer != self.organizer:
-            return b""
+            return ""
         now = float(get_dht_time())
-        return self._signer.sign(Reached(run_id=self.run_id, peer=peer, host=host, port=port, time=now))
+        word = self._signer.sign(Reached(run_id=self.run_id, peer=peer, host=host, port=port, time=now))
+        return base64.b64encode(word).decode()
 
-    def vouched(self, peer: str, addresses: Sequence[str], word: bytes) -> tuple[str, ...]:
+    def vouched(self, peer: str, addresses: Sequence[str], word: str) -> tuple[str, ...]:
         """Those of a peer's addresses where others may look for it: in a run that is not open, where the organizer
         has reached it, as its word says."""
         if not self.restricted or peer == self.organizer:
             return tuple(addresses)
         try:
-            author, reached = self._signer.open(Reached, word)
+            author, reached = self._signer.open(Reached, base64.b64decode(word))
             places = {address: host_and_port(address) for address in addresses}
         except ValueError:
             return ()

@@ -27,7 +27,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
 
 from dedloc_kit.machine.dialling import first_bytes, in_own_loop
-from dedloc_kit.records import Record
+from dedloc_kit.records import Base64, Record
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 
 ANSWER_SECONDS = 10.0
@@ -42,7 +42,7 @@ CLOSED = "so it only makes outgoing connections, which is enough to train"
 
 _MOST_BYTES, _MOST_ANSWER_BYTES = 512, 4096
 
-Vouch = Callable[[str, str, int], bytes]
+Vouch = Callable[[str, str, int], str]
 """The signed word that a peer was reached at a host and port; empty from whose word does not count."""
 
 
@@ -57,8 +57,9 @@ class Reach:
     """Nobody could tell, so that this is only the safe choice."""
     host: str | None = None
     """The address under which the asked peers reached this one."""
-    word: bytes = b""
-    """The organizer's that it did, for the others: see `Gate.vouched`."""
+    words: tuple[str, ...] = ()
+    """Of those who say that the organizer signed that it did; once the node starts only the right one, for the others:
+    see `Gate.vouched`."""
 
 
 class Question(Record):
@@ -73,13 +74,13 @@ class Answer(Record):
     verdict: Literal["reached", "unreached", "busy"]
     host: Annotated[str, Field(max_length=45)]
     """Where the asked peer sees the asker."""
-    word: Annotated[str, Field(max_length=2048)] = ""
-    """The organizer's signed word that it has reached the asker, in hexadecimal digits."""
+    word: Base64 = ""
+    """The organizer's signed word that it has reached the asker."""
 
 
-def unvouched(_peer: str, _host: str, _port: int) -> bytes:
+def unvouched(_peer: str, _host: str, _port: int) -> str:
     """As a `Vouch`: the word of whoever is not the organizer."""
-    return b""
+    return ""
 
 
 class Hosts:
@@ -121,7 +122,7 @@ class Reachability(ServicerBase):
         if await first_bytes(host, question.port, 32) != question.secret.encode():
             return _packed(Answer(verdict="unreached", host=host))
         word = self._vouch(context.remote_id.to_base58(), host, question.port)
-        return _packed(Answer(verdict="reached", host=host, word=word.hex()))
+        return _packed(Answer(verdict="reached", host=host, word=word))
 
     async def _host_of(self, asker: PeerID) -> str:
         if host := await self._hosts.of(asker.to_base58()):
@@ -188,7 +189,6 @@ async def _find_out(
         answers = await _ask_all(peers, Question(port=port, secret=secret), create)
     # Nobody is believed to have come whom we have not seen.
     reached = [answer.host for answer in answers if answer.verdict == "reached"][: door.visits]
-    words = [bytes.fromhex(answer.word) for answer in answers if answer.word]
     if not answers:
         return Reach(
             client_mode=True,
@@ -203,7 +203,7 @@ async def _find_out(
         client_mode=False,
         text=f"others can reach this machine at {seen}, port {port}",
         host=seen,
-        word=b"".join(words[:1]),
+        words=tuple(answer.word for answer in answers if answer.word),
     )
 
 
@@ -229,7 +229,6 @@ async def _ask(p2p: P2P, peer: PeerID, question: Question) -> Answer | None:
         try:
             reply = await Reachability.get_stub(p2p, peer).rpc_connect_back(_packed(question), timeout=ANSWER_SECONDS)
             answer = Answer.parse(_from_json(reply.value, _MOST_ANSWER_BYTES))
-            bytes.fromhex(answer.word)
             ipaddress.IPv4Address(answer.host)
         except Exception:  # an older version, gone, or nonsense: whatever it is, this peer tells nothing
             return None

@@ -80,7 +80,7 @@ class CollaborativeOptimizer:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
         self._name, self._team, self._device = name, team, device
-        self._addresses, self._listed, self._reached = addresses, listed, dht.reach.word
+        self._addresses, self._listed, self._reached = addresses, listed, "".join(dht.reach.words)
         self._stop, self._on_step = stop, on_step
         self.last_step = last_step
         """No round is begun after it; may change at any time."""

@@ -1,5 +1,6 @@
 """What strangers can make of a swarm: a door through which nobody else gets, or a crowd that comes to a port."""
 
+import base64
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 
 from dedloc_kit.access.guests import Admissions, Admitted, write_admissions
 from dedloc_kit.access.office import Office, invite
-from dedloc_kit.events import Warned
+from dedloc_kit.events import Peers, Warned
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.machine import dials
 from dedloc_kit.machine.dialling import in_own_loop
@@ -36,7 +37,7 @@ from dedloc_kit.swarm.membership.admission import (
 )
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network import connections
-from dedloc_kit.swarm.network.bootstrap import Surroundings, addresses_of, dial, open_node
+from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
 from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
@@ -316,14 +317,19 @@ def test_in_a_run_that_is_not_open_nobody_is_dialled_but_where_the_organizer_has
     others = Reached(run_id="other-0123456789abcdef", peer=mallory.peer, host="203.0.113.7", port=80, time=now)
     word = organizers.vouch(mallory.peer, "203.0.113.7", 80)
     assert gate.vouched(mallory.peer, (here, there), word) == (here,)
-    assert gate.vouched(organizer.peer, (here, there), b"") == (here, there), "whose own word counts"
+    assert gate.vouched(organizer.peer, (here, there), "") == (here, there), "whose own word counts"
+
+    def said(signer: Signer, **values: Any) -> str:
+        return base64.b64encode(signer.sign(others.model_copy(update=values))).decode()
+
     bad = {
-        "none": b"",
-        "nonsense": b"\xc1" * 20,
-        "its own": mallory.sign(others.model_copy(update={"run_id": BY_CODE.run_id})),
+        "none": "",
+        "nonsense": "AAAA",
+        "no base64": "A",
+        "its own": said(mallory, run_id=BY_CODE.run_id),
         "about another peer": organizers.vouch(alice.peer, "203.0.113.7", 80),
-        "of another run": organizer.sign(others),
-        "old": organizer.sign(others.model_copy(update={"run_id": BY_CODE.run_id, "time": now - month})),
+        "of another run": said(organizer),
+        "old": said(organizer, run_id=BY_CODE.run_id, time=now - month),
     }
     assert {kind: gate.vouched(mallory.peer, (here, there), word) for kind, word in bad.items()} == dict.fromkeys(
         bad, ()
@@ -349,16 +355,30 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
     folder = swarm.peers[0].config.folder
     code = invite(folder, "bob", days=1)
 
-    def come(name: str, **settings: Any) -> Surroundings:
+    def entry(name: str, **settings: Any) -> Entry:
         config = PeerConfig(folder=tmp_path / name, host="127.0.0.1", **settings)
-        return Entry(BY_CODE, config, swarm.invitation.peers, swarm.invitation.organizer, code).look()
+        return Entry(BY_CODE, config, swarm.invitation.peers, swarm.invitation.organizer, code)
 
     gate = Gate(BY_CODE.run_id, swarm.invitation.organizer, Signer(Identity(tmp_path / "b.key")), restricted=True)
     for settings in ({}, {"client_mode": False}):
-        found = come("bob", **settings)
-        assert not found.reach.client_mode
-        bob = Identity(tmp_path / "bob" / IDENTITY_FILE).peer_id
-        address = f"/ip4/127.0.0.1/tcp/{found.port}/p2p/{bob}"
-        assert gate.vouched(str(bob), (address,), found.reach.word) == (address,)
-    elsewhere = come("carol", client_mode=False, announce_host="127.0.0.2")
-    assert elsewhere.reach.host == "127.0.0.1"
+        bob = entry("bob", **settings)
+        around = bob.look()
+        assert not around.reach.client_mode
+        address = f"/ip4/127.0.0.1/tcp/{around.port}/p2p/{bob.signer.peer}"
+        assert gate.vouched(bob.signer.peer, (address,), around.reach.words[0]) == (address,)
+    node = bob.start(around)
+    told = pytest.fail
+    known = swarm.invitation.peers
+    tracker = Tracker(node, bob.signer, BY_CODE.run_id, 8, known, told, Troubles(told), belief())
+    try:
+        tracker.report(
+            progress(
+                run_id=BY_CODE.run_id, step=0, name="bob", addresses=addresses_of(node), reached=around.reach.words[0]
+            ),
+            0.5,
+        )
+        tracker.start()
+        swarm.peers[0].wait_for(Peers, lambda event: any(peer.name == "bob" for peer in event.peers))
+    finally:
+        tracker.leave()
+        node.shutdown()

@@ -69,13 +69,14 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
         device=wide,
         addresses=(ADDRESS,) * 4,
         instructions=told,
-        reached=bytes(1024),
         listed=True,
         upload=1e12,
     )
+    volunteers = largest.model_copy(update={"instructions": None, "reached": "A" * 1280})
     notice = Notice(run_id=RUN_ID, time=1.0, refused=shortened([organizer.peer] * MOST_REFUSED))
     good = [
         signed(asha, PROGRESS.key(RUN_ID), largest, PROGRESS.seconds),
+        signed(asha, PROGRESS.key(RUN_ID), volunteers, PROGRESS.seconds),
         signed(asha, PROGRESS.shares(RUN_ID)[share_of(asha.peer)], progress(), 15.0),
         signed(asha, PROGRESS.key(RUN_ID), None, 15.0),
         signed(asha, CONTRIBUTIONS.key(RUN_ID), contribution(), CONTRIBUTIONS.seconds + CLOCK_SECONDS - 1.0),
