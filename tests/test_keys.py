@@ -49,7 +49,7 @@ def test_a_key_of_another_kind_is_none() -> None:
     assert not has_signed(peer_id(other), base64.b64encode(other).decode(), b"word", sign(ORGANIZER.key, b"word"))
 
 
-@pytest.mark.parametrize("bits", [1024, 3072])
+@pytest.mark.parametrize("bits", [2048, 3072])
 def test_the_id_of_a_key_of_any_length_is_that_of_the_swarm(bits: int) -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=bits)
     ssh = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)

@@ -99,9 +99,9 @@ def test_a_coordinator_that_begins_elsewhere_knows_whom_the_last_invitation_name
     assert not (tmp_path / "four" / "swarm.json").exists()
     # The invitation is public: where volunteers are only the earlier coordinator's folder tells.
     Memory(tmp_path / "old", run.run_id, "C", port=7).update({"V": [address("V")]})
-    invitation.write_text(Invitation.of(run, (address("C"),)).model_dump_json())
+    invitation.write_text(invited(run, (NOBODY,)).model_dump_json())
     take_over(tmp_path / "four", run.run_id, state)
-    assert recall(tmp_path / "four", run.run_id).peers == (address("V"), address("C"))
+    assert recall(tmp_path / "four", run.run_id).peers == (address("V"), NOBODY)
     assert recall(tmp_path / "four", run.run_id).port == 0, "it may be taken here"
 
 
