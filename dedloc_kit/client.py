@@ -11,7 +11,7 @@ from urllib3.exceptions import HTTPError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
-from dedloc_kit.machine.answers import PLAIN, body
+from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import (
@@ -195,7 +195,7 @@ def _fetch(where: str, what: str, kind: type[Answer]) -> Answer:
     try:
         return kind.model_validate_json(_get(url, what))
     except ValueError:
-        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+        raise _no_coordinator(url) from None
 
 
 class Measured(Record):
@@ -224,7 +224,7 @@ def fetch_measured(url: str, after: int) -> list[Measured]:
             found.append(Measured.model_validate_json(json.dumps(values)))
         return found
     except (ValueError, LookupError, TypeError):
-        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+        raise _no_coordinator(url) from None
 
 
 def fetch_ledger(url: str, path: Path, most_bytes: int) -> None:
@@ -254,7 +254,7 @@ def fetch_standing(url: str, peer: str, after: int) -> Standing:
     try:
         return Standing.parse(json.loads(_get(url, "standing", peer=peer, after=str(after))))
     except ValueError:
-        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+        raise _no_coordinator(url) from None
 
 
 def _is_url(where: str) -> bool:
@@ -280,6 +280,8 @@ def _get(url: str, what: str, **query: str) -> str:
             f"{url} shows no certificate that this machine trusts, so somebody may stand between; ask the organizer "
             "(one that the organizer has made is trusted with REQUESTS_CA_BUNDLE=FILE in the environment)"
         ) from None
+    except Unfit:
+        raise _no_coordinator(url) from None
     except requests.RequestException:
         raise NoAnswer(
             f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
@@ -291,6 +293,10 @@ def _get(url: str, what: str, **query: str) -> str:
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
     return text
+
+
+def _no_coordinator(url: str) -> UserError:
+    return UserError(f"{url} did not answer like a coordinator; check the address")
 
 
 def _explain(answer: str, url: str) -> None:
