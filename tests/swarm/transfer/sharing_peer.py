@@ -167,18 +167,19 @@ class Peer:
             prefix=RUN,
             client_mode=config.client_mode,
             current_state=self.current_state,
-            current_info=lambda: self.info,
+            current_info=lambda: self.state[0],
         )
         answer({"peer": self.node.peer_id.to_base58(), "addresses": addresses_of(self.node)})
 
     def be(self, step: int, round: str, seed: int, run: str = RUN) -> None:
-        self.info = StateInfo(run_id=run, step=step, rounds=(round,) if round else ())
-        self.tensors = state_of(seed)
+        # Both at once: somebody may be downloading.
+        self.state = StateInfo(run_id=run, step=step, rounds=(round,) if round else ()), state_of(seed)
 
     @contextlib.contextmanager
     def current_state(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
         self.snapshots += 1
-        yield {"info": self.info.model_dump(), "receipts": []}, self.tensors
+        info, tensors = self.state
+        yield {"info": info.model_dump(), "receipts": []}, tensors
 
     def in_averager(self, method: str, **arguments: Any) -> None:
         done = MPFuture()
@@ -201,7 +202,7 @@ class Peer:
             average = averager.download_average(job["after"], job["donors"], max_bytes=10_000_000, **arguments)
             result = None if average is None else {"digest": digest_of_average(average)}
         else:
-            like = [torch.empty_like(tensor) for tensor in self.tensors]
+            like = [torch.empty_like(tensor) for tensor in self.state[1]]
             state = averager.download_state(
                 job["donors"], like, on_version=lambda _: True, on_progress=on_progress, **arguments
             )
@@ -216,7 +217,7 @@ class Peer:
                 answer({"shares": job["on"]})
             case "be":
                 self.be(**job)
-                answer({"digest": digest_of_state(self.tensors)})
+                answer({"digest": digest_of_state(self.state[1])})
             case "fault":
                 self.faults.kind.value = job["kind"].encode()
                 answer({"fault": job["kind"]})
