@@ -231,6 +231,7 @@ def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
             with visitor:
                 visitor.settimeout(30.0)
                 with suppress(OSError):
+                    visitor.sendall(b"220 this is a mail server, and nothing else\r\n")
                     said.append(visitor.recv(100))
 
         def serve() -> None:
