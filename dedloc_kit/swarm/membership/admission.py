@@ -18,8 +18,8 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.access.denials import Denied, explained
 from dedloc_kit.access.guests import Admitted
 from dedloc_kit.access.hub_account import may_be_token, whose_token
+from dedloc_kit.access.minutes import PerMinute
 from dedloc_kit.access.office import Office, check_secret
-from dedloc_kit.access.shares import Shares
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
@@ -60,10 +60,10 @@ class Admission:
 
     def __init__(self, run: RunConfig, office: Office, signer: Signer) -> None:
         self._run, self._office, self._signer = run, office, signer
-        self._members = Shares(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
-        self._strangers = Shares(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
-        self._addresses = Shares(QUESTIONS_OF_AN_ADDRESS, ALL_STRANGERS_QUESTIONS)
-        self._look_ups = Shares(LOOK_UPS_OF_AN_ADDRESS, ALL_LOOK_UPS)
+        self._members = PerMinute(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
+        self._strangers = PerMinute(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
+        self._addresses = PerMinute(QUESTIONS_OF_AN_ADDRESS, ALL_STRANGERS_QUESTIONS)
+        self._look_ups = PerMinute(LOOK_UPS_OF_AN_ADDRESS, ALL_LOOK_UPS)
         self._looking_up: Counter[str] = Counter()
 
     async def answer(self, host_of: HostOf, request: BytesValue, context: P2PContext) -> BytesValue:
@@ -137,8 +137,8 @@ class Admission:
         return self._office.member(account, organizations)
 
 
-def _take(shares: Shares, name: str) -> None:
-    if not shares.take(name):
+def _take(allowance: PerMinute, name: str) -> None:
+    if not allowance.take(name):
         raise Denied("busy")
 
 

@@ -32,7 +32,7 @@ from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
 from dedloc_kit.swarm.averaging.group import MOST_ANNOUNCED_BYTES, read_members
 from dedloc_kit.swarm.network import bounds
-from dedloc_kit.swarm.network.bounds import MOST_MEMBERS, BoundedP2P, Shares, TooMuch
+from dedloc_kit.swarm.network.bounds import MOST_MEMBERS, AtATime, BoundedP2P, TooMuch
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import Request, encode
@@ -209,7 +209,7 @@ def test_a_message_that_begins_and_does_not_end_holds_its_stream_for_so_long_onl
 
 
 def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
-    shares, held = Shares(8, 64), ExitStack()
+    shares, held = AtATime(8, 64), ExitStack()
 
     def takes_all(peer: str) -> int:
         for number in range(100):
