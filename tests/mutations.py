@@ -164,7 +164,7 @@ MUTATIONS = (
         "swarm/network/keeper.py",
         "key: (_dictionary(answer.value.data) if answer is not None else None, _true(nearest))",
         "key: (answer, nearest)",
-        "tests/swarm/network/test_keeper.py",
+        "tests/swarm/hostile/test_directory.py -k hands_out_garbage",
     ),
     Mutation(
         "half of the samples is a proof",
