@@ -192,7 +192,7 @@ MUTATIONS = (
         "swarm/directory/contributions.py",
         "if contribution.step < 1:",
         "if contribution.step < 0:",
-        "tests/swarm/directory",
+        "tests/swarm/hostile/test_state.py -k step_0",
     ),
     Mutation(
         "a stranger fills a gap of the ledger",
