@@ -20,8 +20,9 @@ from hivemind.utils import MSGPackSerializer
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, decode
 from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.averaging.handshake import Introductions, RollCall
-from dedloc_kit.swarm.averaging.reducer import PartMeans, safe_fractions
+from dedloc_kit.swarm.averaging.reducer import Reducer
 from dedloc_kit.swarm.averaging.window import SendWindow
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.training.flat import CHUNK, FlatLayout
@@ -44,7 +45,8 @@ class ExactAllReduce(AllReduceRunner):
     :param shares: how many values each member reduces, in the order of the group; 0 for clients
     :param introduction: this peer's signed contribution
     :param introduced: checks a member's introduction and reads it; raises ValueError
-    :param global_batch: a group with fewer samples is refused
+    :param grouping: says whether the group has enough samples
+    :param make_reducer: given room for each part that this peer reduces
     :param sent, averaged: error feedback of what this peer sends as a member and as a reducer
     :param patience: seconds of silence after which a member counts as gone
     :param start_patience: the same until it has begun
@@ -60,7 +62,8 @@ class ExactAllReduce(AllReduceRunner):
         shares: Sequence[int],
         introduction: bytes,
         introduced: Callable[[PeerID, bytes], Contribution],
-        global_batch: int,
+        grouping: Grouping,
+        make_reducer: Callable[[Sequence[torch.Tensor]], Reducer],
         codec: Codec,
         sent: Feedback,
         averaged: Feedback,
@@ -73,13 +76,13 @@ class ExactAllReduce(AllReduceRunner):
         self._begins = [begin for begin, _ in chunks]
         self._gradients = [flat[begin:end] for begin, end in chunks]
         self._places = [average[begin:end] for begin, end in chunks]
-        self._introduction, self._global_batch = introduction, global_batch
+        self._introduction, self._grouping = introduction, grouping
         self._layout = layout
         self._codec, self._sent, self._averaged = codec, sent, averaged
         self._patience, self._start_patience = patience, start_patience
         super().__init__(
             tensors=self._gradients,
-            peer_fractions=safe_fractions(shares),
+            peer_fractions=_safe_fractions(shares),
             part_size_bytes=2**40,  # our chunks are not to be cut any further
             **kwargs,
         )
@@ -89,7 +92,7 @@ class ExactAllReduce(AllReduceRunner):
         self._first = [sum(parts[:peer]) for peer in range(len(parts))]  # index of each peer's first chunk
         self._parts = parts
         self.tensor_part_reducer.finished.set()  # hivemind's, not used; it would complain when it is collected
-        self.tensor_part_reducer: PartMeans = PartMeans([sums[begin:end] for begin, end in pieces[self._mine]])
+        self._reducer = make_reducer([sums[begin:end] for begin, end in pieces[self._mine]])
         self._part = torch.empty(CHUNK)
         """What one member sent, until it is added up."""
         self._untold = {
@@ -141,6 +144,7 @@ class ExactAllReduce(AllReduceRunner):
             await asyncio.wait({collecting})
             failed = collecting.cancelled() or collecting.exception() is not None
             self.finalize(exception=AllreduceException("the round is over") if failed else None)
+            self._reducer.abandon()
             self._future.exception()  # hivemind's own, for which nobody asks: without this asyncio complains
 
     async def _let_all_begin(self) -> None:
@@ -176,11 +180,10 @@ class ExactAllReduce(AllReduceRunner):
         if introductions is None:
             return
         self._averaged.begin(float(introductions.samples))
-        if introductions.samples < self._global_batch:
-            self._fail(Refused(f"{introductions.samples} of {self._global_batch} samples"))
+        if not self._grouping.enough_samples(introductions.samples):
+            self._fail(Refused(f"{introductions.samples} samples are too few"))
             return
-        senders = [peer for peer, contribution in introductions.contributions.items() if contribution.samples]
-        self.tensor_part_reducer.expect(len(senders), float(introductions.samples))
+        self._reducer.expect({p: float(c.samples) for p, c in introductions.contributions.items() if c.samples})
 
     async def _handle_missing_senders(self) -> None:
         begun: set[asyncio.Future[Any]] = {self._roll_call.result, self._failure}
@@ -290,7 +293,7 @@ class ExactAllReduce(AllReduceRunner):
             for index, part in enumerate(self.parts_for_local_averaging):
                 if self.weight:
                     exact = self._sent.exact(part, self._begins[first + index])
-                    self.tensor_part_reducer.add(index, exact, self.weight)
+                    self._reducer.add(self.peer_id.to_base58(), index, exact, self.weight)
                     await asyncio.sleep(0)  # messages must not wait for all of it
             for index in range(len(self.parts_for_local_averaging)):
                 self.messages[first + index] = await asyncio.shield(self._encoding(index))
@@ -357,7 +360,7 @@ class ExactAllReduce(AllReduceRunner):
                 index = len(arrivals)
                 arrivals.append(time.monotonic())
                 part = decode(message.tensor_part, sizes[index], self._part[: sizes[index]])
-                self.tensor_part_reducer.add(index, part, float(contribution.samples))
+                self._reducer.add(sender.to_base58(), index, part, float(contribution.samples))
             if len(arrivals) != len(sizes):
                 raise AllreduceException(f"it sent {len(arrivals)} parts of {len(sizes)}")
         except Exception as error:
@@ -375,7 +378,7 @@ class ExactAllReduce(AllReduceRunner):
         return self._encodings[index]
 
     async def _encode(self, index: int) -> runtime_pb2.Tensor:
-        average = await self.tensor_part_reducer.mean(index)
+        average = await self._reducer.result(index)
         number = self._first[self._mine] + index
         begin, place = self._begins[number], self._places[number]
         return self._averaged.encode(self._way(begin, self._codec.averages), average, begin, place)
@@ -401,3 +404,13 @@ def gave_up(me: PeerID, culprits: Collection[str], named: Collection[str]) -> av
 
 class _GaveUp(AllreduceException):
     """The other side ended the round because of a third one."""
+
+
+def _safe_fractions(shares: Sequence[int]) -> tuple[float, ...]:
+    """The shares, the first a quarter of a value larger.
+
+    hivemind computes the borders between peers by a floating point division and rounds down; without the quarter a
+    border may come out one value too low.
+    """
+    first = next(index for index, share in enumerate(shares) if share)
+    return tuple(share + 0.25 * (index == first) for index, share in enumerate(shares))

@@ -30,8 +30,10 @@ from dedloc_kit.swarm.averaging.allreduce import ExactAllReduce, Refused, gave_u
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.group import Begin, Gathering, Nonsense, Round, Search, read_members, sorted_group
+from dedloc_kit.swarm.averaging.grouping import Grouping, OneGroup
 from dedloc_kit.swarm.averaging.handshake import Introductions
 from dedloc_kit.swarm.averaging.matchmaking import MATCHMAKING_TIME, REQUEST_TIMEOUT, Matchmaking
+from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.node import kept_alive
@@ -49,6 +51,8 @@ class GradientAverager(StateSharing):
     `get_tensors()` gives one flat vector: this peer's mean gradient (FlatLayout), which a complete round replaces by
     the average.
 
+    :param grouping: who averages together; everybody with the same state if none is given
+    :param make_reducer: what becomes of the members' values: for one round, given room for each part
     :param current_state: entered in this process when a newcomer asks for the state (metadata, CPU tensors)
     """
 
@@ -63,7 +67,11 @@ class GradientAverager(StateSharing):
         run: RunConfig,
         current_state: CurrentState,
         current_info: Callable[[], StateInfo],
+        grouping: Grouping | None = None,
+        make_reducer: Callable[[Sequence[torch.Tensor]], Reducer] = MeanReducer,
     ) -> None:
+        self.grouping = grouping or OneGroup(run.global_batch)
+        self._make_reducer = make_reducer
         self._signer, self._run_id, self._global_batch = signer, run.run_id, run.global_batch
         self._layout, self._codec = layout, codec_of(run.averaging.compression)
         self._sent, self._averaged = Feedback(layout.size), Feedback(layout.size)
@@ -229,7 +237,7 @@ class GradientAverager(StateSharing):
             bandwidths, expected = read_members(group_info)
             seconds = time.monotonic() - self._search_began
             search.members.set_result((seconds, [peer.to_base58() for peer in group_info.peer_ids]))
-            if 2 * len(bandwidths) <= expected:
+            if not self.grouping.enough_members(len(bandwidths), expected):
                 return Round("refused", round_id, detail=f"{len(bandwidths)} of {expected:g} peers")
             self._waiting[group_info.group_id] = search
             begin = await self._begins[search.number]
@@ -260,7 +268,8 @@ class GradientAverager(StateSharing):
                     shares=shares,
                     introduction=begin.introduction,
                     introduced=introduced,
-                    global_batch=self._global_batch,
+                    grouping=self.grouping,
+                    make_reducer=self._make_reducer,
                     codec=self._codec,
                     sent=self._sent,
                     averaged=self._averaged,

@@ -6,9 +6,8 @@ accepts; all the rest, from the join request to the assembled group, is hivemind
 """
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from hivemind.averaging import matchmaking
@@ -18,34 +17,15 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress
 from dedloc_kit.swarm.averaging.group import MOST_ANNOUNCED_BYTES
 from dedloc_kit.swarm.network.bounds import MOST_MEMBERS
 
 MATCHMAKING_TIME, REQUEST_TIMEOUT = 4.0, 3.0
 """Seconds; the latter must stay below the former."""
-MOST_LEADERS = 3
-"""Peers that may lead a group: if everyone asked everyone, requests would grow with the square of the peers."""
 ASK_AGAIN, LONGEST_WAIT = 0.25, 5.0
 """Seconds until a leader that refused is asked again; one that answers slowly is asked less often."""
 LONG = 3600.0
 """Seconds, more than any window."""
-
-
-def leaders_of(
-    after: str, me: str, follower: bool, others: Mapping[str, Progress], *, client_mode: bool = False
-) -> tuple[str, ...]:
-    """Whom to ask to lead the round after this one, best first; everyone who knows the same peers ranks them alike.
-
-    Followers first, for they are not busy computing, then by turns. Only peers that rank before `me` are of use, unless
-    nobody can ask `me` because it is a client.
-    """
-
-    def rank(peer: str, follows: bool) -> tuple[bool, bytes]:
-        return not follows, hashlib.sha256(f"{after} {peer}".encode()).digest()
-
-    ranked = sorted((rank(peer, p.follower), peer) for peer, p in others.items() if not p.client_mode)
-    return tuple(peer for own, peer in ranked[:MOST_LEADERS] if client_mode or own < rank(me, follower))
 
 
 class Leaders(matchmaking.PotentialLeaders):

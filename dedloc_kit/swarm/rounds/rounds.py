@@ -11,7 +11,6 @@ from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.group import Gathering, Round
-from dedloc_kit.swarm.averaging.matchmaking import leaders_of
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.signing import Signer
@@ -140,12 +139,8 @@ class Rounds:
         self._gathering = self._averager.gather(
             step=self._state.step + 1,
             after=self._state.round,
-            leaders=leaders_of(
-                self._state.round,
-                self._signer.peer,
-                self._follower,
-                expected,
-                client_mode=self._averager.client_mode,
+            leaders=self._averager.grouping.leaders(
+                self._state.round, self._signer.peer, self._follower, expected, self._averager.client_mode
             ),
             expected=expected,
             window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
@@ -192,14 +187,15 @@ class Rounds:
         return self._tracker.at(self._state.step, self._state.round)
 
     def _expected(self) -> dict[str, Progress]:
-        """Who has to come to the next round: the mates, and those who are about to finish the last one.
+        """Who has to come to the next round.
 
-        Without the latter a quick peer would begin with the few who were as quick, and the swarm would part. Whoever
-        missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody waits.
+        Whoever missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody
+        waits.
         """
         others = self._tracker.others()
         before = self._state.step - 1
-        return self._mates() | {p: others[p] for p in self.companions & others.keys() if others[p].step == before}
+        late = {p: others[p] for p in self.companions & others.keys() if others[p].step == before}
+        return self._averager.grouping.expected(self._mates(), late)
 
     def _watch_the_batch(self) -> None:
         if self.swarm_samples() < self._run.global_batch:
@@ -215,7 +211,7 @@ class Rounds:
         samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(gathering)
-        elif samples >= self._run.global_batch or gathering.called:
+        elif self._averager.grouping.enough_samples(samples) or gathering.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._awaited:  # otherwise it is the window that it took
                 self._pace.gathered(gathering.seconds(), self.gather_seconds)

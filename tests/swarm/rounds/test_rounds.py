@@ -12,6 +12,7 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress, Receipt
+from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
@@ -32,6 +33,7 @@ class Averager:
     """Whoever is expected comes at once; what it is asked to do then is noted."""
 
     client_mode = False
+    grouping = OneGroup(10)
 
     def __init__(self, size: int) -> None:
         self.asked: list[str] = []

@@ -1,0 +1,76 @@
+"""What a reducer makes of the members' values: the mean, and whatever somebody hands in."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hivemind.averaging.allreduce import AllreduceException
+from torch import Tensor
+
+from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer
+
+
+class CenteredClip(Reducer):
+    """Clips what each member sends around the result, again and again (Karimireddy et al. 2021, arXiv 2012.10333)."""
+
+    def __init__(self, room: Sequence[Tensor]) -> None:
+        super().__init__(room)
+        self._kept: list[dict[str, Tensor]] = [{} for _ in room]
+
+    def add(self, sender: str, part: int, values: Tensor, weight: float) -> None:
+        self._kept[part][sender] = values.clone()
+        self.reduce_if_complete(part)
+
+    def reduce_if_complete(self, part: int) -> None:
+        if not self.weights or self._kept[part].keys() != self.weights.keys():
+            return
+        rows = torch.stack(list(self._kept[part].values()))
+        center = rows.median(dim=0).values
+        for _ in range(20):
+            differences = rows - center
+            norms = differences.norm(dim=1, keepdim=True)
+            center = center + (differences * (norms.median() / norms.clamp(min=1e-12)).clamp(max=1.0)).mean(dim=0)
+        self.finish(part, center)
+
+
+async def reduced(kind: type[Reducer], sent: dict[str, Tensor]) -> Tensor:
+    """What a reducer makes of two parts that the members send one after the other."""
+    reducer = kind([torch.empty(100_000) for _ in range(2)])
+    for part in range(2):
+        for sender, values in sent.items():
+            reducer.add(sender, part, values.chunk(2)[part].clone(), 1.0)
+    reducer.expect(dict.fromkeys(sent, 1.0))
+    return torch.cat([await reducer.result(part) for part in range(2)])
+
+
+def test_a_reducer_of_ones_own_bounds_what_one_of_four_members_does_to_the_average() -> None:
+    torch.manual_seed(0)
+    direction = torch.randn(200_000)
+    honest = {name: direction + 0.05 * torch.randn(200_000) for name in "abc"}
+    right = torch.stack(list(honest.values())).mean(dim=0)
+
+    def off(kind: type[Reducer]) -> float:
+        average = in_own_loop(reduced(kind, {**honest, "mallory": -50.0 * direction}))
+        return float((average - right).norm() / right.norm())
+
+    assert off(CenteredClip) < 0.15
+    assert off(MeanReducer) > 10.0
+
+
+def test_the_mean_is_weighted_and_it_does_not_matter_what_comes_first() -> None:
+    async def reduce() -> None:
+        reducer = MeanReducer([torch.empty(2), torch.empty(1)])
+        reducer.add("a", 0, torch.tensor([1.0, 2.0]), 1.0)
+        reducer.expect({"a": 1.0, "b": 3.0})
+        reducer.add("b", 1, torch.tensor([4.0]), 3.0)
+        reducer.add("b", 0, torch.tensor([5.0, 6.0]), 3.0)
+        assert (await reducer.result(0)).tolist() == [4.0, 5.0]
+        waiting = asyncio.create_task(reducer.result(1))
+        await asyncio.sleep(0)
+        reducer.abandon()
+        with pytest.raises(AllreduceException):
+            await waiting
+
+    in_own_loop(reduce())
