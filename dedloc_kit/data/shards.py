@@ -118,7 +118,7 @@ def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]
 def opened(path: str) -> Any:
     """A file of a dataset to read bytes from, unpacked if its name says that it is packed."""
     # A local name may hold anything; fsspec would look for protocols in it.
-    file: Any = fsspec.open(path, "rb").open() if "://" in path else Path(path).open("rb")
+    file: Any = fsspec.open(path, "rb").open() if "://" in path else Path(path).open("rb")  # noqa: SIM115
     packed = _PACKED.get(Path(path).suffix.lower())
     if packed == "zstd":  # Python has no codec for it before 3.14
         return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), packed)

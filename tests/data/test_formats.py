@@ -185,7 +185,7 @@ def test_many_files_of_no_use_are_not_all_tried(tmp_path: Path) -> None:
     for number in range(HOPELESS + 5):
         parquet.write_table(pyarrow.table({"content": ["x"]}), tmp_path / f"{number}.parquet")
     told: list[str] = []
-    with pytest.raises(UserError, match="no file of the dataset .* can be read: .* has no column 'text'"):
+    with pytest.raises(UserError, match=r"no file of the dataset .* can be read: .* has no column 'text'"):
         next(documents([Source(dataset=str(tmp_path))], seed=0, shuffle_buffer=1, warn=told.append))
     assert len(told) == HOPELESS
 

@@ -1,6 +1,5 @@
 import gzip
 import json
-import re
 import threading
 import time
 from collections import Counter
