@@ -220,6 +220,12 @@ class Progress(Record):
     team: PeerText = ""
     upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
     """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
+    files: Count = 0
+    """Of the training data, where any are lost for this peer."""
+    unreadable_files: Count = 0
+    """How many of them this peer could not read, or not to their end."""
+    bad_rows: Count = 0
+    """Rows of the training data that this peer had to leave out."""
     time: Time
 
 
