@@ -11,6 +11,11 @@ from dedloc_kit.records import INVITATION_FILE
 from tests.dashboard.runs import RUN, fill
 
 DEADLINE = 20.0
+HEADS = (
+    *("/", "/people", "/swarm", "/organizer", "/people/p0", "/static/app.js", "/static/style/base.css", "/feed.atom"),
+    *("/badge.svg", "/card.png", "/api/run", "/api/state", "/api/openapi.json", "/metrics", "/api/export/steps.csv"),
+    *("/api/invitation", "/api/organizer", "/nothing"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +29,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     served.stop()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*("/", "/people", "/swarm", "/organizer", "/people/p0", "/static/app.js", "/static/style/base.css", "/feed.xml")]
-    + [*("/badge.svg", "/card.png", "/api/run", "/api/state", "/api/openapi.json", "/metrics", "/api/export/steps.csv")]
-    + [*("/api/invitation", "/api/organizer", "/nothing")],
-)
+@pytest.mark.parametrize("path", HEADS)
 def test_who_asks_for_the_head_gets_that_of_the_answer_and_no_body(dashboard: Dashboard, path: str) -> None:
     whole = requests.get(dashboard.url + path, timeout=DEADLINE)
     head = requests.head(dashboard.url + path, timeout=DEADLINE)
