@@ -16,7 +16,7 @@ from tests.dashboard.runs import RUN, fill
 from tests.invitations import invited
 
 DEADLINE = 20.0
-PER_SECOND = 5
+PER_SECOND = 10
 """Who asks faster is soon told to wait, and tells nothing about the rest."""
 
 
@@ -48,4 +48,5 @@ def test_schemathesis_finds_nothing(dashboard: Dashboard, tmp_path: Path) -> Non
         timeout=280,
     )
     assert done.returncode == 0, done.stdout
-    assert "24/25" in done.stdout, "not all was tried"
+    paths = requests.get(dashboard.url + "/api/openapi.json", timeout=DEADLINE).json()["paths"]
+    assert f"Tested: {sum(map(len, paths.values())) - 1}\n" in done.stdout, "not all was tried"
