@@ -50,7 +50,8 @@ def loss_by_frequency(recipe: Path) -> float:
     task = create_task(load_run(recipe / "run.toml"))
     batches = islice(task.batches(32, 0, warn=print), 200)
     labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
-    return Categorical(torch.bincount(labels).float()).entropy().item() + math.log(2)  # and the order of sentences
+    entropy = float(Categorical(torch.bincount(labels).float()).entropy())
+    return entropy + math.log(2)  # and the order of sentences
 
 
 @pytest.mark.slow
