@@ -196,6 +196,7 @@ class Albert:
         """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
         pretrained: Any = model
         pretrained.save_pretrained(folder)
+        self.tokenizer.model_max_length = self.options.sequence_length  # where truncation=True cuts
         self.tokenizer.save_pretrained(folder)
         return Usage("transformers", "fill-mask", _USAGE.format(repository=repository))
 
