@@ -28,6 +28,8 @@ from typing import IO, Any, Literal, cast
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.machine.account import CODE
+from dedloc_kit.machine.isolation import isolated
+from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
@@ -57,8 +59,10 @@ class Worker:
     ) -> None:
         """Start the process. `on_event` is called from a thread of its own, in the order of the events.
 
-        Without a job it gets ready and waits for `begin`. Raises UserError if the folder cannot be written.
+        Without a job it gets ready and waits for `begin`. Raises UserError if the folder cannot be written or
+        something else in the surroundings would end it.
         """
+        check_surroundings()
         self.failure: str | None = None
         """The one line that explains why the worker could not go on."""
         self._on_event = on_event
@@ -76,7 +80,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**KEPT_MEMORY, **os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
+                env={**KEPT_MEMORY, **isolated({"TOKENIZERS_PARALLELISM": "false", **(environment or {})})},
             )
         if job is not None:
             self.begin(job)

@@ -12,6 +12,7 @@ from typing import IO
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.surroundings import user_home
 
 DRIVE = Path("/content/drive/MyDrive")
 """A volunteer's Google Drive on Colab, once it is mounted."""
@@ -26,7 +27,7 @@ def home() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "dedloc"
+    return (Path(cache) if cache else user_home() / ".cache") / "dedloc"
 
 
 @contextmanager
