@@ -292,7 +292,8 @@ def _get(url: str, what: str, **query: str) -> str:
         _explain(text, url)
     if answer.status_code >= 500:  # a proxy in front of it
         raise NoAnswer(
-            f"no coordinator answers behind {url}{_through(address)} ({answer.status_code}); is it running? Ask the organizer"
+            f"no coordinator answers behind {url}{_through(address)} ({answer.status_code}); is it running? Ask the "
+            "organizer"
         )
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")

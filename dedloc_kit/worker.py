@@ -133,6 +133,11 @@ class Worker:
         self._reader.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return code
 
+    def _note(self) -> None:
+        """Let the log say as well why the worker could not go on; one that was killed cannot do so itself."""
+        with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self.failure}\n")
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -142,10 +147,12 @@ class Worker:
                 continue  # a half-written line of a killed process
             if isinstance(event, Failed):
                 self.failure = event.text
+                self._note()
             self._on_event(event)
         code = self._process.wait()
         if code != 0 and self.failure is None and not self._stopping:
             self.failure = f"the worker ended unexpectedly ({_cause(code)}); its log is {self.log}"
+            self._note()
             self._on_event(Failed(text=self.failure))
 
 

@@ -19,7 +19,6 @@ import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.http.caching import Recent
@@ -98,7 +97,7 @@ class Dashboard:
         proxies = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
         # Who is behind a proxy is told here and not by uvicorn, which would not say any more who connected.
         served: Any = SecureHeaders(RateLimits(self._application()))
-        served = ProxyHeadersMiddleware(served, proxies)
+        served = BehindProxy(served, proxies, self._public if "://" in self._public else "")
         config = uvicorn.Config(
             listener.telling(served),
             log_config=None,

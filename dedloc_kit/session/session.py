@@ -64,6 +64,7 @@ class Session:
         self._wish: Literal["train", "pause", "leave"] = "train"
         self._account: Account | None = None
         self._peer = ""
+        self._stopped = ""  # why the worker before this one has ended, until this one has joined
         self._worker_samples = 0  # given by the worker that runs now
         self._earlier_samples = 0  # given by those before
         self._heard = time.monotonic()  # from the training
@@ -158,6 +159,9 @@ class Session:
                 self._earlier_samples += self._worker_samples
                 self._worker_samples, self._heard, self._peer = 0, time.monotonic(), notice.peer
                 self._usual_gap = None
+                if self._stopped:  # training hides what was told meanwhile, and somebody may want to know
+                    self._warn(f"the training was started again; it had stopped: {self._stopped}")
+                    self._stopped = ""
                 # `#me`: the page says so, and remembers it in this browser.
                 own_page = f"{self._now.url}/people/{self._peer}#me" if self._now.url else None
                 self._set(phase="training", text="training", step=notice.step, device=notice.device, own_page=own_page)
@@ -177,9 +181,10 @@ class Session:
             case Resting(why=why, seconds=seconds):
                 self._set(
                     phase="restarting",
-                    text=f"the training stopped and starts again in {seconds:.0f} s",
+                    text=f"the training stopped and starts again in {seconds:.0f} s: {why}",
                     details=self._details(why),
                 )
+                self._stopped = why
             case Paused():
                 self._set(phase="paused", text="paused: nothing runs on this machine", samples_per_second=0.0)
 

@@ -1,6 +1,7 @@
 """What is missing around a process of ours is told in one line with the fix, before anything is started."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -68,18 +69,22 @@ def test_the_longest_path_is_one_that_torch_can_use_and_a_longer_one_is_not() ->
 
 
 def test_little_shared_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024
-    real = surroundings.shutil.disk_usage
+    usage = namedtuple("usage", "total used free")
+    real = shutil.disk_usage
     sizes = {"/dev/shm": usage(65536, 0, 65536)}
-    monkeypatch.setattr(surroundings.shutil, "disk_usage", lambda path: sizes.get(str(path)) or real(path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: sizes.get(str(path)) or real(path))
     assert_told(tmp_path / "peer", "0.1 MB of shared memory are free in /dev/shm", "--shm-size")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without a name")
 def test_a_user_without_a_home_or_a_name_is_told_to_set_one(tmp_path: Path) -> None:
-    code = (
-        "import os; os.setuid(54321)\nfrom dedloc_kit.cli.main import main\nimport sys; sys.exit(main(['join', 'x']))"
-    )
+    code = """
+import os, sys
+from dedloc_kit.cli.main import main
+from dedloc_kit.session import display, session  # now, for that user may not be able to read them
+os.setuid(54321)
+sys.exit(main(["join", "x"]))
+"""
     environment = {key: value for key, value in os.environ.items() if key not in ("HOME", "DEDLOC_HOME", "USER")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
