@@ -285,8 +285,8 @@ def _get(url: str, what: str, **query: str) -> str:
         if obstacle := proxy_obstacle(address):
             raise NoAnswer(obstacle) from None
         raise NoAnswer(
-            f"no coordinator answers at {url}{_through(address)}; is it running, and can this machine reach it? Ask the "
-            "organizer"
+            f"no coordinator answers at {url}{_through(address)}; is it running, and can this machine reach it? "
+            "Ask the organizer"
         ) from None
     if answer.status_code != 200:
         _explain(text, url)

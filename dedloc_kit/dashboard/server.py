@@ -26,6 +26,7 @@ from dedloc_kit.dashboard.http.connections import AT_ONCE, Listener, raise_file_
 from dedloc_kit.dashboard.http.headers import SecureHeaders
 from dedloc_kit.dashboard.http.limits import RateLimits, address_of
 from dedloc_kit.dashboard.http.openapi import DESCRIPTION, answering
+from dedloc_kit.dashboard.http.place import BehindProxy
 from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, Certificate, listen, own_address, url_of
 from dedloc_kit.dashboard.live.stream import EventStream, Viewers
 from dedloc_kit.dashboard.live.view import RunView

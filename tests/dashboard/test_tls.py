@@ -211,7 +211,17 @@ def test_a_proxy_as_documented_serves_the_page_over_tls(
             assert f'<meta property="og:image" content="{url}/card.png">' in shown
             assert f'href="{url}/feed.atom"' in shown
             assert f'href="{url}/"' in requests.get(f"{url}/feed.atom", timeout=DEADLINE).text
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--cert", chain]
+            pip: list[str | Path] = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-index",
+                "--cert",
+                chain,
+            ]
             pip += ["--target", tmp_path / "installed", "-r", f"{url}/requirements.txt"]
             installed = subprocess.run(pip, capture_output=True, text=True)
             assert installed.returncode == 0, installed.stderr
