@@ -17,6 +17,7 @@ from dedloc_kit.events import Announced, Joined, Left, Loading, LocalProgress, S
 from dedloc_kit.machine.account import CODE, Account, who_am_i
 from dedloc_kit.machine.home import next_session, peer_folder
 from dedloc_kit.machine.meters import Meters, Reading
+from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
@@ -135,8 +136,12 @@ class Session:
 
     def _check_machine(self, invitation: Invitation) -> None:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
+        from huggingface_hub.constants import ENDPOINT
+
         for text in check(look(self._folder), invitation.parameters, device=self._settings.get("device", "auto")):
             self._warn(text)
+        if told := proxy_obstacle(ENDPOINT):  # much data is there, not all
+            self._warn(told)
         skew = clock_skew(invitation.url) if invitation.url else None
         if skew is not None and (told := check_clock(skew)):
             self._warn(told)

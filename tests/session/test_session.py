@@ -125,11 +125,13 @@ def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_REST", 1.0)
+    monkeypatch.setenv("https_proxy", "http://proxy:none")  # on the way to the Hub
     with (
         coordinator_of(tiny_run(), tmp_path) as coordinator,
         session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
     ):
         before = wait_for(session, lambda now: now.session_samples >= 64)
+        assert any("the proxy that https_proxy names has no address" in warning for warning in before.warnings)
         assert session.worker is not None
         first = session.worker.pid
         os.kill(first, signal.SIGKILL)
