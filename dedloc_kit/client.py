@@ -13,6 +13,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
 from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.home import check_organizer
+from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import (
     Announcement,
@@ -282,14 +283,20 @@ def _get(url: str, what: str, **query: str) -> str:
         ) from None
     except Unfit:
         raise _no_coordinator(url) from None
-    except requests.RequestException:
+    except (requests.RequestException, ValueError):  # a proxy's address may be one that no library can read
+        if obstacle := proxy_obstacle(address):
+            raise NoAnswer(obstacle) from None
         raise NoAnswer(
-            f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
+            f"no coordinator answers at {url}{_through(address)}; is it running, and can this machine reach it? "
+            "Ask the organizer"
         ) from None
     if answer.status_code != 200:
         _explain(text, url)
     if answer.status_code >= 500:  # a proxy in front of it
-        raise NoAnswer(f"no coordinator answers behind {url} ({answer.status_code}); is it running? Ask the organizer")
+        raise NoAnswer(
+            f"no coordinator answers behind {url}{_through(address)} ({answer.status_code}); is it running? Ask the "
+            "organizer"
+        )
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
     return text
@@ -297,6 +304,11 @@ def _get(url: str, what: str, **query: str) -> str:
 
 def _no_coordinator(url: str) -> UserError:
     return UserError(f"{url} did not answer like a coordinator; check the address")
+
+
+def _through(address: str) -> str:
+    proxy = proxy_for(address)
+    return f" through {proxy}" if proxy else ""
 
 
 def _explain(answer: str, url: str) -> None:

@@ -40,6 +40,48 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "workers import from the user's folder",
+        "machine/isolation.py",
+        '"PYTHONSAFEPATH": "1"',
+        '"PYTHONSAFEPATH": ""',
+        "tests/machine/test_isolation.py -k ledger",
+    ),
+    Mutation(
+        "an empty part of PYTHONPATH is the user's folder",
+        "machine/isolation.py",
+        "if part)",
+        "if True)",
+        "tests/machine/test_isolation.py -k purpose",
+    ),
+    Mutation(
+        "what lies beside a task module hides libraries",
+        "tasks/__init__.py",
+        "sys.path.append(here)",
+        "sys.path.insert(0, here)",
+        "tests/machine/test_isolation.py -k task_module",
+    ),
+    Mutation(
+        "anybody says where the page is",
+        "dashboard/http/place.py",
+        " and client[0] in self._behind.trusted_hosts",
+        "",
+        "tests/dashboard/test_tls.py -k configured",
+    ),
+    Mutation(
+        "a proxy's path is left out",
+        "dashboard/http/place.py",
+        "request.scope.get('prefix', '')",
+        "''",
+        "tests/dashboard/test_tls.py -k configured",
+    ),
+    Mutation(
+        "one reason for ever",
+        "session/supervisor.py",
+        "if repeats >= MOST_REPEATS:",
+        "if repeats < 0:",
+        "tests/session/test_session.py -k one_reason",
+    ),
+    Mutation(
         "a token may be another peer's",
         "swarm/network/gate.py",
         "if read.peer != peer:",

@@ -19,7 +19,6 @@ import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.http.caching import Recent
@@ -28,6 +27,7 @@ from dedloc_kit.dashboard.http.headers import SecureHeaders
 from dedloc_kit.dashboard.http.limits import RateLimits, address_of
 from dedloc_kit.dashboard.http.methods import Heads, refused
 from dedloc_kit.dashboard.http.openapi import DESCRIPTION, answering
+from dedloc_kit.dashboard.http.place import BehindProxy
 from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, Certificate, listen, own_address, url_of
 from dedloc_kit.dashboard.live.stream import EventStream, Viewers
 from dedloc_kit.dashboard.live.view import RunView
@@ -99,7 +99,7 @@ class Dashboard:
         proxies = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
         # Who is behind a proxy is told here and not by uvicorn, which would not say any more who connected.
         served: Any = SecureHeaders(RateLimits(Heads(self._application())))
-        served = ProxyHeadersMiddleware(served, proxies)
+        served = BehindProxy(served, proxies, self._public if "://" in self._public else "")
         config = uvicorn.Config(
             listener.telling(served),
             log_config=None,
