@@ -17,8 +17,7 @@ from tests.tiny import tiny_run
 CHECKOUT = Path(__file__).parents[2]
 PACKAGE = Path(dedloc_kit.__file__).parent
 HIDING = ("random", "json", "argparse", "torch", "tokenizers", "datasets", "pyarrow", "hivemind", "apex", "tabnanny")
-"""Names of the standard library (of the last one nothing else makes use), of libraries that we use, and of one that other
-libraries use if it is there."""
+"""Of the standard library (`tabnanny` is never loaded already), of libraries that we use, and of one that others look for."""
 
 
 @pytest.fixture
