@@ -184,6 +184,8 @@ def test_a_path_that_a_proxy_takes_off_without_a_word_is_that_of_the_pages_own_a
         said = {"Host": "run.example.org", "X-Forwarded-Proto": "https"}
         told = requests.get(f"http://127.0.0.1:{port}/requirements.txt", headers=said, timeout=DEADLINE).text
         assert told.startswith("dedloc_kit @ https://run.example.org/run/wheel/")
+        past_the_proxy = requests.get(f"http://127.0.0.1:{port}/requirements.txt", timeout=DEADLINE).text
+        assert past_the_proxy.startswith(f"dedloc_kit @ http://127.0.0.1:{port}/wheel/")
 
 
 @pytest.mark.parametrize("proxy", [caddy, nginx, nginx_below_a_path])

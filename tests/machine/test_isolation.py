@@ -17,7 +17,7 @@ from tests.tiny import tiny_run
 CHECKOUT = Path(__file__).parents[2]
 PACKAGE = Path(dedloc_kit.__file__).parent
 HIDING = ("random", "json", "argparse", "torch", "tokenizers", "datasets", "pyarrow", "hivemind", "apex", "tabnanny")
-"""Of the standard library (`tabnanny` is never loaded already), of libraries that we use, and of one that others look for."""
+"""Of the standard library (`tabnanny` is never loaded yet), of libraries that we use, and one that others look for."""
 
 
 @pytest.fixture
