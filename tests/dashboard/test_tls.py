@@ -178,6 +178,16 @@ def test_where_the_page_is_reached_is_believed_of_a_configured_proxy_only(
         assert "evil" not in feed(**{"X-Forwarded-Host": "evil.example/x"})
 
 
+def test_a_path_that_a_proxy_takes_off_without_a_word_is_that_of_the_pages_own_address(tmp_path: Path) -> None:
+    port = free_port()
+    with served(tmp_path, port=port, public="https://run.example.org/run"):
+        said = {"Host": "run.example.org", "X-Forwarded-Proto": "https"}
+        told = requests.get(f"http://127.0.0.1:{port}/requirements.txt", headers=said, timeout=DEADLINE).text
+        assert told.startswith("dedloc_kit @ https://run.example.org/run/wheel/")
+        past_the_proxy = requests.get(f"http://127.0.0.1:{port}/requirements.txt", timeout=DEADLINE).text
+        assert past_the_proxy.startswith(f"dedloc_kit @ http://127.0.0.1:{port}/wheel/")
+
+
 @pytest.mark.parametrize("proxy", [caddy, nginx, nginx_below_a_path])
 def test_a_proxy_as_documented_serves_the_page_over_tls(
     proxy: Callable[[Path, int, int, Path, Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

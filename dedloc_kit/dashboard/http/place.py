@@ -29,8 +29,10 @@ class BehindProxy:
         if scope["type"] == "http" and client and client[0] in self._behind.trusted_hosts:
             said = dict(scope["headers"])
             prefix, host = said.get(b"x-forwarded-prefix"), said.get(b"x-forwarded-host", b"")
-            known = prefix is not None and _PREFIX.fullmatch(prefix)
-            scope["prefix"] = prefix.decode().rstrip("/") if prefix is not None and known else self._prefix
+            if prefix is not None and _PREFIX.fullmatch(prefix):
+                scope["prefix"] = prefix.decode().rstrip("/")
+            elif b"x-forwarded-proto" in said:  # or it is somebody on this machine, who has come past the proxy
+                scope["prefix"] = self._prefix
             if _HOST.fullmatch(host):
                 scope["headers"] = [(k, host if k == b"host" else value) for k, value in scope["headers"]]
         await self._behind(scope, receive, send)  # type: ignore[arg-type]
