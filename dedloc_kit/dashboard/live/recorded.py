@@ -76,6 +76,9 @@ class Recorded:
 
     def _open(self) -> Ledger | None:
         with self._opening:
+            if self._ledger is not None and self._ledger.replaced:  # it was lost, and written anew
+                self._ledger.close()
+                self._ledger = self._counted = None
             if self._ledger is None and self._path.exists():
                 try:
                     self._ledger = Ledger(self._path, read_only=True)
