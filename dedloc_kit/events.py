@@ -179,6 +179,8 @@ class Warned(Event):
 
     event: Literal["warning"] = "warning"
     text: str
+    alert: bool = False
+    """Whether the organizer is to be told at once, wherever they are."""
 
 
 class Failed(Event):

@@ -55,7 +55,10 @@ class RunView:
         self._notices: deque[schemas.Notice] = deque(maxlen=NOTICES)
         self._checkpoint: schemas.Checkpoint | None = None
         self._revision = 0
-        self._revised: tuple[int | None, float] = (None, -math.inf)  # the ledger's version then, and the monotonic time
+        self._revised: tuple[tuple[int, int] | None, float] = (
+            None,
+            -math.inf,
+        )  # the ledger's version then, and the monotonic time
         self._peers_changed = False
         self._listed: tuple[list[Person], set[str], list[schemas.PersonRow], int] = ([], set(), [], 0)
 
