@@ -64,7 +64,7 @@ def test_a_picture_without_colours_keeps_its_grays(mode: str, levels: int) -> No
     grays = [0, 80, 160, 255] if levels > 2 else [0, 0, 255, 255]
     for number, gray in enumerate(grays):
         bars.paste(gray, (2 * number, 0, 2 * number + 2, 8))
-    picture = Image.fromarray(np.asarray(bars).astype(np.uint16) * 257) if mode == "I;16" else bars.convert(mode)
+    picture = Image.fromarray(np.asarray(bars).astype(np.uint16) * 256) if mode == "I;16" else bars.convert(mode)
     pixels = decode(encoded(picture), 8).astype(int)
     assert (pixels == pixels[..., :1]).all()
     assert abs(pixels[4, ::2, 0] - np.array(grays)).max() <= 1
