@@ -215,7 +215,7 @@ def test_the_recipe_of_the_demo_is_valid() -> None:
     from dedloc_kit.tasks.albert import albert_options
 
     options = albert_options(load_run(recipe("albert-demo") / "run.toml"))
-    assert options.model.num_hidden_layers == 4
+    assert options.model.num_hidden_layers == 2
 
 
 def test_an_export_is_what_transformers_loads_and_its_code_works_as_it_is(
