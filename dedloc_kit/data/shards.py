@@ -227,8 +227,6 @@ def _loader_of(path: Path) -> str | None:
 
 
 def _local_shard(path: Path) -> Shard:
-    if "::" in str(path):  # `datasets` takes what stands between for places one within the other
-        raise UserError(f"{path} cannot be read, for its path has '::' in it; give that file or folder another name")
     loader = _loader_of(path)
     if loader is None:
         raise UserError(

@@ -90,17 +90,10 @@ def test_a_path_may_hold_the_characters_of_a_pattern(tmp_path: Path) -> None:
     assert take(2, Source(dataset=str(odd.parent))) == ["found", "found"]
 
 
-@pytest.mark.parametrize("name", ["two words", "a#b", "100%41", "\u09ac\u0987", "a:b", "it's"])
+@pytest.mark.parametrize("name", ["two words", "a#b", "100%41", "\u09ac\u0987", "a:b", "a::b", "it's"])
 def test_a_path_may_hold_what_addresses_give_a_meaning_to(tmp_path: Path, name: str) -> None:
     odd = write_parquet(tmp_path / name / f"{name}.parquet", ["found"])
     assert take(2, Source(dataset=str(odd.parent))) == ["found", "found"]
-
-
-@pytest.mark.parametrize("place", ["a::b/file.parquet", "folder/a::b.parquet"])
-def test_a_path_that_cannot_be_read_is_refused_with_what_to_do(tmp_path: Path, place: str) -> None:
-    odd = write_parquet(tmp_path / place, ["found"])
-    with pytest.raises(UserError, match=r"a::b.* has '::' in it; give that file or folder another name"):
-        find_shards(Source(dataset=str(odd.parent)), no_warning)
 
 
 def test_an_unreadable_shard_is_left_out_and_named_once(folder: Path) -> None:

@@ -24,7 +24,8 @@ from huggingface_hub import constants
 from dedloc_kit import client
 from dedloc_kit.access.denials import Denied
 from dedloc_kit.access.hub_account import whose_token
-from dedloc_kit.client import NoAnswer, fetch_invitation
+from dedloc_kit.client import fetch_invitation
+from dedloc_kit.errors import UserError
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.steering.webhook import Webhook
@@ -385,7 +386,7 @@ def test_a_page_that_answers_without_end_gets_no_memory(packed: bool, monkeypatc
         monkeypatch.setattr(constants, "ENDPOINT", url)
         warned: list[str] = []
         memory = Memory([os.getpid()])
-        with pytest.raises(NoAnswer):
+        with pytest.raises(UserError, match="did not answer like a coordinator"):
             fetch_invitation(url)
         with pytest.raises(Denied):
             whose_token("hf_x")
