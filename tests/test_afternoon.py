@@ -142,4 +142,4 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
         loaded = subprocess.run(
             [sys.executable, "-c", load], capture_output=True, text=True, check=False, env=os.environ
         )
-        assert loaded.stdout.strip() == "256", loaded.stderr
+        assert loaded.stdout.strip() == "128", loaded.stderr
