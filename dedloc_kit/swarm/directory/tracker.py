@@ -115,8 +115,12 @@ class Tracker(threading.Thread):
         self._speaking = True
 
     def others(self) -> dict[str, Progress]:
-        """Everyone else who is alive and not under suspicion, by peer id."""
-        now = time.monotonic()
+        """Everyone else who is alive and not under suspicion, by peer id.
+
+        The organizer counts whenever it speaks, also while rounds with it fail again and again: what it says is how
+        this peer knows how far the swarm is.
+        """
+        shunned = self.shunned() - {self.belief.organizer}
         with self._lock:
             return {
                 peer: progress
@@ -124,7 +128,7 @@ class Tracker(threading.Thread):
                 if _alive(progress)
                 and not self._refuses(peer)
                 and self._suspects.get(peer, 0.0) < progress.time
-                and self._shunned.get(peer, 0.0) < now
+                and peer not in shunned
             }
 
     def gone(self, peers: Collection[str]) -> frozenset[str]:

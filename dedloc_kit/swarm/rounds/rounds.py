@@ -184,7 +184,8 @@ class Rounds:
 
     def _mates(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
-        return self._tracker.at(self._state.step, self._state.round)
+        mates, shunned = self._tracker.at(*self._state.position), self._tracker.shunned()
+        return {peer: progress for peer, progress in mates.items() if peer not in shunned}
 
     def _expected(self) -> dict[str, Progress]:
         """Who has to come to the next round.
@@ -193,8 +194,8 @@ class Rounds:
         waits.
         """
         others = self._tracker.others()
-        before = self._state.step - 1
-        late = {p: others[p] for p in self.companions & others.keys() if others[p].step == before}
+        before, able = self._state.step - 1, self.companions & others.keys() - self._tracker.shunned()
+        late = {peer: others[peer] for peer in able if others[peer].step == before}
         return self._averager.grouping.expected(self._mates(), late)
 
     def _watch_the_batch(self) -> None:

@@ -41,8 +41,8 @@ class Spotty(Plain):
         return SimpleNamespace(result=lambda timeout: found)
 
 
-def a_tracker(dht: Any, signer: Signer) -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer))
+def a_tracker(dht: Any, signer: Signer, organizer: str = "organizer") -> Tracker:
+    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer, organizer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
@@ -144,3 +144,17 @@ def test_a_peer_that_failed_again_and_again_is_shunned_and_one_that_is_only_doub
         says(dht, other)
         me.look()
         assert bool(me.others()) is back
+
+
+def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_word_counts(tmp_path: Path) -> None:
+    dht: Any = Spotty()
+    mine, organizer = (Signer(Identity(tmp_path / name)) for name in ("mine", "organizer"))
+    me = a_tracker(dht, mine, organizer.peer)
+    for _ in range(4):
+        says(dht, organizer)
+        me.look()
+        me.suspect({organizer.peer})
+    assert not me.others(), "not what it said before"
+    says(dht, organizer)
+    me.look()
+    assert me.others().keys() == me.shunned() == {organizer.peer}
