@@ -133,7 +133,7 @@ class Rounds:
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._averager.client_mode and self._tracker.alone()
-            return self._alone() if alone and not self._tracker.connections.cut_off() else None
+            return self._alone() if alone else None
         self._awaited = frozenset(expected)
         self._averager.bandwidth = self._pace.bandwidth
         self._gathering = self._averager.gather(

@@ -158,3 +158,15 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
     says(dht, organizer)
     me.look()
     assert me.others().keys() == me.shunned() == {organizer.peer}
+
+
+def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = a_tracker(Spotty(), Signer(Identity(tmp_path / "mine")))
+    me.look()
+    assert me.alone()
+    with monkeypatch.context() as down:
+        down.setattr(me.connections, "cut_off", lambda: True)
+        assert not me.alone()
+    assert not me.alone(), "the line has just come back"
