@@ -376,6 +376,27 @@ MUTATIONS = (
         "\n",
         "tests/machine/test_dials.py",
     ),
+    Mutation(
+        "a question waits for the download, and the download for the question",
+        "swarm/transfer/service.py",
+        "await asyncio.to_thread(events.send, (kind, value))",
+        "events.send((kind, value))",
+        "tests/swarm/transfer/test_service.py -k question_during",
+    ),
+    Mutation(
+        "the organizer's word does not count while rounds with it fail",
+        "swarm/directory/tracker.py",
+        "self.shunned() - {self.belief.organizer}",
+        "self.shunned()",
+        "tests/swarm/directory/test_tracker.py -k its_word_counts",
+    ),
+    Mutation(
+        "looks over a line that was down make a peer alone",
+        "swarm/directory/tracker.py",
+        "            self._lonely = 0.0\n            return False\n",
+        "            return False\n",
+        "tests/swarm/directory/test_tracker.py -k line_that_was_down",
+    ),
 )
 
 

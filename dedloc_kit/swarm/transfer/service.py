@@ -220,6 +220,12 @@ class StateSharing(DecentralizedAverager):
         download = Download(expected, flat.numpy().data)
         warnings: list[str] = []
         version = ""
+
+        async def tell(kind: str, value: object) -> None:
+            # In a thread, for a pipe takes 64 KiB and then waits: the host may be busy with a question about this
+            # version, and it asks through this loop.
+            await asyncio.to_thread(events.send, (kind, value))
+
         fetching = Fetching(download, donors, self._open_stream, warnings.append)
         task = asyncio.create_task(fetching.complete())
         with closing(events):
@@ -229,13 +235,13 @@ class StateSharing(DecentralizedAverager):
                     await asyncio.wait({task} if version else {task, begun}, timeout=REPORT_SECONDS)
                     begun.cancel()
                     while warnings:
-                        events.send(("warning", warnings.pop(0)))
+                        await tell("warning", warnings.pop(0))
                     if download.header is not None and download.header.version != version:
                         version = download.header.version
-                        events.send(("version", version))
-                    events.send(("progress", download.received))
+                        await tell("version", version)
+                    await tell("progress", download.received)
                 header = download.header if task.result() else None
-                events.send(("end", header and header.model_dump()))
+                await tell("end", header and header.model_dump())
             except OSError:
                 pass  # the host wants no more
             finally:
