@@ -36,6 +36,7 @@ from dedloc_kit.swarm.averaging.matchmaking import MATCHMAKING_TIME, REQUEST_TIM
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.gate import Gate
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import kept_alive
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.contents import RecentAverage
@@ -87,7 +88,7 @@ class GradientAverager(StateSharing):
             [torch.zeros(layout.size)],
             dht,
             start=True,
-            prefix=run.run_id,
+            prefix=Names(run.run_id).averaging,
             client_mode=dht.client_mode,
             current_state=current_state,
             current_info=current_info,

@@ -13,6 +13,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.swarm.network.bootstrap import REPLICAS
 from dedloc_kit.swarm.network.kinds import Kind, R, share_of
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import Signer, author
 
 MANY = 200
@@ -42,15 +43,15 @@ class Directory(Generic[R]):
     ) -> None:
         self._dht, self._run_id, self._reject = dht, run_id, reject
         self._kind: Kind[R] = kind
+        self._key, self._shares = kind.key(Names(run_id)), kind.shares(Names(run_id))
         self._check: Callable[[R], object] = check
         self._seconds = kind.seconds if seconds is None else seconds
-        self._shares = kind.shares(run_id)
         self._looks = 0
         self._ignored: set[tuple[bytes, float]] = set()  # records that the last look ignored
 
     def key(self, peer: str, peers: int) -> str:
         """Where the record of a peer belongs when there are so many others."""
-        return self._shares[share_of(peer)] if self._shares and peers >= MANY else self._kind.key(self._run_id)
+        return self._shares[share_of(peer)] if self._shares and peers >= MANY else self._key
 
     def store(self, signer: Signer, record: R | None, *, peers: int) -> Any:
         """Put this peer's record there, instead of its last one; a future.
@@ -96,7 +97,7 @@ class Directory(Generic[R]):
         # or was away.
         all_keys: bool = peers == 0 or 2 * peers >= MANY or self._looks % FULL_LOOK == 0
         self._looks += 1
-        keys = [self._kind.key(self._run_id), *(self._shares if all_keys else ())]
+        keys = [self._key, *(self._shares if all_keys else ())]
         # One node after the other, until one holds a record that stays at least until then.
         one = {"sufficient_expiration_time": get_dht_time() + self._seconds - (age or 0.0), "num_workers": 1}
         enough: dict[str, Any] = {"latest": True} if age is None else one

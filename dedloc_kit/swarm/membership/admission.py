@@ -27,6 +27,7 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P, Capped
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.reach import Hosts
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.protocol import decode, encode
@@ -145,7 +146,7 @@ def _take(allowance: PerMinute, name: str) -> None:
 async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
     """Answer from now on; runs in the process of the coordinator's node. It passes by the gate: who has no token yet
     must be able to ask for one."""
-    answer, service = partial(admission.answer, Hosts(node.p2p).of), _service(admission._run.run_id)
+    answer, service = partial(admission.answer, Hosts(node.p2p).of), Names(admission._run.run_id).admission
     await BoundedP2P._add_protobuf_unary_handler(node.p2p, service, answer, BytesValue)
 
 
@@ -153,7 +154,7 @@ async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswe
     """Ask the coordinator for a token; none if it does not answer."""
     request = BytesValue(value=encode(AccessRequest(run_id=run_id, secret=secret)))
     kind = Capped(BytesValue, _MOST_BYTES)
-    call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), _service(run_id), request, kind)
+    call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), Names(run_id).admission, request, kind)
     try:
         reply = await asyncio.wait_for(call, ANSWER_SECONDS)
         return AccessAnswer.parse(decode(reply.value))
@@ -225,7 +226,3 @@ async def _knock(
         return await ask(p2p, gate.organizer, gate.run_id, secret)
     finally:
         await p2p.shutdown()
-
-
-def _service(run_id: str) -> str:
-    return f"{run_id}::admission"

@@ -28,6 +28,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records import Notice, Reached, Token
 from dedloc_kit.swarm.network.bounds import BinaryHandler, BoundedP2P
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import Signer
 
 SILENT_SECONDS = 120.0
@@ -222,7 +223,7 @@ class GatedP2P(BoundedP2P):
 
     @property
     def _door(self) -> str:
-        return f"{self.gate.run_id}::access::{self.service}"
+        return Names(self.gate.run_id).door(self.service)
 
     async def _shown_to_us(self, request: BytesValue, context: P2PContext) -> BytesValue:
         self.gate.admit(context.remote_id.to_base58(), request.value)

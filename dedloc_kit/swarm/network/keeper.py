@@ -24,6 +24,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import MAX_OWNER_BYTES, Signer, author, parted, verified
 
 MOST_RECORDS = 512
@@ -53,8 +54,9 @@ class Keeper(RecordValidatorBase):
         self._signer, self._run_id = signer, run_id
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
+        names = Names(run_id)
         for kind in (PROGRESS, CONTRIBUTIONS, NOTICE) if run_id else ():
-            for share, key in [(None, kind.key(run_id)), *enumerate(kind.shares(run_id))]:
+            for share, key in [(None, kind.key(names)), *enumerate(kind.shares(names))]:
                 self._places[DHTID.generate(key).to_bytes()] = _Place(kind, share)
         self._troubles = Troubles(lambda _: None)
         # The same records come with answer after answer.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dedloc_kit.records import Contribution, Notice, Progress
+from dedloc_kit.swarm.network.names import Names
 
 R = TypeVar("R", Progress, Contribution, Notice)
 
@@ -27,13 +28,13 @@ class Kind(Generic[R]):
     organizers: bool = False
     """Whether the organizer alone has one. It lies under one key."""
 
-    def key(self, run_id: str) -> str:
+    def key(self, names: Names) -> str:
         """Where the records lie when they are few."""
-        return f"{run_id}_{self.name}"
+        return names.organizers(self.name) if self.organizers else names.records(self.name)
 
-    def shares(self, run_id: str) -> tuple[str, ...]:
+    def shares(self, names: Names) -> tuple[str, ...]:
         """Where they lie when they are many; see `share_of`."""
-        return () if self.organizers else tuple(f"{self.key(run_id)}.{share:x}" for share in range(SHARES))
+        return () if self.organizers else tuple(names.records(self.name, share) for share in range(SHARES))
 
     def read(self, run_id: str, values: object) -> R | None:
         """The record of these plain values, none if its peer has left; raises ValueError."""

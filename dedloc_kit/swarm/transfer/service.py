@@ -20,6 +20,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils import MPFuture
 
 from dedloc_kit.records import StateInfo
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import kept_alive
 from dedloc_kit.swarm.transfer.contents import (
     ExpectedAverage,
@@ -47,7 +48,7 @@ Warn = Callable[[str], None]
 
 def stream_name(run_id: str) -> str:
     """Of the libp2p stream that donors of a run serve."""
-    return f"{run_id}::sharing"
+    return Names(run_id).transfer
 
 
 class StateSharing(DecentralizedAverager):

@@ -23,6 +23,7 @@ from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import node_id_of
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import RUN_ID, Peer, Swarm, gate_of, processes_of, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw, misspelt, pack
@@ -30,7 +31,7 @@ from tests.tiny import tiny_run
 
 RUN = tiny_run("attacked", access="invite")
 DAY = 86400.0
-PROGRESS_KEY, NOTICE_KEY = PROGRESS.key(RUN.run_id), NOTICE.key(RUN.run_id)
+PROGRESS_KEY, NOTICE_KEY = PROGRESS.key(Names(RUN.run_id)), NOTICE.key(Names(RUN.run_id))
 LETTING_GO = 50 * 2**20
 """Bytes by which the coordinator's processes may grow while 200 MB are thrown at them: what is on its way, and what
 the garbage collectors have not got round to."""
@@ -144,7 +145,7 @@ def test_a_record_that_cannot_be_read_stops_nobody(swarm: Swarm, guest: Hostile)
     me = pack(guest.signer.subkey)
     for value in (b"\xc1", b"", b"\xc7\x00\x50", b"\xc8\xff\xff\x50", pack({"samples": 1}), b"\x91" * 3000):
         for seconds in (11 * DAY, 50.0):
-            for key in (PROGRESS_KEY, CONTRIBUTIONS.key(RUN.run_id), NOTICE_KEY):
+            for key in (PROGRESS_KEY, CONTRIBUTIONS.key(Names(RUN.run_id)), NOTICE_KEY):
                 raw = Raw(key, me, value, time.time() + seconds)
                 regular, whole = replace(raw, subkey=pack(None)), replace(raw, subkey=b"")
                 assert not taken(guest, raw, guest.signed(raw), regular, replace(guest.signed(raw), cached=True))
@@ -160,7 +161,7 @@ def test_large_records_that_would_stay_for_years_are_not_kept(swarm: Swarm, gues
     coordinator = swarm.peers[0]
     before, expires = memory_of(coordinator), time.time() + 3 * 365 * DAY
     for number in range(200):
-        key = (PROGRESS_KEY, CONTRIBUTIONS.key(RUN.run_id), f"{RUN.run_id}_{number}")[number % 3]
+        key = (PROGRESS_KEY, CONTRIBUTIONS.key(Names(RUN.run_id)), f"{RUN.run_id}_{number}")[number % 3]
         length = 400_000 if number < 14 else 1_000_000
         raw = guest.signed(Raw(key, pack(guest.signer.subkey), pack(bytes(length)), expires))
         assert not taken(guest, replace(raw, cached=number % 2 == 0))
@@ -209,7 +210,7 @@ def test_a_peer_has_one_place_in_the_directory_and_does_not_choose_it(swarm: Swa
 
 
 def test_a_node_that_hands_out_garbage_hides_nothing(tmp_path: Path) -> None:
-    nodes, key, far = [], PROGRESS.key(RUN_ID), time.time() + 50.0
+    nodes, key, far = [], PROGRESS.key(Names(RUN_ID)), time.time() + 50.0
 
     def directory(name: str, peers: tuple[str, ...], **how: Any) -> tuple[Directory[Progress], Signer]:
         identity = Identity(tmp_path / name / "identity.key")

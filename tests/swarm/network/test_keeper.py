@@ -18,11 +18,13 @@ from dedloc_kit.records import Record as AnyRecord
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MOST_RECORDS, DHTProtocol, Keeper, Storage
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.directory.test_directory import a_signer
 from tests.swarm.harness import RUN_ID, progress
 
-KEY = DHTID.generate(PROGRESS.key(RUN_ID))
+NAMES = Names(RUN_ID)
+KEY = DHTID.generate(PROGRESS.key(NAMES))
 ADDRESS = f"/dns4/{'x' * 95}/tcp/31337/p2p/{'Q' * 40}"
 
 
@@ -75,13 +77,13 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
     volunteers = largest.model_copy(update={"instructions": None, "reached": "A" * 1280})
     notice = Notice(run_id=RUN_ID, time=1.0, refused=shortened([organizer.peer] * MOST_REFUSED))
     good = [
-        signed(asha, PROGRESS.key(RUN_ID), largest, PROGRESS.seconds),
-        signed(asha, PROGRESS.key(RUN_ID), volunteers, PROGRESS.seconds),
-        signed(asha, PROGRESS.shares(RUN_ID)[share_of(asha.peer)], progress(), 15.0),
-        signed(asha, PROGRESS.key(RUN_ID), None, 15.0),
-        signed(asha, CONTRIBUTIONS.key(RUN_ID), contribution(), CONTRIBUTIONS.seconds + CLOCK_SECONDS - 1.0),
-        signed(asha, CONTRIBUTIONS.shares(RUN_ID)[share_of(asha.peer)], contribution(), 3600.0),
-        signed(organizer, NOTICE.key(RUN_ID), notice, NOTICE.seconds),
+        signed(asha, PROGRESS.key(NAMES), largest, PROGRESS.seconds),
+        signed(asha, PROGRESS.key(NAMES), volunteers, PROGRESS.seconds),
+        signed(asha, PROGRESS.shares(NAMES)[share_of(asha.peer)], progress(), 15.0),
+        signed(asha, PROGRESS.key(NAMES), None, 15.0),
+        signed(asha, CONTRIBUTIONS.key(NAMES), contribution(), CONTRIBUTIONS.seconds + CLOCK_SECONDS - 1.0),
+        signed(asha, CONTRIBUTIONS.shares(NAMES)[share_of(asha.peer)], contribution(), 3600.0),
+        signed(organizer, NOTICE.key(NAMES), notice, NOTICE.seconds),
     ]
     assert [keeper.validate(record) for record in good] == [True] * len(good)
     assert not keeper.refused()
@@ -94,71 +96,71 @@ BAD: dict[str, tuple[str, Callable[[Signer], DHTRecord]]] = {
     "a key of another run": ("does not have", lambda me: signed(me, "other-0123456789abcdef_progress", progress(), 15)),
     "a share of others": (
         "for other peers",
-        lambda me: signed(me, PROGRESS.shares(RUN_ID)[share_of(me.peer) - 1], progress(), 15.0),
+        lambda me: signed(me, PROGRESS.shares(NAMES)[share_of(me.peer) - 1], progress(), 15.0),
     ),
-    "another kind": ("Contribution: ", lambda me: signed(me, CONTRIBUTIONS.key(RUN_ID), progress(), 15.0)),
+    "another kind": ("Contribution: ", lambda me: signed(me, CONTRIBUTIONS.key(NAMES), progress(), 15.0)),
     "another run": (
         "of another run",
-        lambda me: signed(me, PROGRESS.key(RUN_ID), progress(run_id="other-0123456789abcdef"), 15.0),
+        lambda me: signed(me, PROGRESS.key(NAMES), progress(run_id="other-0123456789abcdef"), 15.0),
     ),
     "an unknown field": (
         "not a known key",
-        lambda me: signed(me, PROGRESS.key(RUN_ID), {**progress().model_dump(), "more": 1}, 15.0),
+        lambda me: signed(me, PROGRESS.key(NAMES), {**progress().model_dump(), "more": 1}, 15.0),
     ),
-    "no msgpack": ("Progress: ", lambda me: signed(me, PROGRESS.key(RUN_ID), b"\xc1", 15.0)),
-    "nothing": ("Progress: ", lambda me: signed(me, PROGRESS.key(RUN_ID), b"", 15.0)),
-    "who left gave nothing": ("Contribution: ", lambda me: signed(me, CONTRIBUTIONS.key(RUN_ID), None, 15.0)),
+    "no msgpack": ("Progress: ", lambda me: signed(me, PROGRESS.key(NAMES), b"\xc1", 15.0)),
+    "nothing": ("Progress: ", lambda me: signed(me, PROGRESS.key(NAMES), b"", 15.0)),
+    "who left gave nothing": ("Contribution: ", lambda me: signed(me, CONTRIBUTIONS.key(NAMES), None, 15.0)),
     "a notice of somebody": (
         "not of the organizer",
-        lambda me: signed(me, NOTICE.key(RUN_ID), Notice(run_id=RUN_ID, time=1.0), 15.0),
+        lambda me: signed(me, NOTICE.key(NAMES), Notice(run_id=RUN_ID, time=1.0), 15.0),
     ),
-    "too long a life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(RUN_ID), progress(), 11 * 86400.0)),
-    "an endless life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(RUN_ID), progress(), math.inf)),
-    "no number as its life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(RUN_ID), progress(), math.nan)),
-    "too large": ("more than 4096 bytes", lambda me: signed(me, PROGRESS.key(RUN_ID), b"x" * 4096, 15.0)),
+    "too long a life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(NAMES), progress(), 11 * 86400.0)),
+    "an endless life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(NAMES), progress(), math.inf)),
+    "no number as its life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(NAMES), progress(), math.nan)),
+    "too large": ("more than 4096 bytes", lambda me: signed(me, PROGRESS.key(NAMES), b"x" * 4096, 15.0)),
     "not signed": (
         "not signed",
         lambda me: replace(
-            signed(me, PROGRESS.key(RUN_ID), progress(), 15.0), value=MSGPackSerializer.dumps(progress().model_dump())
+            signed(me, PROGRESS.key(NAMES), progress(), 15.0), value=MSGPackSerializer.dumps(progress().model_dump())
         ),
     ),
     "a changed value": (
         "signature",
-        lambda me: (r := signed(me, PROGRESS.key(RUN_ID), progress(), 15.0)) and replace(r, value=b"x" + r.value),
+        lambda me: (r := signed(me, PROGRESS.key(NAMES), progress(), 15.0)) and replace(r, value=b"x" + r.value),
     ),
     "another key's signature": (
         "signature",
         lambda me: replace(
-            signed(me, PROGRESS.key(RUN_ID), progress(), 15.0),
-            key=DHTID.generate(PROGRESS.shares(RUN_ID)[share_of(me.peer)]).to_bytes(),
+            signed(me, PROGRESS.key(NAMES), progress(), 15.0),
+            key=DHTID.generate(PROGRESS.shares(NAMES)[share_of(me.peer)]).to_bytes(),
         ),
     ),
     "a longer life than was signed": (
         "signature",
-        lambda me: replace(signed(me, PROGRESS.key(RUN_ID), progress(), 15.0), expiration_time=get_dht_time() + 50.0),
+        lambda me: replace(signed(me, PROGRESS.key(NAMES), progress(), 15.0), expiration_time=get_dht_time() + 50.0),
     ),
     "no owner": (
         "no owner",
-        lambda me: replace(signed(me, PROGRESS.key(RUN_ID), progress(), 15.0), subkey=MSGPackSerializer.dumps("asha")),
+        lambda me: replace(signed(me, PROGRESS.key(NAMES), progress(), 15.0), subkey=MSGPackSerializer.dumps("asha")),
     ),
     "another way to pack the owner": (
         "no owner",
         lambda me: replace(
-            signed(me, PROGRESS.key(RUN_ID), progress(), 15.0),
+            signed(me, PROGRESS.key(NAMES), progress(), 15.0),
             subkey=b"\xc6" + len(me.subkey).to_bytes(4, "big") + me.subkey,
         ),
     ),
     "an endless owner": (
         "more than 4096 bytes",
-        lambda me: replace(signed(me, PROGRESS.key(RUN_ID), progress(), 15.0), subkey=b"x" * 100_000),
+        lambda me: replace(signed(me, PROGRESS.key(NAMES), progress(), 15.0), subkey=b"x" * 100_000),
     ),
     "a value that is no bytes": (
         "bytes",
-        lambda me: replace(signed(me, PROGRESS.key(RUN_ID), progress(), 15.0), value=5),
+        lambda me: replace(signed(me, PROGRESS.key(NAMES), progress(), 15.0), value=5),
     ),
     "a time that is no number": (
         "for more than 60 s",
-        lambda me: replace(signed(me, PROGRESS.key(RUN_ID), progress(), 15.0), expiration_time="x"),
+        lambda me: replace(signed(me, PROGRESS.key(NAMES), progress(), 15.0), expiration_time="x"),
     ),
 }
 
@@ -174,12 +176,12 @@ def test_a_record_is_refused_and_counted_that_has(keeper: Keeper, asha: Signer, 
 
 
 def test_what_has_expired_is_no_trouble_and_not_believed(keeper: Keeper, asha: Signer) -> None:
-    assert not keeper.validate(signed(asha, PROGRESS.key(RUN_ID), progress(), -1.0))
+    assert not keeper.validate(signed(asha, PROGRESS.key(NAMES), progress(), -1.0))
     assert not keeper.refused()
 
 
 def test_a_node_of_no_run_takes_nothing(asha: Signer) -> None:
-    assert not Keeper(asha).validate(signed(asha, PROGRESS.key(""), progress(run_id=""), 15.0))
+    assert not Keeper(asha).validate(signed(asha, PROGRESS.key(Names("")), progress(run_id=""), 15.0))
 
 
 # What is kept
@@ -248,7 +250,7 @@ def test_nothing_is_kept_of_a_value_without_an_owner_a_question_or_a_record_that
 def test_of_an_answer_what_is_valid_is_believed_and_nothing_that_it_says_of_itself(
     keeper: Keeper, asha: Signer
 ) -> None:
-    good = signed(asha, PROGRESS.key(RUN_ID), progress(), 15.0)
+    good = signed(asha, PROGRESS.key(NAMES), progress(), 15.0)
     answer = DictionaryDHTValue()
     answer.data.update({b"%d" % number: (b"\xc1", good.expiration_time) for number in range(5)})
     answer.data[asha.subkey] = (good.value, good.expiration_time)

@@ -29,6 +29,7 @@ from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS
+from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer, author
 from tests.swarm.harness import RUN_ID as RUN
@@ -101,7 +102,7 @@ def test_a_record_that_comes_again_is_verified_once_and_a_changed_one_anew(
     monkeypatch.setattr(RSAPublicKey, "verify", counted)
     signer = Signer(Identity(tmp_path / "a.key"))
     validator, value = Keeper(signer, RUN), MSGPackSerializer.dumps(contribution(name="abc").model_dump())
-    key, subkey = DHTID.generate(CONTRIBUTIONS.key(RUN)).to_bytes(), MSGPackSerializer.dumps(signer.subkey)
+    key, subkey = DHTID.generate(CONTRIBUTIONS.key(Names(RUN))).to_bytes(), MSGPackSerializer.dumps(signer.subkey)
     record = DHTRecord(key, subkey, value, get_dht_time() + 60.0)
     signed = replace(record, value=validator.sign_value(record))
     assert [validator.validate(signed) for _ in range(3)] == [True] * 3
