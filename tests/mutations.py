@@ -386,8 +386,8 @@ MUTATIONS = (
     Mutation(
         "the organizer's word does not count while rounds with it fail",
         "swarm/directory/tracker.py",
-        "self.shunned() - {self.belief.organizer}",
-        "self.shunned()",
+        "self.suspicion.backed_off() - {self.belief.organizer}",
+        "self.suspicion.backed_off()",
         "tests/swarm/directory/test_tracker.py -k its_word_counts",
     ),
     Mutation(

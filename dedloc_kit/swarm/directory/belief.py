@@ -130,11 +130,11 @@ class Belief:
             holders = Counter(_position(progress) for progress in able.values())
             enough = [p for p, count in holders.items() if count >= HOLDERS and p.step >= least]
             return max(enough, key=lambda position: (holders[position], position), default=START)
-        companions = {peer: _position(able[peer]) for peer in counting & able.keys()}
-        for step in sorted({position.step for position in companions.values()}, reverse=True):
-            if self.proves([peer for peer, position in companions.items() if position.step >= step], now):
+        members = {peer: _position(able[peer]) for peer in counting & able.keys()}
+        for step in sorted({position.step for position in members.values()}, reverse=True):
+            if self.proves([peer for peer, position in members.items() if position.step >= step], now):
                 weights: Counter[Position] = Counter()
-                for peer, position in companions.items():
+                for peer, position in members.items():
                     weights[position] += self.weight(peer) if position.step == step else 0
                 return max(weights, key=lambda position: (weights[position], position))
         return START

@@ -8,16 +8,16 @@ and volunteers behind firewalls. Ours counts real samples of every peer.
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Notice, Progress
+from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.bootstrap import avoid
 from dedloc_kit.swarm.network.connections import Connections
@@ -43,7 +43,6 @@ time it must stay below what a record lives, or peers would seem to be gone."""
 DHT_TIMEOUT = 10.0
 STORE_SECONDS = 1.0
 """For so long a report is waited for: those who answer have it long before those who do not are given up."""
-LONGEST_SUSPICION = 600.0
 
 
 class Tracker(threading.Thread):
@@ -78,14 +77,11 @@ class Tracker(threading.Thread):
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._mine: Progress | None = None
-        self._dirty = self._speaking = False
+        self._dirty = self._report_now = False
         self._period = 0.0
         self._others: dict[str, Progress] = {}
         self._left: frozenset[str] = frozenset()
-        self._suspects: dict[str, float] = {}
-        self._shunned: dict[str, float] = {}
-        self._offences: Counter[str] = Counter()
-        self._refuses: Callable[[str], bool] = lambda _: False
+        self.suspicion = Suspicion(lambda: self._others)
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
         self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)
@@ -98,8 +94,8 @@ class Tracker(threading.Thread):
         """
         with self._lock:
             before, self._mine = self._mine, mine
-            news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._speaking
-            self._speaking = False
+            news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
+            self._report_now = False
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
             self._period = period + min(MOST_SECONDS, SECONDS_PER_PEER * len(self._others))
         if news:
@@ -109,10 +105,10 @@ class Tracker(threading.Thread):
         """Look at the DHT so often (seconds) without reporting anything: for who takes no part."""
         self._period = period
 
-    def speak(self) -> None:
+    def report_now(self) -> None:
         """Tell the next report at once, and look what the others say: after a round that came to nothing nobody knows
         how many samples there are, and some may think that this peer is gone."""
-        self._speaking = True
+        self._report_now = True
 
     def others(self) -> dict[str, Progress]:
         """Everyone else who is alive and not under suspicion, by peer id.
@@ -120,27 +116,24 @@ class Tracker(threading.Thread):
         The organizer counts whenever it speaks, also while rounds with it fail again and again: what it says is how
         this peer knows how far the swarm is.
         """
-        shunned = self.shunned() - {self.belief.organizer}
+        backed_off = self.suspicion.backed_off() - {self.belief.organizer}
         with self._lock:
             return {
                 peer: progress
                 for peer, progress in self._others.items()
-                if _alive(progress)
-                and not self._refuses(peer)
-                and self._suspects.get(peer, 0.0) < progress.time
-                and peer not in shunned
+                if _alive(progress) and self.suspicion.counts(peer, progress.time) and peer not in backed_off
             }
 
     def gone(self, peers: Collection[str]) -> frozenset[str]:
         """Those of these peers that said that they leave, or were sent away; whose records lapsed may only be slow to
         report."""
         with self._lock:
-            return frozenset(peer for peer in peers if peer in self._left or self._refuses(peer))
+            return frozenset(peer for peer in peers if peer in self._left or self.suspicion.refuses(peer))
 
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
         with self._lock:
-            return any(_alive(progress) for peer, progress in self._others.items() if not self._refuses(peer))
+            return any(_alive(v) for p, v in self._others.items() if not self.suspicion.refuses(p))
 
     def alone(self) -> bool:
         """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
@@ -175,43 +168,9 @@ class Tracker(threading.Thread):
         """What this peer last reported; none before the first time."""
         return self._mine
 
-    def suspect(self, peers: Collection[str], since: float = 0.0) -> None:
-        """Do not count these peers until they speak again; whoever does this repeatedly, for longer and longer.
-
-        :param since: when they failed (DHT time): what they said before may come only now
-        """
-        self.doubt(peers, since)
-        with self._lock:
-            for peer in peers:
-                self._offences[peer] += 1
-                if self._offences[peer] > 2:
-                    shunned = min(LONGEST_SUSPICION, 2.0 ** self._offences[peer])
-                    self._shunned[peer] = time.monotonic() + shunned
-
-    def doubt(self, peers: Collection[str], since: float = 0.0) -> None:
-        """Do not count these peers until they speak again: others say that they have failed."""
-        with self._lock:
-            self._suspects |= {peer: max(since, self._others[peer].time) for peer in peers if peer in self._others}
-
     def avoid(self, peers: Collection[str]) -> None:
         """They have just fallen silent: for the next seconds the directory does not ask them, nor wait for them."""
         avoid(self._dht, peers)
-
-    def refuse(self, notice: Notice) -> None:
-        """Do not count those any more whom the organizer has sent away. Who was before and is not now may come back."""
-        self._refuses = notice.refuses
-
-    def trust(self, peers: Collection[str]) -> None:
-        """A round with these peers went well."""
-        with self._lock:
-            for peer in peers:
-                self._offences.pop(peer, None)
-
-    def shunned(self) -> frozenset[str]:
-        """Peers whose rounds failed again and again."""
-        now = time.monotonic()
-        with self._lock:
-            return frozenset(peer for peer, end in self._shunned.items() if end > now)
 
     def look(self) -> None:
         """Fetch everyone's progress now."""
@@ -228,7 +187,7 @@ class Tracker(threading.Thread):
             self._others, self._left = others, left
         now = float(get_dht_time())
         self._note(now)
-        alive = {peer for peer, progress in others.items() if _alive(progress) and not self._refuses(peer)}
+        alive = {p for p, progress in others.items() if _alive(progress) and not self.suspicion.refuses(p)}
         self.belief.see(alive, now)
         self._doubt_claims()
 

@@ -148,7 +148,7 @@ class Membership(threading.Thread):
         gate.follow(gate.token, notice)
         self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
         self._tell_others(gate)
-        self._tracker.refuse(notice)
+        self._tracker.suspicion.refuse(notice)
         if notice.refuses(self._signer.peer):
             self._ask()  # why
             self._give_up(explained("kicked"))

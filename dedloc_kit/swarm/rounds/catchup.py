@@ -83,11 +83,11 @@ class CatchUp:
     def _drifted(self) -> bool:
         """Does the organizer, which took the same rounds, hold other parameters? In its absence, do most peers, and
         those who brought most of the samples?"""
-        mates, belief = self._tracker.at(*self._state.position), self._tracker.belief
-        different = {peer for peer, progress in mates.items() if self._state.differs(progress.sketch)}
-        if belief.organizer in mates:
+        in_sync, belief = self._tracker.at(*self._state.position), self._tracker.belief
+        different = {peer for peer, progress in in_sync.items() if self._state.differs(progress.sketch)}
+        if belief.organizer in in_sync:
             return belief.organizer in different
-        return 2 * len(different) > len(mates) and self._tracker.proves(different)
+        return 2 * len(different) > len(in_sync) and self._tracker.proves(different)
 
     # Averages that we missed
 
@@ -166,8 +166,8 @@ class CatchUp:
             if certain or witnesses.verdict == "unproven":
                 # What they say of a newer state must not hold us up for ever. But without the organizer's word we would
                 # not even know that there is one: however often it fails over a bad line, it counts when it speaks.
-                self._tracker.suspect(set(donors) - {self._tracker.belief.organizer})
-                self._tracker.doubt(donors)
+                self._tracker.suspicion.suspect(set(donors) - {self._tracker.belief.organizer})
+                self._tracker.suspicion.doubt(donors)
             return witnesses.verdict
         metadata, tensors = found
         try:
@@ -192,7 +192,7 @@ class CatchUp:
         """These donors have sent a state that is wrong: one of them, or all."""
         if len(donors) == 1:
             self._liars.update(donors)
-            self._tracker.suspect(donors)
+            self._tracker.suspicion.suspect(donors)
         self._one_by_one = True
 
     def _donors(self, wanted: Position) -> list[str]:

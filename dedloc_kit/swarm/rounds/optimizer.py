@@ -228,12 +228,12 @@ class CollaborativeOptimizer:
                 self._advance()
                 while self._rounds.begun and not self._stop.wait(BUSY_SECONDS):
                     self._advance()
-            while self._piled_up() and not self._stop.wait(BUSY_SECONDS):
+            while self._backlog_full() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
                     self._advance()
         self._replica.refresh()
 
-    def _piled_up(self) -> bool:
+    def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
         return self._error is None and 2 * self.gradients.samples > MOST_BATCHES * self.run.global_batch
 
@@ -303,7 +303,7 @@ class CollaborativeOptimizer:
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
-        self._rounds.companions = frozenset(contributions)
+        self._rounds.last_members = frozenset(contributions)
         self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm

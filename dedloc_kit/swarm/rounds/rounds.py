@@ -57,6 +57,7 @@ class Rounds:
         self._run, self._state, self._gradients, self._averager = run, state, gradients, averager
         self._tracker, self._signer, self._follower = tracker, signer, follower
         self._session, self._name, self._warn, self._troubles = session, name, warn, troubles
+        self._suspicion = tracker.suspicion
         self._pace = Pace()
         self._gathering: Gathering | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
@@ -65,7 +66,7 @@ class Rounds:
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
-        self.companions: frozenset[str] = frozenset()
+        self.last_members: frozenset[str] = frozenset()
         """Who contributed to the global step whose parameters this peer holds."""
 
     @property
@@ -90,7 +91,7 @@ class Rounds:
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
-        return self.samples + sum(progress.samples for progress in self._mates().values())
+        return self.samples + sum(progress.samples for progress in self._in_sync().values())
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
@@ -105,12 +106,12 @@ class Rounds:
         now = get_dht_time()
         untold = sum(
             progress.samples_per_second * min(LONGEST_PERIOD, max(0.0, now - progress.time))
-            for progress in self._mates().values()
+            for progress in self._in_sync().values()
         )
         return self._seconds_for(self._run.global_batch - self.swarm_samples() - untold, samples_per_second)
 
     def _seconds_for(self, samples: float, samples_per_second: float) -> float:
-        rate = samples_per_second + sum(progress.samples_per_second for progress in self._mates().values())
+        rate = samples_per_second + sum(progress.samples_per_second for progress in self._in_sync().values())
         return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
 
     def look_period(self, samples_per_second: float) -> float:
@@ -144,7 +145,7 @@ class Rounds:
             ),
             expected=expected,
             window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
-            unwelcome=self._tracker.shunned(),
+            unwelcome=self._suspicion.backed_off(),
         )
         return None
 
@@ -182,10 +183,10 @@ class Rounds:
         if dropped:
             self._warn(f"{dropped} samples were computed on parameters that are too old; dropped")
 
-    def _mates(self) -> dict[str, Progress]:
+    def _in_sync(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
-        mates, shunned = self._tracker.at(*self._state.position), self._tracker.shunned()
-        return {peer: progress for peer, progress in mates.items() if peer not in shunned}
+        in_sync, backed_off = self._tracker.at(*self._state.position), self._suspicion.backed_off()
+        return {peer: progress for peer, progress in in_sync.items() if peer not in backed_off}
 
     def _expected(self) -> dict[str, Progress]:
         """Who has to come to the next round.
@@ -194,9 +195,9 @@ class Rounds:
         waits.
         """
         others = self._tracker.others()
-        before, able = self._state.step - 1, self.companions & others.keys() - self._tracker.shunned()
+        before, able = self._state.step - 1, self.last_members & others.keys() - self._suspicion.backed_off()
         late = {peer: others[peer] for peer in able if others[peer].step == before}
-        return self._averager.grouping.expected(self._mates(), late)
+        return self._averager.grouping.expected(self._in_sync(), late)
 
     def _watch_the_batch(self) -> None:
         if self.swarm_samples() < self._run.global_batch:
@@ -217,7 +218,7 @@ class Rounds:
             if members >= self._awaited:  # otherwise it is the window that it took
                 self._pace.gathered(gathering.seconds(), self.gather_seconds)
             contribution = self._contribution()
-            boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
+            boundary = max((progress.boundary_seconds for progress in self._in_sync().values()), default=0.0)
             self._begun = True
             self._averager.begin(
                 gathering,
@@ -263,18 +264,18 @@ class Rounds:
             outcome = Round("failed", detail=repr(error)[:200])
         members = gathering.gathered()
         if members is not None:
-            self._tracker.suspect(self._awaited - members)
+            self._suspicion.suspect(self._awaited - members)
         match outcome.outcome:
             case "complete":
                 self._pace.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
-                self._tracker.trust(outcome.contributions)
+                self._suspicion.trust(outcome.contributions)
                 return outcome
             case "refused":
                 # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
-                self._tracker.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
-                self._tracker.speak()
+                self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+                self._tracker.report_now()
             case "failed":
                 self._failed(outcome, begun)
         return None
@@ -287,7 +288,7 @@ class Rounds:
         self._troubles.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
             self._gradients.doubt(outcome.id)
-        self._tracker.suspect(outcome.culprits, outcome.ended)
-        self._tracker.doubt(outcome.named - outcome.culprits, outcome.ended)
+        self._suspicion.suspect(outcome.culprits, outcome.ended)
+        self._suspicion.doubt(outcome.named - outcome.culprits, outcome.ended)
         self._tracker.avoid(outcome.named | outcome.culprits)
-        self._tracker.speak()
+        self._tracker.report_now()

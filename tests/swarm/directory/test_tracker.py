@@ -101,7 +101,7 @@ def test_after_a_round_that_came_to_nothing_peers_tell_each_other_their_samples_
     me.start()
     wait_until(lambda: [p.samples for p in me.others().values()] == [1], "the other one is not seen")
     for peer, samples in ((other, 3), (me, 4)):
-        peer.speak()
+        peer.report_now()
         peer.report(says(samples), period=600.0)
         wait_until(partial(_told, dht, samples), "it does not say it")
     wait_until(lambda: [p.samples for p in me.others().values()] == [3], "it does not look")
@@ -129,13 +129,13 @@ def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of
     assert f"claims {MOST_BATCHES * batch + 1} samples" in told[0]
 
 
-def test_a_peer_that_failed_again_and_again_is_shunned_and_one_that_is_only_doubted_counts_when_it_speaks(
+def test_a_peer_that_failed_again_and_again_is_backed_off_and_one_that_is_only_doubted_counts_when_it_speaks(
     tmp_path: Path,
 ) -> None:
     dht: Any = Spotty()
     mine, other = (Signer(Identity(tmp_path / name)) for name in ("mine", "other"))
     me = a_tracker(dht, mine)
-    for failing, back in ((me.doubt, True), (me.suspect, False)):
+    for failing, back in ((me.suspicion.doubt, True), (me.suspicion.suspect, False)):
         for _ in range(3):
             says(dht, other)
             me.look()
@@ -153,11 +153,11 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
     for _ in range(4):
         says(dht, organizer)
         me.look()
-        me.suspect({organizer.peer})
+        me.suspicion.suspect({organizer.peer})
     assert not me.others(), "not what it said before"
     says(dht, organizer)
     me.look()
-    assert me.others().keys() == me.shunned() == {organizer.peer}
+    assert me.others().keys() == me.suspicion.backed_off() == {organizer.peer}
 
 
 def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(

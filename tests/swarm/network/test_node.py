@@ -218,14 +218,14 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
         wait_until(lambda: other.peer in mine.others(), "the other's progress did not arrive")
         assert mine.others()[other.peer].samples == 3
 
-        mine.suspect({other.peer})
+        mine.suspicion.suspect({other.peer})
         assert other.peer not in mine.others()
         assert mine.anyone(), "it is still alive"
         theirs.report(progress(run_id=RUN, samples=4), 0.1)
         wait_until(lambda: other.peer in mine.others(), "who speaks again is counted again")
 
         failed = get_dht_time() + 1.0
-        mine.suspect({other.peer}, since=failed)
+        mine.suspicion.suspect({other.peer}, since=failed)
         for samples in range(5, 15):
             theirs.report(progress(run_id=RUN, samples=samples), 0.1)
             time.sleep(0.05)

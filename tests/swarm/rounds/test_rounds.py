@@ -140,7 +140,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     me = Peer(tmp_path)
     receipt = Receipt(step=1, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
     me.state.apply(torch.zeros(me.state.layout.size), receipt)
-    me.rounds.companions = frozenset([me.other.peer] if took_part else [])
+    me.rounds.last_members = frozenset([me.other.peer] if took_part else [])
     me.hear(0, time=get_dht_time())
     me.gradients.add(1.0, 10, 1)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"
