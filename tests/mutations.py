@@ -162,8 +162,8 @@ MUTATIONS = (
     Mutation(
         "a body may be of any length",
         "dashboard/http/limits.py",
-        "else MOST_SENT",
-        "else 10**12",
+        "> MOST_SENT:",
+        "> 10**12:",
         "tests/dashboard/http/test_limits.py",
     ),
     Mutation(
