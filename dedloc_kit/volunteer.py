@@ -83,7 +83,7 @@ def volunteer(
         compute = Compute(
             replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
         )
-        seed = seed_of(run.run_id, me.signer.peer, me.session)
+        seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
         with Prefetch(me.task.batches(size or largest_microbatch(run), seed, of_data), size=4) as batches:
             microbatches = Microbatches(batches)

@@ -147,6 +147,55 @@ def test_one_module_alone_writes_to_the_terminal(path: Path) -> None:
     assert bool(terminal_writes(source)) == (path == PACKAGE / "display" / "console.py")
 
 
+MAX_PARAMETERS = 8
+"""Of a constructor: facts that travel together are one record."""
+PLAIN = {"str", "int", "float", "bool", "bytes", "tuple", "None"}
+# Rewritten as services: to be taken out with the step that does it.
+TOO_MANY_FOR_NOW = {"ExactAllReduce", "Search"}
+
+
+def crowded_constructors(source: str) -> set[str]:
+    """Classes whose constructor takes more than that: what `__init__` names, or what a dataclass has to be given.
+
+    A dataclass of nothing but plain values is a record. So is a pydantic model: it checks what comes from elsewhere.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        counts = [
+            len([*item.args.posonlyargs, *item.args.args, *item.args.kwonlyargs]) - 1
+            for item in node.body
+            if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+        ]
+        if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+            fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            names = {name.id for f in fields for name in ast.walk(f.annotation) if isinstance(name, ast.Name)}
+            counts += [sum(field.value is None for field in fields)] if names - PLAIN else []
+        if max(counts, default=0) > MAX_PARAMETERS:
+            found.add(node.name)
+    return found
+
+
+def test_no_constructor_takes_more_than_eight_parameters() -> None:
+    found = set().union(*(crowded_constructors(path.read_text(encoding="utf-8")) for path in modules()))
+    assert found == TOO_MANY_FOR_NOW
+
+
+@pytest.mark.parametrize(
+    ("body", "crowded"),
+    [
+        ("def __init__(self, a, b, c, d, e, f, g, *, h): ...", False),
+        ("def __init__(self, a, b, c, d, e, f, g, *, h, i=1): ...", True),
+        ("\n ".join(f"{name}: str" for name in "abcdefghi"), False),
+        ("\n ".join(f"{name}: Node" for name in "abcdefghi"), True),
+        ("\n ".join(f"{name}: Node" for name in "abcdefgh") + "\n i: Node = none", False),
+    ],
+)
+def test_the_check_counts_what_a_constructor_takes(body: str, crowded: bool) -> None:
+    assert crowded_constructors(f"@dataclass(frozen=True)\nclass A:\n {body}") == ({"A"} if crowded else set())
+
+
 def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
     assert loaded_by("import dedloc_kit") - loaded_by("pass") == {"dedloc_kit", "__future__"}
 

@@ -13,14 +13,18 @@ import torch
 from dedloc_kit.access.office import Office
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.membership.admission import Admission, serve
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership
 from dedloc_kit.swarm.network.bootstrap import addresses_of, hosts_of
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer, StepListener
+from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 from dedloc_kit.training.gradients import Gradients
@@ -39,10 +43,7 @@ class SwarmPeer:
     replica: Replica | None
     """The model that a volunteer trains; a follower has none."""
     device: torch.device
-    device_name: str
-    addresses: tuple[str, ...]
-    """Where others reach this peer; empty in client mode."""
-    session: str
+    profile: Profile
     signer: Signer
     dht: Node
     optimizer: CollaborativeOptimizer
@@ -50,7 +51,7 @@ class SwarmPeer:
     @property
     def port(self) -> int:
         """The swarm's port of this machine; 0 in client mode."""
-        return int(self.addresses[0].split("/")[4]) if self.addresses else 0
+        return int(self.profile.addresses[0].split("/")[4]) if self.profile.addresses else 0
 
     def reachable(self) -> dict[str, tuple[str, ...]]:
         """Addresses of the others who are here and were met there, by peer id."""
@@ -67,10 +68,10 @@ class SwarmPeer:
         return Joined(
             run_id=self.optimizer.run.run_id,
             peer=self.signer.peer,
-            session=self.session,
-            addresses=self.addresses,
+            session=self.profile.session,
+            addresses=self.profile.addresses,
             step=self.optimizer.step,
-            device=self.device_name,
+            device=self.profile.device,
             parameters=self.optimizer.state.layout.size,
         )
 
@@ -121,41 +122,43 @@ def connected(
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         replica = None if follower else Replica(state, device)
-        session, addresses = secrets.token_hex(8), addresses_of(dht)
-        optimizer = CollaborativeOptimizer(
-            state,
-            replica,
-            _gradients(run, task, state, replica),
-            run=run,
-            dht=dht,
-            signer=signer,
-            belief=Belief(signer.peer, gate.organizer, lambda: gate.notice),
-            session=session,
+        gradients = _gradients(run, task, state, replica)
+        profile = Profile(
+            session=secrets.token_hex(8),
             name=peer.name,
             team=peer.team,
             device=describe_device(device),
-            addresses=addresses,
+            follower=follower,
+            client_mode=dht.client_mode,
+            addresses=addresses_of(dht),
+            reached="".join(dht.reach.words),
             listed=peer.listed,
-            known=initial_peers,
-            last_step=peer.last_step(run),
-            stop=stop,
-            on_step=on_step,
-            on_loading=on_loading,
-            warn=warn,
         )
+        averager = GradientAverager(
+            state.layout,
+            dht=dht,
+            signer=signer,
+            run=run,
+            current_state=state.for_newcomer,
+            current_info=lambda: state.info,
+        )
+        belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
+        tracker = Tracker(dht, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn), belief)
+        caller = Caller(stop, peer.last_step(run), on_step, on_loading, warn)
+        optimizer = CollaborativeOptimizer(state, replica, gradients, averager, tracker, signer, profile, caller)
         membership = Membership(
             dht,
             entry.identity,
             signer,
-            optimizer.tracker,
-            tell=optimizer.averager.follow,
+            tracker,
+            tell=averager.follow,
             office=office,
             give_up=optimizer.give_up,
             warn=warn,
         )
         membership.start()
         try:
-            yield SwarmPeer(task, replica, device, describe_device(device), addresses, session, signer, dht, optimizer)
+            yield SwarmPeer(task, replica, device, profile, signer, dht, optimizer)
         finally:
             membership.stop()
             optimizer.leave()

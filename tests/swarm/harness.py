@@ -15,6 +15,7 @@ from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.records import Invitation, Notice, Progress
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
@@ -181,6 +182,11 @@ def gate_of(identity: Identity, run_id: str = RUN_ID, organizer: str = "") -> Ga
 def belief(me: str = "me", organizer: str = "organizer", **said: Any) -> Belief:
     """What a peer believes that has heard nothing, or this in a notice."""
     return Belief(me, organizer, lambda: Notice(run_id=RUN_ID, time=0.0, **said))
+
+
+def profile() -> Profile:
+    """Of a volunteer that others can reach."""
+    return Profile("ab", "x", "", "CPU", follower=False, client_mode=False, addresses=(), reached="", listed=False)
 
 
 def progress(**values: Any) -> Progress:

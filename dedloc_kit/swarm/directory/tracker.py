@@ -67,7 +67,7 @@ class Tracker(threading.Thread):
         super().__init__(name="tracker", daemon=True)
         self._dht, self._signer, self._warn = dht, signer, warn
         self._global_batch = global_batch
-        self.reject, self.belief = troubles.reject, belief
+        self.troubles, self.reject, self.belief = troubles, troubles.reject, belief
         self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=troubles.reject, check=self._check, seconds=TIME_TO_LIVE
@@ -167,6 +167,10 @@ class Tracker(threading.Thread):
     def mine(self) -> Progress | None:
         """What this peer last reported; none before the first time."""
         return self._mine
+
+    def has_node(self) -> bool:
+        """Does the directory's process still run?"""
+        return bool(self._dht.is_alive())
 
     def avoid(self, peers: Collection[str]) -> None:
         """They have just fallen silent: for the next seconds the directory does not ask them, nor wait for them."""

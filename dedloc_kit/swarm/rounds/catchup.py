@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
-from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.compression import decode_all
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -38,14 +37,13 @@ class CatchUp:
         state: TrainingState,
         averager: GradientAverager,
         tracker: Tracker,
-        run: RunConfig,
         signer: Signer,
         stop: threading.Event,
         on_loading: Callable[[int, int], None],
         warn: Callable[[str], None],
     ) -> None:
         self._state, self._averager, self._tracker = state, averager, tracker
-        self._run, self._signer, self._stop = run, signer, stop
+        self._run, self._signer, self._stop = state.run, signer, stop
         self._on_loading, self._warn = on_loading, warn
         self._liars: set[str] = set()
         # Since a state was wrong, and it could be any of its donors; or the swarm was faster than its witnesses answer,

@@ -8,20 +8,18 @@ global step old). In exact training, without overlap, a volunteer waits for each
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
-from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.group import Round
-from dedloc_kit.swarm.directory.belief import Belief
+from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.incidents import Troubles
-from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.receipts import global_step
@@ -38,20 +36,30 @@ IDLES_PER_LOOK = 4
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Whoever runs this peer: what it wants, and how it is told."""
+
+    stop: threading.Event
+    """Set when this peer is to leave: it ends the waiting for a round or for a donor of the state."""
+    last_step: int
+    """No round is begun after this global step."""
+    on_step: StepListener
+    """Told about every global step that this peer took, in the background thread."""
+    on_loading: Callable[[int, int], None]
+    """Told how many bytes of the state have arrived, and of how many."""
+    warn: Callable[[str], None]
+    """Told in plain words about what went wrong and was dealt with."""
+
+
 class CollaborativeOptimizer:
     """One peer's part in the run. A volunteer calls `accumulate` after each backward pass, then `boundary`.
 
     :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
         every step: how the coordinator holds the state
     :param gradients: takes what this peer computes and says how much that is
-    :param belief: judges how far the swarm is
-    :param session: hexadecimal name of this session; contributions of one session count up
-    :param known: addresses of peers to look for
-    :param last_step: no round is begun after this global step
-    :param stop: set when this peer is to leave: it ends the waiting for a round or for a donor of the state
-    :param on_step: told about every global step that this peer took, in the background thread
-    :param on_loading: told how many bytes of the state have arrived, and of how many
-    :param warn: told in plain words about what went wrong and was dealt with
+    :param averager: ends with this
+    :param tracker: begins and ends with this
     """
 
     def __init__(
@@ -59,33 +67,18 @@ class CollaborativeOptimizer:
         state: TrainingState,
         replica: Replica | None,
         gradients: Gradients,
-        *,
-        run: RunConfig,
-        dht: Node,
+        averager: GradientAverager,
+        tracker: Tracker,
         signer: Signer,
-        belief: Belief,
-        session: str,
-        name: str,
-        team: str,
-        device: str,
-        addresses: tuple[str, ...],
-        listed: bool,
-        known: Sequence[str],
-        last_step: int,
-        stop: threading.Event,
-        on_step: StepListener,
-        on_loading: Callable[[int, int], None],
-        warn: Callable[[str], None],
+        profile: Profile,
+        caller: Caller,
     ) -> None:
-        self.run, self.state, self._replica = run, state, replica
-        self._dht, self._client_mode = dht, dht.client_mode
-        self._name, self._team, self._device = name, team, device
-        self._addresses, self._listed, self._reached = addresses, listed, "".join(dht.reach.words)
-        self._stop, self._on_step = stop, on_step
-        self.last_step = last_step
+        self.run, self.state, self._replica, self.gradients = state.run, state, replica, gradients
+        self.averager, self.tracker, self._profile = averager, tracker, profile
+        self._stop, self._on_step = caller.stop, caller.on_step
+        self.last_step = caller.last_step
         """No round is begun after it; may change at any time."""
-        self._overlap = run.averaging.overlap
-        self.gradients = gradients
+        self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
         self._stepped = 0.0  # when the last global step was done; 0 if this peer was not there
@@ -96,31 +89,8 @@ class CollaborativeOptimizer:
         """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
         self.instructions: Instructions | None = None
         """Told to the others; volunteers do what the coordinator says here."""
-        self.averager = GradientAverager(
-            state.layout,
-            dht=dht,
-            signer=signer,
-            run=run,
-            current_state=state.for_newcomer,
-            current_info=lambda: state.info,
-        )
-        self.troubles = Troubles(warn)
-        """What went wrong in the swarm, as far as this peer saw it."""
-        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles, belief)
-        self._rounds = Rounds(
-            run,
-            state,
-            gradients,
-            self.averager,
-            self.tracker,
-            signer,
-            follower=replica is None,
-            session=session,
-            name=name,
-            warn=warn,
-            troubles=self.troubles,
-        )
-        self._catch_up = CatchUp(state, self.averager, self.tracker, run, signer, stop, on_loading, warn)
+        self._rounds = Rounds(state, gradients, averager, tracker, signer, profile, caller.warn)
+        self._catch_up = CatchUp(state, averager, tracker, signer, caller.stop, caller.on_loading, caller.warn)
 
     # Joining and leaving
 
@@ -263,7 +233,7 @@ class CollaborativeOptimizer:
 
     def _advance(self) -> None:
         """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
-        if not (self.averager.is_alive() and self._dht.is_alive()):
+        if not (self.averager.is_alive() and self.tracker.has_node()):
             raise RuntimeError("a background process of the swarm has died")
         self._report()
         complete: Round | None = None
@@ -319,7 +289,7 @@ class CollaborativeOptimizer:
         self._report()
 
     def _report(self) -> None:
-        files, unreadable_files, bad_rows = self.left_out
+        me, (files, unreadable_files, bad_rows) = self._profile, self.left_out
         self.tracker.report(
             Progress(
                 run_id=self.run.run_id,
@@ -329,15 +299,15 @@ class CollaborativeOptimizer:
                 samples_per_second=min(1e9, self.samples_per_second),
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
-                follower=self._replica is None,
+                follower=me.follower,
                 instructions=self.instructions,
-                client_mode=self._client_mode,
-                addresses=self._addresses,
-                reached=self._reached,
-                listed=self._listed,
-                device=self._device,
-                name=self._name,
-                team=self._team,
+                client_mode=me.client_mode,
+                addresses=me.addresses,
+                reached=me.reached,
+                listed=me.listed,
+                device=me.device,
+                name=me.name,
+                team=me.team,
                 upload=self._rounds.upload,
                 files=files,
                 unreadable_files=unreadable_files,

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress
-from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.group import Gathering, Round
+from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.timing import Pace
 from dedloc_kit.training.gradients import Gradients
@@ -33,31 +32,22 @@ before, for each is work for all who are asked."""
 class Rounds:
     """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended.
 
-    :param follower: this peer contributes no samples
-    :param session: hexadecimal name of this session; contributions of one session count up
     :param warn: told in plain words about what went wrong and was dealt with
-    :param troubles: told about rounds that fail
     """
 
     def __init__(
         self,
-        run: RunConfig,
         state: TrainingState,
         gradients: Gradients,
         averager: GradientAverager,
         tracker: Tracker,
         signer: Signer,
-        *,
-        follower: bool,
-        session: str,
-        name: str,
+        profile: Profile,
         warn: Callable[[str], None],
-        troubles: Troubles,
     ) -> None:
-        self._run, self._state, self._gradients, self._averager = run, state, gradients, averager
-        self._tracker, self._signer, self._follower = tracker, signer, follower
-        self._session, self._name, self._warn, self._troubles = session, name, warn, troubles
-        self._suspicion = tracker.suspicion
+        self._run, self._state, self._gradients, self._averager = state.run, state, gradients, averager
+        self._tracker, self._suspicion, self._troubles = tracker, tracker.suspicion, tracker.troubles
+        self._signer, self._profile, self._warn = signer, profile, warn
         self._pace = Pace()
         self._gathering: Gathering | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
@@ -133,15 +123,15 @@ class Rounds:
             return None
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
-            alone = left == 0.0 and not self._averager.client_mode and self._tracker.alone()
+            alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        self._awaited = frozenset(expected)
+        self._awaited, after = frozenset(expected), self._state.round
         self._averager.bandwidth = self._pace.bandwidth
         self._gathering = self._averager.gather(
             step=self._state.step + 1,
-            after=self._state.round,
+            after=after,
             leaders=self._averager.grouping.leaders(
-                self._state.round, self._signer.peer, self._follower, expected, self._averager.client_mode
+                after, self._signer.peer, self._profile.follower, expected, self._profile.client_mode
             ),
             expected=expected,
             window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
@@ -236,11 +226,11 @@ class Rounds:
         return Contribution(
             run_id=self._run.run_id,
             step=self._state.step + 1,
-            session=self._session,
+            session=self._profile.session,
             samples=self._gradients.outgoing_samples,
             session_samples=self._gradients.counted_samples + self._gradients.outgoing_samples,
             loss=self._gradients.outgoing_loss,
-            name=self._name,
+            name=self._profile.name,
             time=get_dht_time(),
         )
 

@@ -25,7 +25,7 @@ from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
 from tests.swarm.directory.test_directory import Plain
-from tests.swarm.harness import belief, progress, wait_until
+from tests.swarm.harness import belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 
 
@@ -67,19 +67,7 @@ class Peer:
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         troubles = Troubles(pytest.fail)
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles, belief(me.peer))
-        self.rounds = Rounds(
-            run,
-            state,
-            self.gradients,
-            as_averager,
-            self.tracker,
-            me,
-            follower=False,
-            session="ab",
-            name="x",
-            warn=pytest.fail,
-            troubles=troubles,
-        )
+        self.rounds = Rounds(state, self.gradients, as_averager, self.tracker, me, profile(), pytest.fail)
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""

@@ -1,0 +1,25 @@
+"""What a peer is throughout a session."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Facts about a peer that travel together: it tells them in its progress and its contributions."""
+
+    session: str
+    """Hexadecimal name of this session; contributions of one session count up."""
+    name: str
+    team: str
+    device: str
+    """In words."""
+    follower: bool
+    """It contributes no samples."""
+    client_mode: bool
+    """Nobody can reach it."""
+    addresses: tuple[str, ...]
+    """Where others reach it; empty in client mode."""
+    reached: str
+    """The organizer's signed word that it reached this peer there; see `Progress`."""
+    listed: bool
+    """Whether the addresses may stand in the public invitation."""
