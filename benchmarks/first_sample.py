@@ -21,7 +21,7 @@ from dedloc_kit.events import AnyEvent, Joined, LocalProgress, State, StepDone
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.supervisor import Notice, Supervisor
 from dedloc_kit.worker import Worker
@@ -120,8 +120,10 @@ def _mine(session: _Timed, step: StepDone) -> bool:
     return joined is not None and step.contributions.get(joined.peer, 0) > 0
 
 
-def _peer(folder: Path) -> PeerConfig:
-    return PeerConfig(folder=folder, name="coordinator", host="127.0.0.1", device="cpu", threads=1, evaluate_every=1000)
+def _peer(folder: Path) -> CoordinatorConfig:
+    return CoordinatorConfig(
+        folder=folder, name="coordinator", host="127.0.0.1", device="cpu", threads=1, evaluate_every=1000
+    )
 
 
 def _settings(name: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from benchmarks.lib.task import simulated_run
 from dedloc_kit.coordinator import coordinator
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 from dedloc_kit.volunteer import volunteer
 
 JOINING_AT_ONCE = 4
@@ -106,7 +106,7 @@ def measure(peers: int, options: argparse.Namespace, port: int, folder: Path) ->
     run = simulated_run(f"scale-{peers}", int(options.parameters), options.microbatch_seconds, batch)
     with Swarm(folder) as swarm:
         swarm.forget_calls()
-        config = _config(folder, COORDINATOR, port)
+        config = CoordinatorConfig(**_settings(folder, COORDINATOR, port), evaluate_every=1_000_000)
         swarm.fork(COORDINATOR, lambda emit, stop: coordinator(run, config, emit, stop))
         started = swarm.wait_for("joined", 1, time.monotonic() + 120.0, COORDINATOR)
         if not started:
@@ -136,7 +136,7 @@ def _join(swarm: Swarm, run: RunConfig, addresses: tuple[str, ...], peers: int, 
         if free_memory() < options.spare_memory:
             print(f"      no more than {slot - 1} volunteers were started: the machine's memory is running out")
             break
-        config = _config(swarm.folder, slot, port, client_mode=options.clients)
+        config = PeerConfig(**_settings(swarm.folder, slot, port, client_mode=options.clients))
         swarm.fork(slot, lambda emit, stop, config=config: volunteer(invitation, config, emit, stop))  # type: ignore[misc]
         # One that does not get on must not hold up the others for ever.
         soon = min(deadline, time.monotonic() + 4 * options.seconds_per_join)
@@ -146,21 +146,20 @@ def _join(swarm: Swarm, run: RunConfig, addresses: tuple[str, ...], peers: int, 
     return joined
 
 
-def _config(folder: Path, slot: int, port: int, client_mode: bool = False) -> PeerConfig:
+def _settings(folder: Path, slot: int, port: int, client_mode: bool = False) -> dict[str, Any]:
     name = f"peer{slot}" if slot else "coordinator"
-    return PeerConfig(
-        folder=folder / name,
-        name=name,
-        host="127.0.0.1",
+    return {
+        "folder": folder / name,
+        "name": name,
+        "host": "127.0.0.1",
         # Ports that many peers look for at the same moment may be given twice; here they are ours alone.
-        port=port + slot if has_own_loopback() and not client_mode else 0,
-        device="cpu",
-        threads=1,
-        microbatch=1,
-        task_module="benchmarks.lib.task",
-        client_mode=client_mode,  # so many on one host may not all ask whether they can be reached
-        evaluate_every=1_000_000,
-    )
+        "port": port + slot if has_own_loopback() and not client_mode else 0,
+        "device": "cpu",
+        "threads": 1,
+        "microbatch": 1,
+        "task_module": "benchmarks.lib.task",
+        "client_mode": client_mode,  # so many on one host may not all ask whether they can be reached
+    }
 
 
 def _row(

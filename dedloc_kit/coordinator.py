@@ -24,7 +24,7 @@ from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, GlobalStep, Instructions, Progress
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
-from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
 from dedloc_kit.steering.orders import OrdersInForce
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -41,7 +41,9 @@ DISK_SECONDS = 5.0
 """How long to wait after the ledger could not be written."""
 
 
-def coordinator(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+def coordinator(
+    run: RunConfig, peer: CoordinatorConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
+) -> None:
     """Start the run, or resume it from the folder's newest checkpoint, and follow it until `stop` is set.
 
     Raises UserError if the folder, the port, the data or the task cannot be used.
@@ -94,7 +96,7 @@ class _Coordinator:
     def __init__(
         self,
         run: RunConfig,
-        peer: PeerConfig,
+        peer: CoordinatorConfig,
         me: SwarmPeer,
         done: queue.SimpleQueue[DoneStep],
         emit: Callable[[AnyEvent], None],

@@ -5,7 +5,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -240,31 +240,43 @@ class PeerConfig(Section):
     """Leave as soon as this global step is done."""
     export: Path | None = None
     """A safetensors file that receives the parameters when this peer leaves."""
-    evaluate_every: PositiveInt = 10
-    """Coordinator: global steps between two evaluations."""
-    checkpoint_every: PositiveInt = 1
-    """Coordinator: global steps between two checkpoints."""
-    keep_checkpoints: PositiveInt = 3
-    """Coordinator: how many of the newest checkpoints stay; the best one always does."""
-    resume: Path | None = None
-    """Coordinator: the training state to start from, unless the folder has a newer one; see `checkpoint.find`."""
-    hub: Annotated[str, Field(pattern=f"^{HUB_REPOSITORY}$")] | None = None
-    """Coordinator: the Hub repository `OWNER/NAME` that the model and the training state are pushed to."""
-    private: bool = False
-    """Coordinator: whether that repository is to be made private."""
-    push_every: PositiveInt = 50
-    """Coordinator: global steps between two pushes."""
-    regions: Path | None = None
-    """Coordinator: a database of countries; with it the live page shows how many volunteers there are in which."""
 
     @property
     def last_push_seconds(self) -> float:
-        """How long the last push may hold up a coordinator that leaves."""
-        return 120.0 if self.hub else 0.0
+        """How long a last push may hold up this peer when it leaves."""
+        return 0.0
 
     def last_step(self, run: RunConfig) -> int:
         """The global step after which this peer has nothing more to do."""
         return min(run.optimizer.total_steps, self.until_step or run.optimizer.total_steps)
+
+
+class CoordinatorConfig(PeerConfig):
+    """What the organizer's machine decides besides."""
+
+    evaluate_every: PositiveInt = 10
+    """Global steps between two evaluations."""
+    checkpoint_every: PositiveInt = 1
+    """Global steps between two checkpoints."""
+    keep_checkpoints: PositiveInt = 3
+    """How many of the newest checkpoints stay; the best one always does."""
+    resume: Path | None = None
+    """The training state to start from, unless the folder has a newer one; see `checkpoint.find`."""
+    hub: Annotated[str, Field(pattern=f"^{HUB_REPOSITORY}$")] | None = None
+    """The Hub repository `OWNER/NAME` that the model and the training state are pushed to."""
+    private: bool = False
+    """Whether that repository is to be made private."""
+    push_every: PositiveInt = 50
+    """Global steps between two pushes."""
+    regions: Path | None = None
+    """A database of countries; with it the live page shows how many volunteers there are in which."""
+
+    @property
+    def last_push_seconds(self) -> float:
+        return 120.0 if self.hub else 0.0
+
+
+P = TypeVar("P", bound=PeerConfig)
 
 
 def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
@@ -301,10 +313,19 @@ def parse_run(values: dict[str, Any]) -> RunConfig:
 
 def parse_peer(values: dict[str, Any]) -> PeerConfig:
     """Validate what one machine has decided; raises UserError with the key and the fix."""
+    return _parsed(PeerConfig, values)
+
+
+def parse_coordinator(values: dict[str, Any]) -> CoordinatorConfig:
+    """The same for the organizer's machine."""
+    return _parsed(CoordinatorConfig, values)
+
+
+def _parsed(kind: type[P], values: dict[str, Any]) -> P:
     try:
-        return PeerConfig.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(describe(error, PeerConfig)) from None
+        raise UserError(describe(error, kind)) from None
 
 
 def seed_of(*names: object) -> int:

@@ -31,7 +31,7 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 
 Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach"]
 NOT_WELCOME = 3
@@ -235,7 +235,8 @@ def _play(role: Role, starter: int) -> int:
             return 0  # whoever started us has changed its mind, or is gone
         job = json.loads(line)
         os.environ.update(job.get("environment", {}))
-        peer = PeerConfig.model_validate_json(json.dumps(job["peer"]))
+        config = CoordinatorConfig if role == "coordinator" else PeerConfig
+        peer = config.model_validate_json(json.dumps(job["peer"]))
         patience = LEAVE_SECONDS + peer.last_push_seconds
         threading.Thread(target=_leave_with_parent, args=(commands, starter, stop, patience), daemon=True).start()
         play(job, peer, emit, stop)
@@ -255,9 +256,13 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
     if role == "coordinator":
         from dedloc_kit.coordinator import coordinator
 
-        return lambda job, peer, emit, stop: coordinator(
-            RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop
-        )
+        def coordinate(
+            job: dict[str, Any], peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
+        ) -> None:
+            assert isinstance(peer, CoordinatorConfig)
+            coordinator(RunConfig.model_validate_json(json.dumps(job["run"])), peer, emit, stop)
+
+        return coordinate
 
     if role == "collector":
         from dedloc_kit.collector import collector

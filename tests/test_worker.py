@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.worker import KEPT_MEMORY, Worker, coordinator_job
 from tests.swarm.harness import Swarm, processes_of, wait_until
 from tests.tiny import tiny_run
@@ -45,7 +45,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 
 
 def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: Path) -> None:
-    peer = PeerConfig(folder=tmp_path, host="127.0.0.1", task_module="tests.tiny")
+    peer = CoordinatorConfig(folder=tmp_path, host="127.0.0.1", task_module="tests.tiny")
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, json.dumps(coordinator_job(tiny_run(), peer)), str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -84,7 +84,7 @@ def test_an_interrupt_of_the_starter_does_not_reach_the_worker(tmp_path: Path) -
 
 def test_what_a_worker_cannot_do_it_says_in_one_line(tmp_path: Path) -> None:
     events: list[AnyEvent] = []
-    peer = PeerConfig(folder=tmp_path / "peer", host="127.0.0.1")
+    peer = CoordinatorConfig(folder=tmp_path / "peer", host="127.0.0.1")
     worker = Worker("coordinator", coordinator_job(tiny_run(), peer), folder=tmp_path, on_event=events.append)
     assert worker.wait(60.0) == 2
     assert isinstance(events[-1], Failed)

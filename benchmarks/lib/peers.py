@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, P, PeerConfig, RunConfig
 from dedloc_kit.worker import KEPT_MEMORY, coordinator_job, volunteer_job
 
 _CHECKOUT = Path(__file__).parents[2]
@@ -171,7 +171,10 @@ def start_coordinator(
     run: RunConfig, folder: Path, *, prefix: Sequence[str] = (), host: str = "127.0.0.1", **settings: Any
 ) -> Peer:
     """Our coordinator; its event `joined` has the addresses for `invitation`."""
-    job = {"role": "coordinator", **coordinator_job(run, _config(folder, "coordinator", host, settings))}
+    job = {
+        "role": "coordinator",
+        **coordinator_job(run, _config(CoordinatorConfig, folder, "coordinator", host, settings)),
+    }
     return Peer("dedloc_kit.worker coordinator", job, name="coordinator", folder=folder, prefix=prefix)
 
 
@@ -186,13 +189,13 @@ def start_volunteer(
     **settings: Any,
 ) -> Peer:
     """One of our volunteers."""
-    job = {"role": "volunteer", **volunteer_job(invitation, _config(folder, name, host, settings))}
+    job = {"role": "volunteer", **volunteer_job(invitation, _config(PeerConfig, folder, name, host, settings))}
     return Peer("dedloc_kit.worker volunteer", job, name=name, folder=folder, prefix=prefix, environment=environment)
 
 
-def _config(folder: Path, name: str, host: str, settings: Mapping[str, Any]) -> PeerConfig:
+def _config(kind: type[P], folder: Path, name: str, host: str, settings: Mapping[str, Any]) -> P:
     defaults = {"device": "cpu", "threads": 1, "task_module": "benchmarks.lib.task"}
-    return PeerConfig(folder=folder / name, name=name, host=host, **{**defaults, **settings})
+    return kind(folder=folder / name, name=name, host=host, **{**defaults, **settings})
 
 
 def _processes() -> list[int]:

@@ -23,7 +23,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.organizer.prepare import prepare_demo
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 from dedloc_kit.worker import Worker, volunteer_job
 
 
@@ -60,17 +60,16 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
     first_step = threading.Event()
     first_step_seconds: list[float] = []
 
-    def peer(name: str, **values: Any) -> PeerConfig:
-        return PeerConfig(
-            folder=folder / name,
-            name=name,
-            host="127.0.0.1",
-            device="cpu",  # several processes would not fit on one GPU
-            threads=threads,
-            until_step=steps,
-            export=folder / f"{name}.safetensors",
-            **values,
-        )
+    def settings(name: str) -> dict[str, Any]:
+        return {
+            "folder": folder / name,
+            "name": name,
+            "host": "127.0.0.1",
+            "device": "cpu",  # several processes would not fit on one GPU
+            "threads": threads,
+            "until_step": steps,
+            "export": folder / f"{name}.safetensors",
+        }
 
     with RunDisplay(run.global_batch) as display:
 
@@ -80,8 +79,8 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
                 first_step.set()
             display.show(event)
 
-        settings = peer("coordinator", evaluate_every=5)
-        with Coordinator(run, settings, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
+        organizers = CoordinatorConfig(**settings("coordinator"), evaluate_every=5)
+        with Coordinator(run, organizers, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
             display.line(f"live page: {coordinator.dashboard.url}", "bold")
             if browser and _has_a_screen():
                 webbrowser.open(coordinator.dashboard.url)
@@ -90,7 +89,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             workers = [
                 Worker(
                     "volunteer",
-                    volunteer_job(invitation, peer(name)),
+                    volunteer_job(invitation, PeerConfig(**settings(name))),
                     folder=folder / name,
                     on_event=lambda event, name=name: _show_volunteer(display, event, name),  # type: ignore[misc]
                 )

@@ -24,7 +24,7 @@ from dedloc_kit.machine.ports import advice
 from dedloc_kit.memory import of_first_peers, take_over
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.regions import Countries
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.steering.alerts import Alert, Alerts
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.steering.webhook import Webhook
@@ -44,7 +44,7 @@ class Coordinator:
     def __init__(
         self,
         run: RunConfig,
-        peer: PeerConfig,
+        peer: CoordinatorConfig,
         *,
         host: str,
         port: int,
@@ -139,7 +139,7 @@ class Coordinator:
 
 def launch(
     run: RunConfig,
-    peer: PeerConfig,
+    peer: CoordinatorConfig,
     *,
     host: str,
     port: int,
@@ -201,7 +201,7 @@ def launch(
 
 @contextmanager
 def _alerting(
-    run: RunConfig, peer: PeerConfig, stall_seconds: float, webhook: str | None, display: RunDisplay
+    run: RunConfig, peer: CoordinatorConfig, stall_seconds: float, webhook: str | None, display: RunDisplay
 ) -> Iterator[Alerts]:
     """Alerts on the terminal and, if there is one, to the webhook."""
 
@@ -222,7 +222,9 @@ def _alerting(
             post.close()
 
 
-def _serve(run: RunConfig, peer: PeerConfig, coordinator: Coordinator, alerts: Alerts, display: RunDisplay) -> int:
+def _serve(
+    run: RunConfig, peer: CoordinatorConfig, coordinator: Coordinator, alerts: Alerts, display: RunDisplay
+) -> int:
     try:
         display.line(f"starting {run.run_id} in {peer.folder}")
         invitation = coordinator.invitation()
@@ -269,7 +271,7 @@ def _how_to_install(url: str) -> str:
     return f'pip install "{url}/wheel/{wheel.pinned}"'
 
 
-def _claim(hub: str, run: RunConfig, peer: PeerConfig, display: RunDisplay) -> None:
+def _claim(hub: str, run: RunConfig, peer: CoordinatorConfig, display: RunDisplay) -> None:
     """Find out now what the organizer has to put right; a Hub that is down is none of it."""
     try:
         Repository(hub, private=peer.private).claim(run)

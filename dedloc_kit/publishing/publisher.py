@@ -22,7 +22,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.publishing.model_card import model_card
 from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, STATE_FILE, StateInfo
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.tasks import Exportable, Task
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.state import TrainingState
@@ -44,7 +44,7 @@ class Publisher:
     def __init__(
         self,
         run: RunConfig,
-        peer: PeerConfig,
+        peer: CoordinatorConfig,
         state: TrainingState,
         task: Task,
         ledger: Ledger,

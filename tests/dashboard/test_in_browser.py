@@ -18,7 +18,7 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, St
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.records import INVITATION_FILE
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.worker import volunteer_job
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
@@ -538,7 +538,7 @@ def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Pag
     from tests.tiny import tiny_run
 
     run = tiny_run(about="A network that learns to shift numbers, for all who test it")
-    peer = PeerConfig(folder=tmp_path / "coordinator", host="127.0.0.1", device="cpu", task_module="tests.tiny")
+    peer = CoordinatorConfig(folder=tmp_path / "coordinator", host="127.0.0.1", device="cpu", task_module="tests.tiny")
     status = page.locator("#status")
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator, ExitStack() as stack:
         invitation = coordinator.invitation()

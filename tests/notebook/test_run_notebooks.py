@@ -16,7 +16,7 @@ from dedloc_kit.client import fetch_people
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run import PeerConfig, RunConfig, parse_run
+from dedloc_kit.run import CoordinatorConfig, RunConfig, parse_run
 from tests.swarm.harness import wait_until
 
 DEADLINE = 240
@@ -47,7 +47,9 @@ def small_run(folder: Path) -> RunConfig:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    peer = PeerConfig(folder=tmp_path / "coordinator", name="coordinator", host="127.0.0.1", threads=1, device="cpu")
+    peer = CoordinatorConfig(
+        folder=tmp_path / "coordinator", name="coordinator", host="127.0.0.1", threads=1, device="cpu"
+    )
     run = small_run(tmp_path)
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda event: None) as started:
         started.invitation()

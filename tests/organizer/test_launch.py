@@ -8,7 +8,7 @@ from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.memory import Memory
 from dedloc_kit.organizer.launch import LISTED_VOLUNTEERS, Coordinator
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig
+from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.version import __version__
 from tests.tiny import tiny_run
@@ -20,7 +20,9 @@ def address(peer: str, host: str = "192.0.2.1") -> str:
 
 def test_the_invitation_lists_the_coordinator_and_some_volunteers_that_agree_to_it(tmp_path: Path) -> None:
     run = tiny_run()
-    coordinator = Coordinator(run, PeerConfig(folder=tmp_path), host="127.0.0.1", port=0, on_event=lambda event: None)
+    coordinator = Coordinator(
+        run, CoordinatorConfig(folder=tmp_path), host="127.0.0.1", port=0, on_event=lambda event: None
+    )
     me = str(Identity(tmp_path / IDENTITY_FILE).peer_id)
     mine = (address(me), address(me, "10.0.0.1"))
     joined = Joined(run_id=run.run_id, peer=me, session="a", addresses=mine, step=0, device="CPU", parameters=18)

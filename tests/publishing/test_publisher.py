@@ -20,7 +20,7 @@ from dedloc_kit.ledger.copying import restore
 from dedloc_kit.publishing import publisher
 from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, GlobalStep, Receipt
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.lamb import Lamb
@@ -50,7 +50,7 @@ class Coordinator:
     def __init__(self, folder: Path, task: TinyTask, run: RunConfig = RUN, **settings: Any) -> None:
         folder.mkdir()
         self.run = run
-        self.peer = PeerConfig(folder=folder, hub=NAME, **settings)
+        self.peer = CoordinatorConfig(folder=folder, hub=NAME, **settings)
         self.task = task
         self.state = TrainingState(task.build_model(), lambda m: Lamb(task.parameter_groups(m, 0.0), lr=0.1), RUN)
         self.ledger = Ledger(folder / "ledger.sqlite")
@@ -185,7 +185,7 @@ def test_while_the_hub_fails_nothing_waits_and_then_the_newest_state_is_pushed(
 def test_a_silent_hub_holds_up_neither_a_step_nor_for_long_the_end(
     hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PeerConfig, "last_push_seconds", 0.2)
+    monkeypatch.setattr(CoordinatorConfig, "last_push_seconds", 0.2)
     coordinator = Coordinator(tmp_path / "c", TinyTask(RUN), push_every=1)
     hub.silent.set()
     publisher = coordinator.publisher()

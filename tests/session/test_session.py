@@ -13,7 +13,7 @@ from dedloc_kit.client import fetch_invitation, fetch_state
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.session import supervisor
 from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
@@ -37,7 +37,9 @@ CHECKOUT = str(Path(__file__).parents[2])
 @contextmanager
 def coordinator_of(run: RunConfig, folder: Path) -> Iterator[Coordinator]:
     """A coordinator with its dashboard; volunteers join through its address."""
-    peer = PeerConfig(folder=folder / "coordinator", name="coordinator", host="127.0.0.1", task_module="tests.tiny")
+    peer = CoordinatorConfig(
+        folder=folder / "coordinator", name="coordinator", host="127.0.0.1", task_module="tests.tiny"
+    )
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator:
         coordinator.invitation()
         yield coordinator

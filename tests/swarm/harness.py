@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.records import Invitation, Notice, Progress
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.gate import Gate
@@ -42,7 +42,8 @@ class Peer:
         self._news = threading.Condition()
         defaults = {"host": "127.0.0.1", "device": "cpu", "threads": 1, "task_module": "tests.tiny"}
         export = folder / f"{name}.safetensors"
-        self.config = PeerConfig(folder=folder / name, name=name, export=export, **{**defaults, **settings})
+        config = CoordinatorConfig if role == "coordinator" else PeerConfig
+        self.config = config(folder=folder / name, name=name, export=export, **{**defaults, **settings})
         self.worker = Worker(
             role,
             job(self.config),

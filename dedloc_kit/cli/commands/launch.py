@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, positive, repository
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Url
-from dedloc_kit.run import load_run, parse_peer
+from dedloc_kit.run import load_run, parse_coordinator
 
 
 def add(commands: Commands) -> None:
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     }
     return launch(
         run,
-        parse_peer(settings),
+        parse_coordinator(settings),
         host=options.dashboard_host,
         port=options.port,
         url=options.url,
