@@ -30,7 +30,7 @@ from dedloc_kit.records import (
 from dedloc_kit.run import HUB_REPOSITORY
 
 TIMEOUT = 10.0
-MOST_BYTES = 4 * 2**20
+MAX_BYTES = 4 * 2**20
 """Of an answer; those of a large run take some hundred kilobytes."""
 LEDGER_TIMEOUT = 60.0
 """The coordinator makes the file first."""
@@ -275,7 +275,7 @@ def _get(url: str, what: str, **query: str) -> str:
     address = f"{url.partition('#')[0].rstrip('/')}/api/{what}"
     try:
         with requests.get(address, params=query, timeout=TIMEOUT, headers=PLAIN, stream=True) as answer:
-            text = body(answer, MOST_BYTES).decode(errors="replace")
+            text = body(answer, MAX_BYTES).decode(errors="replace")
     except requests.exceptions.SSLError:
         raise UserError(
             f"{url} shows no certificate that this machine trusts, so somebody may stand between; ask the organizer "

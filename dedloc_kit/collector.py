@@ -19,7 +19,7 @@ from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.publishing.copies import Copies
 from dedloc_kit.records import Announcement, Instructions, Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.observer import Finished, Onlooker, watching
+from dedloc_kit.swarm.observer import Finished, Observer, watching
 
 POLL_SECONDS = 1.0
 COLLECT_SECONDS = 15.0
@@ -139,7 +139,7 @@ class _Collector:
             self.step = step.step
             self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
 
-    def _collect(self, swarm: Onlooker) -> None:
+    def _collect(self, swarm: Observer) -> None:
         """Take contributions to steps that were missed from the DHT."""
         try:
             self._ledger.fill_gaps(swarm.contributions())

@@ -309,7 +309,7 @@ class _Coordinator:
 
     def _collect(self) -> None:
         """Take contributions to steps whose round this peer missed from the DHT."""
-        reject = self._me.optimizer.tracker.troubles.reject
+        reject = self._me.optimizer.tracker.incidents.reject
         try:
             found = collect(self._me.dht, self._run.run_id, self._run.global_batch, reject)
             with self._despite_a_full_disk():
@@ -324,7 +324,7 @@ class _Coordinator:
         self._disk_due = time.monotonic() + DISK_SECONDS
         with self._despite_a_full_disk():
             self._ledger.record_presence(peers.peers)
-            failed, rejected = self._me.optimizer.tracker.troubles.take()
+            failed, rejected = self._me.optimizer.tracker.incidents.take()
             for failure in failed:
                 self._ledger.record_trouble("failed", failure.text, step=failure.step)
             for reason, count in rejected.items():

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, MOST_LEDGER_BYTES, STATE_FILE
+from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES, STATE_FILE
 from dedloc_kit.run import HUB_REPOSITORY, RunConfig
 
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
 RUN_FILE = "run.json"
-_MOST_INVITATION_BYTES = 1_000_000
-_LEDGER_TABLE, _MOST_TABLES = rf"{LEDGER_FOLDER}/[a-z_]{{1,40}}\.parquet", 32
+_MAX_INVITATION_BYTES = 1_000_000
+_LEDGER_TABLE, _MAX_TABLES = rf"{LEDGER_FOLDER}/[a-z_]{{1,40}}\.parquet", 32
 _OF_A_NEW_REPOSITORY = {".gitattributes", "README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json"}
 """Files that may be there before the run: its tokenizer is pushed first, by `dedloc tokenizer`."""
 _FOR_NOW = {408, 409, 412, 425, 429}
@@ -160,11 +160,11 @@ def ledger_copy(repository: str, revision: str | None = None) -> Path | None:
 
     with _asking(f"read {repository}"):
         info = HfApi().model_info(repository, revision=revision)
-        names = [f.rfilename for f in info.siblings or () if re.fullmatch(_LEDGER_TABLE, f.rfilename)][:_MOST_TABLES]
+        names = [f.rfilename for f in info.siblings or () if re.fullmatch(_LEDGER_TABLE, f.rfilename)][:_MAX_TABLES]
         folder = None
         for name in names:
             size = get_hf_file_metadata(hf_hub_url(repository, name, revision=info.sha)).size
-            if size is None or size > MOST_LEDGER_BYTES:
+            if size is None or size > MAX_LEDGER_BYTES:
                 raise UserError(f"{name} in {repository} is too large for a table of a ledger; ask the organizer")
             folder = Path(hf_hub_download(repository, name, revision=info.sha)).parent
     return folder
@@ -199,7 +199,7 @@ def _read_invitation(repository: str, token: Literal[False] | None = None) -> st
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     size = get_hf_file_metadata(hf_hub_url(repository, INVITATION_FILE), token=token).size
-    if size is None or size > _MOST_INVITATION_BYTES:
+    if size is None or size > _MAX_INVITATION_BYTES:
         raise UserError(f"the {INVITATION_FILE} in {repository} is too large for an invitation")
     return Path(hf_hub_download(repository, INVITATION_FILE, token=token)).read_text(encoding="utf-8")
 

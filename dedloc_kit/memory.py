@@ -12,10 +12,10 @@ from pydantic import Field
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import INVITATION_FILE, Address, Count, Invitation, PeerId, Record, RunId, Time
 
-MOST_PEERS = 16
+MAX_PEERS = 16
 """Whom a newcomer tries to join through; they are all tried at once."""
-_MOST_ADDRESSES = 64
-_MOST_COMPANIONS = 4096
+_MAX_ADDRESSES = 64
+_MAX_COMPANIONS = 4096
 
 
 class Taken(Record):
@@ -24,7 +24,7 @@ class Taken(Record):
     step: Count = 0
     time: Time = 0.0
     """By the clock of the directory."""
-    samples: dict[PeerId, Count] = Field(default={}, max_length=_MOST_COMPANIONS)
+    samples: dict[PeerId, Count] = Field(default={}, max_length=_MAX_COMPANIONS)
     """What each peer brought, those who brought nothing left out."""
 
 
@@ -36,7 +36,7 @@ class SwarmMemory(Record):
     """The id of this peer; it belongs to the folder, whatever the run."""
     port: int = Field(default=0, ge=0, le=65535)
     """The port on which this peer listened, which others know; 0 if it never did."""
-    peers: tuple[Address, ...] = Field(default=(), max_length=_MOST_ADDRESSES, strict=False)
+    peers: tuple[Address, ...] = Field(default=(), max_length=_MAX_ADDRESSES, strict=False)
     """Addresses of peers that others can reach, those seen last first."""
     taken: Taken = Taken()
 
@@ -59,7 +59,7 @@ class Memory:
         """
         # An address that names somebody else is worth nothing.
         now = [address for peer, named in seen.items() for address in named if address.endswith(f"/p2p/{peer}")]
-        peers = tuple(dict.fromkeys(chain(sorted(now), self._before)))[:_MOST_ADDRESSES]
+        peers = tuple(dict.fromkeys(chain(sorted(now), self._before)))[:_MAX_ADDRESSES]
         self._taken = taken or self._taken
         memory = SwarmMemory(run_id=self._run_id, peer=self._peer, port=self._port, peers=peers, taken=self._taken)
         if memory != self._newest:
@@ -108,7 +108,7 @@ def take_over(folder: Path, run_id: str, state: Path) -> None:
             invitation = Invitation.parse((place / INVITATION_FILE).read_text(encoding="utf-8"))
             known += invitation.peers if invitation.run_id == run_id else ()
         if known:
-            peers = tuple(dict.fromkeys(known))[:_MOST_ADDRESSES]
+            peers = tuple(dict.fromkeys(known))[:_MAX_ADDRESSES]
             remember(folder, SwarmMemory(run_id=run_id, peer=own_id(folder), peers=peers))
             return
 
@@ -116,7 +116,7 @@ def take_over(folder: Path, run_id: str, state: Path) -> None:
 def initial_peers(invitation: Invitation, folder: Path) -> tuple[str, ...]:
     """Where to join: the coordinator, then whom this folder remembers, then the others of the invitation."""
     remembered = recall(folder, invitation.run_id).peers
-    return of_first_peers((*invitation.peers[:1], *remembered, *invitation.peers), MOST_PEERS)
+    return of_first_peers((*invitation.peers[:1], *remembered, *invitation.peers), MAX_PEERS)
 
 
 def of_first_peers(addresses: Iterable[str], most: int) -> tuple[str, ...]:

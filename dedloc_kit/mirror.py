@@ -17,7 +17,7 @@ from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.worker import Worker, collector_job
 
-FIRST_PAUSE, LONGEST_PAUSE = 10.0, 300.0
+FIRST_PAUSE, MAX_PAUSE = 10.0, 300.0
 """Seconds between two looks for a swarm of which nobody answers: twice as long each time."""
 
 
@@ -61,7 +61,7 @@ class _Mirror:
                 pause = FIRST_PAUSE
             self._display.line(f"looking again in {pause:.0f} s", "dim")
             threading.Event().wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE)
             invitation = self._renewed(invitation)
 
     def _work(self, invitation: Invitation) -> bool:

@@ -42,7 +42,7 @@ ShownText = Annotated[str, AfterValidator(lambda text: re.sub(r"[\x00-\x1f\x7f-\
 """Text for viewers that data brought in, which may hold anything: control characters become spaces."""
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
-MOST_REFUSED = 1280
+MAX_REFUSED = 1280
 """Peers in one notice, so that it stays below 12 kB: a record of 16 in the DHT may be too much."""
 _SHORT = 8
 Base64 = Annotated[str, Field(max_length=1280, pattern=r"^[A-Za-z0-9+/=]*$")]
@@ -123,7 +123,7 @@ class FillMask(Record):
     after: Annotated[ShownText, Field(max_length=256)]
 
 
-MOST_PICTURE_SIDE = 48
+MAX_PICTURE_SIDE = 48
 PictureDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -133,7 +133,7 @@ class Picture(Record):
     :ivar pixels: rows of red, green and blue, one byte each
     """
 
-    pixels: Annotated[bytes, Field(max_length=3 * MOST_PICTURE_SIDE**2)]
+    pixels: Annotated[bytes, Field(max_length=3 * MAX_PICTURE_SIDE**2)]
 
     @field_validator("pixels")
     @classmethod
@@ -274,7 +274,7 @@ class Notice(Record):
 
     run_id: RunId
     time: Time
-    refused: Annotated[bytes, Field(max_length=_SHORT * MOST_REFUSED)] = b""
+    refused: Annotated[bytes, Field(max_length=_SHORT * MAX_REFUSED)] = b""
     """The beginnings of the SHA-256 digests of peer ids; may be given as the ids, as it was written before."""
     step: Count | None = None
     """The global step that it holds; none while it starts."""
@@ -284,7 +284,7 @@ class Notice(Record):
     @field_validator("refused", mode="before")
     @classmethod
     def _digests(cls, refused: Any) -> Any:
-        return shortened(refused[:MOST_REFUSED]) if isinstance(refused, tuple | list) else refused
+        return shortened(refused[:MAX_REFUSED]) if isinstance(refused, tuple | list) else refused
 
     def refuses(self, peer: str) -> bool:
         """May this peer not take part any more?"""
@@ -350,7 +350,7 @@ LEDGER_FOLDER = "ledger"
 """The whole ledger until then, beside it: one Parquet file for each of its tables, see `ledger.copying`."""
 
 
-MOST_LEDGER_BYTES = 2**31
+MAX_LEDGER_BYTES = 2**31
 """Of one of these files; two million contributions take less than a tenth of it."""
 
 

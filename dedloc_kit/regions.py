@@ -16,7 +16,7 @@ import maxminddb
 
 from dedloc_kit.errors import UserError
 
-_LONGEST_TITLE = 100
+_MAX_TITLE = 100
 LOOK_SECONDS = 15.0
 """Between two looks for those whose country is not known."""
 _CODE = re.compile(r"[A-Z]{2}")
@@ -40,7 +40,7 @@ class Countries:
             raise UserError(f"{path} is a database of another kind ({kind}); {_FIX}")
         description: Any = metadata.description
         title = description.get("en") if isinstance(description, dict) else None
-        self.title = " ".join(str(title or kind).split())[:_LONGEST_TITLE]
+        self.title = " ".join(str(title or kind).split())[:_MAX_TITLE]
         """How its makers call it; whoever shows what it tells names them."""
 
     def of(self, host: str) -> str | None:

@@ -26,11 +26,11 @@ from dedloc_kit.tasks import Batch, Task, create_task
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_device, set_threads
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.microbatch import MOST_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
+from dedloc_kit.training.microbatch import MAX_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
 
 _BATCHES = 4
 """So many are measured: samples are not all alike."""
-_MOST_SECONDS = 15.0
+_MAX_SECONDS = 15.0
 _SURVEY_SECONDS = 15.0
 """For looking into the files of all sources."""
 _FEW = 8
@@ -149,7 +149,7 @@ def _describe_samples(
 def _cost(
     task: Task, model: nn.Module, device: torch.device, run: RunConfig, microbatch: int, warn: Warn
 ) -> SampleCost:
-    batches = task.batches(microbatch or MOST_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
+    batches = task.batches(microbatch or MAX_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
     some = list(islice(batches, _BATCHES))
     model.to(device)
     compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
@@ -213,5 +213,5 @@ def _in_time(batches: list[Batch]) -> Iterator[Batch]:
     began = time.perf_counter()
     for batch in batches:
         yield batch
-        if time.perf_counter() - began > _MOST_SECONDS:
+        if time.perf_counter() - began > _MAX_SECONDS:
             return

@@ -13,7 +13,7 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
 from dedloc_kit.training.state import TrainingState
 
-MOST_CONTRIBUTORS_BYTES = 2**26
+MAX_CONTRIBUTORS_BYTES = 2**26
 
 
 def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, warn: Callable[[str], None]) -> bool:
@@ -85,7 +85,7 @@ def _contributors(folder: Path) -> list[Contributor]:
     listed = folder / CONTRIBUTORS_FILE
     if not listed.exists():
         return []
-    if listed.stat().st_size > MOST_CONTRIBUTORS_BYTES:
+    if listed.stat().st_size > MAX_CONTRIBUTORS_BYTES:
         raise ValueError("it is too large")
     every = [Given.parse(values) for values in json.loads(listed.read_text(encoding="utf-8"))]
     return [Contributor(**given.model_dump()) for given in {given.peer: given for given in every}.values()]

@@ -77,7 +77,7 @@ MUTATIONS = (
     Mutation(
         "one reason for ever",
         "session/supervisor.py",
-        "if repeats >= MOST_REPEATS:",
+        "if repeats >= MAX_REPEATS:",
         "if repeats < 0:",
         "tests/session/test_session.py -k one_reason",
     ),
@@ -127,7 +127,7 @@ MUTATIONS = (
     Mutation(
         "a peer claims any number of samples",
         "swarm/directory/tracker.py",
-        "if progress.samples > MOST_BATCHES * self._global_batch:",
+        "if progress.samples > MAX_BATCHES * self._global_batch:",
         "if progress.samples < 0:",
         "tests/swarm/directory/test_tracker.py",
     ),
@@ -162,7 +162,7 @@ MUTATIONS = (
     Mutation(
         "a body may be of any length",
         "dashboard/http/limits.py",
-        "> MOST_SENT:",
+        "> MAX_SENT:",
         "> 10**12:",
         "tests/dashboard/http/test_limits.py",
     ),

@@ -133,7 +133,7 @@ def test_a_training_state_comes_from_this_machine_or_from_any_revision(
     with pytest.raises(UserError, match="there is no us/none on the Hub that you may read"):
         training_state("us/none")
     with monkeypatch.context() as patch:
-        patch.setattr("dedloc_kit.hub.MOST_LEDGER_BYTES", 0)
+        patch.setattr("dedloc_kit.hub.MAX_LEDGER_BYTES", 0)
         with pytest.raises(UserError, match="is too large for a table of a ledger"):
             training_state(f"us/model@{hub.revision('us/model', 1)}")
     with pytest.raises(UserError, match=r"/no/where does not exist.*OWNER/NAME\[@REVISION\]"):

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, filling
 from dedloc_kit.ledger.copying import restore, write_copy
-from dedloc_kit.records import MOST_LEDGER_BYTES, Evaluation, Picture
+from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
 from tests.test_ledger import GAP, NOON, a_step, given
 
 Change = Callable[[pa.Table], pa.Table]
@@ -93,7 +93,7 @@ def test_a_copy_in_an_archive_is_as_good_unless_it_would_unpack_to_too_much(
     assert everything(empty) == everything(path)
     with zipfile.ZipFile(archive, "a") as opened:
         opened.writestr("x", "")
-        opened.getinfo("x").file_size = MOST_LEDGER_BYTES
+        opened.getinfo("x").file_size = MAX_LEDGER_BYTES
     for bad, fault in ((archive.read_bytes(), "is too large"), (b"PK" * 100, "cannot be read")):
         archive.write_bytes(bad)
         with pytest.raises(UserError, match=f"ledger.zip {fault}"):
@@ -197,7 +197,7 @@ def test_a_strange_table_and_a_newer_version_are_refused(copy: Path, path: Path,
 
 
 def test_a_file_that_says_that_it_is_too_large_is_not_opened(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_LEDGER_BYTES", "_MOST_ROWS", "_MOST_GROUP_BYTES"):
+    for name in ("MAX_LEDGER_BYTES", "_MAX_ROWS", "_MAX_GROUP_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(filling, name, 1)
             with pytest.raises(ValueError, match="is too large"):

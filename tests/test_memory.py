@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.memory import (
-    MOST_PEERS,
+    MAX_PEERS,
     Memory,
     SwarmMemory,
     Taken,
@@ -128,7 +128,7 @@ def test_the_number_of_peers_to_try_is_limited_and_not_that_of_their_addresses(t
     run = tiny_run()
     Memory(tmp_path, run.run_id, "QmMe", port=1).update({f"A{n}": [address(f"A{n}")] for n in range(30)})
     chosen = initial_peers(Invitation.of(run, (address("C"), address("C", "10.0.0.1"))), tmp_path)
-    assert len(chosen) == MOST_PEERS + 1
+    assert len(chosen) == MAX_PEERS + 1
     assert chosen[0] == address("C")
     assert chosen[-1] == address("C", "10.0.0.1")
     assert of_first_peers([], 3) == ()

@@ -35,7 +35,7 @@ from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.membership.admission import ask
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MOST_BATCHES
+from dedloc_kit.training.gradients import MAX_BATCHES
 
 ONE = ("127.0.0.2",)
 TWENTY = tuple(f"127.0.0.{host}" for host in range(2, 22))
@@ -49,7 +49,7 @@ IDENTITIES = 21
 VISIT_SECONDS = 1.0
 """How long one of many identities stays between coming and going."""
 RECORD_BYTES, RECORD_SECONDS = 400_000, 3 * 365 * 86400.0
-MOST_MEGABYTES = 1000
+MAX_MEGABYTES = 1000
 PATIENCE = 10.0
 
 
@@ -184,7 +184,7 @@ async def lengths(target: Target) -> None:
             _, _, writer = opened
             with suppress(OSError):
                 writer.write(P2P.MESSAGE_MARKER + (2**40).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
-                while target.acts["megabyte"] < MOST_MEGABYTES:
+                while target.acts["megabyte"] < MAX_MEGABYTES:
                     writer.write(piece)
                     await writer.drain()
                     target.acts["megabyte"] += 1
@@ -242,7 +242,7 @@ async def identities(target: Target) -> None:
     async def visit(number: int, p2p: P2P, identity: Identity) -> None:
         """By turns the batch is full by one peer's samples, and a peer is ahead of all others."""
         while True:
-            claim = _claim(target.run_id, step + number % 2, MOST_BATCHES * global_batch)
+            claim = _claim(target.run_id, step + number % 2, MAX_BATCHES * global_batch)
             await target.tried("question", ask(p2p, target.invitation.organizer, target.run_id, ""))
             await target.tried("claim", _claimed(p2p, target, identity, claim))
             await target.tried("group", _join(p2p, target))

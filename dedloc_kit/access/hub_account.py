@@ -8,7 +8,7 @@ from dedloc_kit.access.denials import Denied
 
 HUB_PATIENCE = 10.0
 """Seconds."""
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 _TOKEN = re.compile(r"hf_[A-Za-z0-9_.-]{1,500}")
 
 
@@ -35,7 +35,7 @@ def whose_token(token: str) -> tuple[str, frozenset[str], bool]:
             allow_redirects=False,
             stream=True,
         ) as answer:
-            content = body(answer, MOST_BYTES)
+            content = body(answer, MAX_BYTES)
     except ValueError:  # what cannot be in a header is no token
         raise Denied("token refused") from None
     except requests.RequestException:

@@ -21,8 +21,8 @@ TRAIN_SHARDS = 4
 HELD_OUT = 0.05
 """The share of the documents in the test split."""
 
-_SHORTEST_DOCUMENT = 200
-_SHORTEST_PARAGRAPH = 60
+_MIN_DOCUMENT = 200
+_MIN_PARAGRAPH = 60
 _SKIPPED_FOLDERS = {"__pycache__", "tests", "test", "testing", "site-packages", "dist-packages", "_vendor"}
 _TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
 _MARKUP = re.compile(r":[a-z:]+:`~?([^`<]+)[^`]*`|[`*|]+|_(?=\s)")
@@ -160,14 +160,14 @@ def _prose(docstring: str, seen: set[bytes]) -> str:
         paragraph = " ".join(_MARKUP.sub(lambda found: found[1] or "", " ".join(lines)).split())
         letters = sum(character.isalpha() or character == " " for character in paragraph)
         sentence = paragraph[:1].isupper() and paragraph[-1:] in (".", "!", "?")
-        if not sentence or len(paragraph) < _SHORTEST_PARAGRAPH or letters < 0.88 * len(paragraph):
+        if not sentence or len(paragraph) < _MIN_PARAGRAPH or letters < 0.88 * len(paragraph):
             continue
         digest = _digest(paragraph)
         if digest not in seen:
             seen.add(digest)
             kept.append(paragraph)
     text = "\n".join(kept)
-    return text if len(text) >= _SHORTEST_DOCUMENT else ""
+    return text if len(text) >= _MIN_DOCUMENT else ""
 
 
 def _blocks(docstring: str) -> Iterator[list[str]]:

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
 
-LONGEST_TEXT = 1_000_000
+MAX_TEXT = 1_000_000
 """Characters of a document of a text file; a longer one is cut, so that a file without blank lines fits the memory."""
 
 _ROWS_AT_ONCE = 500
@@ -126,8 +126,8 @@ def text_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:
 def _documents(text: io.TextIOWrapper) -> Iterator[str]:
     kept: list[str] = []
     length = 0
-    while line := text.readline(LONGEST_TEXT):
-        if line.strip() and length < LONGEST_TEXT:
+    while line := text.readline(MAX_TEXT):
+        if line.strip() and length < MAX_TEXT:
             kept.append(line)
             length += len(line)
             continue

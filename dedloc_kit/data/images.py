@@ -22,9 +22,9 @@ Labelled: TypeAlias = tuple[Picture, int | str | None]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """What is decoded; Pillow knows others that start programs (PostScript) or that nobody fuzzes."""
-MOST_PIXELS = 64_000_000
+MAX_PIXELS = 64_000_000
 """Of a picture when it is decoded, some 200 MB: a small file can hold a very large one."""
-MOST_IN_A_ROW = 2048
+MAX_IN_A_ROW = 2048
 """So many pictures that cannot be decoded, before any that can, are no accident."""
 
 
@@ -74,7 +74,7 @@ def decode(data: bytes, size: int) -> Pixels:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             picture.draft("RGB", (size, size))  # a JPEG is then read at a fraction of its size
-            if picture.width * picture.height > MOST_PIXELS:
+            if picture.width * picture.height > MAX_PIXELS:
                 raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
             if picture.mode.startswith("I"):  # 16 bits of gray, of which Pillow would make white
                 gray = Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
@@ -111,7 +111,7 @@ def decoded(items: Iterator[Labelled[bytes]], size: int, warn: Warn) -> Iterator
                     broken += 1
                     if broken == 10 ** (len(str(broken)) - 1):
                         warn(f"{broken} of {seen} pictures cannot be decoded and are left out (the last: {error})")
-                    if seen == broken == MOST_IN_A_ROW:
+                    if seen == broken == MAX_IN_A_ROW:
                         raise UserError(
                             f"none of the first {broken} pictures can be decoded ({error}); "
                             "check the source and its column"

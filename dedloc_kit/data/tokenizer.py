@@ -20,7 +20,7 @@ _DIFFERENT_SHARE = 25
 """One in so many characters may belong to a word that was not there before. The trainer's time and memory go by these:
 19 million characters of Bengali have 0.8 million of them and take 0.6 GB, and 2 million (the default's bound) of
 random letters 1 GB, of Bengali without spaces more than 2 GB."""
-_LONGEST_WORD = 1_000
+_MAX_WORD = 1_000
 _WORDS_AT_ONCE = 1_000
 _DECIMALS = 4
 _TRAINERS_STEP = 1e-4
@@ -41,9 +41,9 @@ def training_text(documents: Iterator[str], characters: int, seed: int) -> Itera
     for document in documents:
         start = int(generator.integers(max(1, len(document) - excerpt + 1)))
         words = [
-            word[cut : cut + _LONGEST_WORD]
+            word[cut : cut + _MAX_WORD]
             for word in document[start : start + excerpt].split()
-            for cut in range(0, len(word), _LONGEST_WORD)
+            for cut in range(0, len(word), _MAX_WORD)
         ]
         for first in range(0, len(words), _WORDS_AT_ONCE):
             some = words[first : first + _WORDS_AT_ONCE]

@@ -15,9 +15,9 @@ from dedloc_kit.data.sentences import sentences
 Ids = NDArray[np.unsignedinteger[Any]]
 
 _PARTS_AT_ONCE = 32
-_LONGEST_PIECE = 50_000
+_MAX_PIECE = 50_000
 """Characters. A longer text is taken as several documents, so that one huge text needs no huge memory."""
-_REMEMBERED_WORDS, _LONGEST_WORD = 200_000, 32
+_REMEMBERED_WORDS, _MAX_WORD = 200_000, 32
 """Words, about 50 MB of them, and characters. What is longer is no word, or one that does not come again."""
 
 _PROBES = 1_000
@@ -83,7 +83,7 @@ class DocumentTokenizer:
         known.update(zip(new, self._ids([self._stripped(word) for word in new]), strict=True))
         found = [list(chain.from_iterable(map(known.__getitem__, words))) for words in words_of]
         for word in new:
-            if len(word) > _LONGEST_WORD:
+            if len(word) > _MAX_WORD:
                 del known[word]
         return found
 
@@ -124,9 +124,9 @@ def vocabulary_hash(tokenizer: Any) -> str:
 def _pieces(text: str) -> Iterator[str]:
     """The text in parts of a bounded length, cut between words where there are any."""
     start = 0
-    while len(text) - start > _LONGEST_PIECE:
-        end = text.rfind(" ", start + _LONGEST_PIECE // 2, start + _LONGEST_PIECE)
-        end = end if end > 0 else start + _LONGEST_PIECE
+    while len(text) - start > _MAX_PIECE:
+        end = text.rfind(" ", start + _MAX_PIECE // 2, start + _MAX_PIECE)
+        end = end if end > 0 else start + _MAX_PIECE
         yield text[start:end]
         start = end
     yield text[start:]

@@ -9,7 +9,7 @@ CURVE_FILE = "curve.svg"
 _WIDTH, _HEIGHT = 720, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 704, 16, 284
 """The frame of the plot."""
-MOST_POINTS = 500
+MAX_POINTS = 500
 """More than these are not seen."""
 CURVE_STYLE = """\
 svg { color: #61665d } .training { color: #1b7257 } .held-out { color: #b9561b }
@@ -40,7 +40,7 @@ def curve(training: Points, held_out: Points) -> str:
         return _BOTTOM - (_BOTTOM - _TOP) * (loss - low) / (high - low)
 
     def line(points: Points, whose: str) -> str:
-        thin = points[:: -math.ceil(len(points) / MOST_POINTS) or -1][::-1]  # the newest point is always there
+        thin = points[:: -math.ceil(len(points) / MAX_POINTS) or -1][::-1]  # the newest point is always there
         drawn = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in thin)
         return f'<polyline class="{whose}" points="{drawn}"/>'
 

@@ -22,7 +22,7 @@ import psutil
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.schema import VERSION, prepare
 from dedloc_kit.ledger.tables import VERSION_KEY, Column, columns_of, table_names
-from dedloc_kit.records import MOST_LEDGER_BYTES, Evaluation, Picture
+from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
 from dedloc_kit.run import PLAIN_TEXT
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 MEMORY = 2**29
 """Bytes for everything that is unpacked."""
 _BATCH_ROWS = 1000
-_MOST_ROWS = 10**8
-_MOST_GROUP_BYTES = 2**28
+_MAX_ROWS = 10**8
+_MAX_GROUP_BYTES = 2**28
 """Of what is unpacked at a time, as a file says of itself."""
 
-_MOST_COUNT, _MOST_NUMBER, _MOST_LOSS, _MOST_TEXT = 2**53, 1e12, 1e9, 100_000
+_MAX_COUNT, _MAX_NUMBER, _MAX_LOSS, _MAX_TEXT = 2**53, 1e12, 1e9, 100_000
 _TEXTS = {
     "peer": "^[0-9A-Za-z]{1,128}$",
     "session": "^([0-9a-f]{0,64}|earlier)$",
@@ -66,7 +66,7 @@ def fill(ledger: Path, copy: Path) -> None:
 def _unzipped(archive: Path, folder: Path) -> Path:
     try:
         with zipfile.ZipFile(archive) as opened:
-            if sum(file.file_size for file in opened.infolist()) > MOST_LEDGER_BYTES:
+            if sum(file.file_size for file in opened.infolist()) > MAX_LEDGER_BYTES:
                 raise UserError(f"{archive.name} is too large")
             for file in opened.infolist():
                 if Path(file.filename).name == file.filename:
@@ -89,7 +89,7 @@ def confine() -> None:
     if sys.platform == "linux":
         most = psutil.Process().memory_info().data + MEMORY
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    most = 4 * MOST_LEDGER_BYTES
+    most = 4 * MAX_LEDGER_BYTES
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
@@ -131,7 +131,7 @@ def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile
     places = ", ".join("?" for _ in given.names)
     insert = f"INSERT INTO {name} ({', '.join(given.names)}) VALUES ({places})"
     for batch in table.iter_batches(_BATCH_ROWS, use_threads=False):
-        if batch.nbytes > _MOST_GROUP_BYTES:
+        if batch.nbytes > _MAX_GROUP_BYTES:
             raise ValueError("is too large")
         batch.validate(full=True)
         for column_name, values in zip(given.names, batch.columns, strict=True):
@@ -153,18 +153,16 @@ def _check(column: Column, values: "pa.Array") -> None:
     if column.type == pa.string():
         pattern = _TEXTS.get(column.name, PLAIN_TEXT)
         longest = compute.max(compute.utf8_length(values)).as_py() or 0
-        fits = (
-            longest <= _MOST_TEXT and compute.all(compute.match_substring_regex(values, pattern)).as_py() is not False
-        )
+        fits = longest <= _MAX_TEXT and compute.all(compute.match_substring_regex(values, pattern)).as_py() is not False
     elif column.type == pa.binary():
         return  # pictures, which are looked at one by one
     else:
         ends = compute.min_max(values).as_py()
         least, most = ends["min"] or 0, ends["max"] or 0
         if column.name == "loss":
-            fits = least >= -_MOST_LOSS and most <= _MOST_LOSS
+            fits = least >= -_MAX_LOSS and most <= _MAX_LOSS
         else:
-            fits = least >= 0 and most <= (_MOST_COUNT if column.type == pa.int64() else _MOST_NUMBER)
+            fits = least >= 0 and most <= (_MAX_COUNT if column.type == pa.int64() else _MAX_NUMBER)
         if column.type == pa.float64():
             fits = fits and compute.all(compute.is_finite(values)).as_py() is not False
     if not fits:
@@ -187,11 +185,11 @@ def _opened(path: Path) -> "parquet.ParquetFile":
     """The file, unless it would take more memory or time than a ledger does."""
     from pyarrow import parquet
 
-    if path.stat().st_size > MOST_LEDGER_BYTES:
+    if path.stat().st_size > MAX_LEDGER_BYTES:
         raise ValueError("is too large")
     table = parquet.ParquetFile(path, pre_buffer=False)
     groups = (table.metadata.row_group(n) for n in range(table.metadata.num_row_groups))
-    if table.metadata.num_rows > _MOST_ROWS or any(group.total_byte_size > _MOST_GROUP_BYTES for group in groups):
+    if table.metadata.num_rows > _MAX_ROWS or any(group.total_byte_size > _MAX_GROUP_BYTES for group in groups):
         raise ValueError("is too large")
     return table
 

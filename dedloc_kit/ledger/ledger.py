@@ -23,14 +23,14 @@ from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger.reading import Contributor, Reader, TroubleKind
-from dedloc_kit.ledger.schema import DAY_SECONDS, MOST_SAMPLES, check, decay, prepare, recent_average
+from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
 
 ABSENCE_SECONDS = 60.0
 """Whoever comes back within this time goes on with the same visit."""
 MARK_SECONDS = 30.0
 """How often it is written down who is still here."""
-MOST_DEVICES = 16
+MAX_DEVICES = 16
 """Of one peer; one that names a new one at every moment must not fill the disk."""
 KEPT_TROUBLES = 50
 """Of each kind."""
@@ -280,7 +280,7 @@ class Ledger(Reader):
                 self._recount(part)  # what was missing before a later one is here now
             else:
                 new = self._credited(part, contribution.step)
-                execute("UPDATE parts SET samples = min(samples + ?, ?) WHERE id = ?", (new, MOST_SAMPLES, part))
+                execute("UPDATE parts SET samples = min(samples + ?, ?) WHERE id = ?", (new, MAX_SAMPLES, part))
             self._settle(peer)
 
     def _credited(self, part: int, since: int = 0) -> int:
@@ -301,7 +301,7 @@ class Ledger(Reader):
                 FROM given WHERE step >= ?2
             )
             SELECT CAST(min(total(iif(some_missing, max(samples, counted), samples)), ?3) AS INTEGER) FROM judged"""
-        credited: int = self._connection.execute(query, (part, since, MOST_SAMPLES)).fetchone()[0]
+        credited: int = self._connection.execute(query, (part, since, MAX_SAMPLES)).fetchone()[0]
         return credited
 
     def _settle(self, peer: str) -> None:
@@ -310,7 +310,7 @@ class Ledger(Reader):
         samples, steps, sessions, name = execute(
             "SELECT CAST(min(total(samples), ?1) AS INTEGER), sum(steps), count(DISTINCT iif(samples, session, NULL)),"
             " (SELECT name FROM parts WHERE peer = ?2 ORDER BY last_seen DESC LIMIT 1) FROM parts WHERE peer = ?2",
-            (MOST_SAMPLES, peer),
+            (MAX_SAMPLES, peer),
         ).fetchone()
         row = execute("SELECT samples, recent, recent_time FROM people WHERE peer = ?", (peer,)).fetchone()
         before, recent, recent_time = row or (0, 0.0, now)
@@ -372,7 +372,7 @@ class Ledger(Reader):
         )
         execute(
             "INSERT OR IGNORE INTO devices SELECT ?1, ?2 WHERE (SELECT count(*) FROM devices WHERE peer = ?1) < ?3",
-            (peer.peer, peer.device, MOST_DEVICES),
+            (peer.peer, peer.device, MAX_DEVICES),
         )
         what = (peer.name, peer.device, "client" if peer.client_mode else "full")
         row = execute(

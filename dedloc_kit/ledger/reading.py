@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from dedloc_kit.ledger.schema import MOST_SAMPLES, decay
+from dedloc_kit.ledger.schema import MAX_SAMPLES, decay
 from dedloc_kit.records import GlobalStep, Picture, Sample
 
 TroubleKind = Literal["failed", "rejected"]
@@ -204,7 +204,7 @@ class Reader:
     def samples_total(self) -> int:
         """The samples of all contributors together."""
         # Summed in Python: a peer may claim a great many, and SQLite's sums overflow at 2**63.
-        return min(MOST_SAMPLES, sum(int(row[0]) for row in self._rows("SELECT samples FROM people")))
+        return min(MAX_SAMPLES, sum(int(row[0]) for row in self._rows("SELECT samples FROM people")))
 
     def days_of(self, peer: str) -> list[tuple[int, int]]:
         """The days (since 1970, UTC) on which a peer gave something, and how many samples, oldest first."""

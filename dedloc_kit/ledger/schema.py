@@ -15,7 +15,7 @@ from dedloc_kit.errors import UserError
 APPLICATION = 0x44454C43  # "DELC": tells our files from other people's SQLite files
 DAY_SECONDS = 86_400.0
 HALF_LIFE_SECONDS = 7 * DAY_SECONDS
-MOST_SAMPLES = 2**53
+MAX_SAMPLES = 2**53
 """Sums end here: beyond it no program that reads JSON would see the same number."""
 
 _VERSION_1 = """
@@ -76,11 +76,11 @@ CREATE TABLE troubles (
 CREATE TABLE counts (kind TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO people (peer, name, samples, steps, sessions, first_seen, last_seen)
     SELECT peer, (SELECT name FROM parts AS newest WHERE newest.peer = parts.peer ORDER BY last_seen DESC LIMIT 1),
-    CAST(min(total(samples), {MOST_SAMPLES}) AS INTEGER), sum(steps), count(DISTINCT session),
+    CAST(min(total(samples), {MAX_SAMPLES}) AS INTEGER), sum(steps), count(DISTINCT session),
     min(first_seen), max(last_seen) FROM parts WHERE samples > 0 GROUP BY peer;
 INSERT INTO days
     SELECT peer, CAST(steps.time / {DAY_SECONDS} AS INTEGER) AS day,
-    CAST(min(total(contributions.samples), {MOST_SAMPLES}) AS INTEGER)
+    CAST(min(total(contributions.samples), {MAX_SAMPLES}) AS INTEGER)
     FROM contributions JOIN parts ON parts.id = part JOIN steps USING (step)
     WHERE contributions.samples > 0 GROUP BY peer, day;
 UPDATE people SET recent_time = now(), recent = (

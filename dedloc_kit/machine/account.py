@@ -12,7 +12,7 @@ from typing import Any
 from dedloc_kit.machine.hosted import hosted
 
 ANONYMOUS = "anonymous"
-MOST_CHARACTERS = 64
+MAX_CHARACTERS = 64
 ASKING_SECONDS = 10.0
 CODE = "DEDLOC_CODE"
 """The environment variable, and the secret on Colab and Kaggle, that holds a volunteer's personal code."""
@@ -103,7 +103,7 @@ def cleaned(name: str) -> str:
     """A name as others may see it: one line without control characters, at most 64 characters."""
     # Not `isprintable`: Indic names are written with joiners, which it leaves out.
     plain = "".join(" " if unicodedata.category(c) in ("Cc", "Cs") else c for c in name)
-    return " ".join(plain.split())[:MOST_CHARACTERS].strip()
+    return " ".join(plain.split())[:MAX_CHARACTERS].strip()
 
 
 def _hub_name(token: str) -> tuple[str | None, bool]:

@@ -13,7 +13,7 @@ PERIOD = 60.0
 """Seconds between two dials of a host and port, whoever names it."""
 PORTS_OF_A_HOST, IN_ALL = 64, 256
 """Dialled in so many seconds; a class of volunteers may share an address."""
-MOST_FAILURES, FORGOTTEN_SECONDS = 3, 3600.0
+MAX_FAILURES, FORGOTTEN_SECONDS = 3, 3600.0
 """After so many in a row a peer is not looked for at an address for so long."""
 _REMEMBERED = 4096
 _NOT_THE_WORLD = tuple(
@@ -75,7 +75,7 @@ class Dials:
             or place in self._dialled
             or len(self._dialled) >= IN_ALL
             or Counter(host for host, _ in self._dialled)[host] >= PORTS_OF_A_HOST
-            or (failures >= MOST_FAILURES and now < failed + FORGOTTEN_SECONDS)
+            or (failures >= MAX_FAILURES and now < failed + FORGOTTEN_SECONDS)
         ):
             return False
         self._dialled[place] = now

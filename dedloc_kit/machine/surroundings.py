@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dedloc_kit.errors import UserError
 
-LONGEST_TEMPORARY = 73
+MAX_TEMPORARY = 73
 """Bytes of the folder for temporary files: with more, the names of the sockets that torch makes there are longer than
 the 107 bytes that Linux allows."""
-LEAST_SHARED_BYTES = 2**22
+MIN_SHARED_BYTES = 2**22
 """Of shared memory, for what the processes of one peer tell each other. A training state takes its own, which is looked
 at when its size is known."""
 _SHARED = Path("/dev/shm")
@@ -28,16 +28,16 @@ def obstacles() -> Iterator[str]:
     except FileNotFoundError:
         yield "there is no folder for temporary files that can be written; free disk space, or set TMPDIR to another"
     else:
-        if len(temporary) > LONGEST_TEMPORARY:
+        if len(temporary) > MAX_TEMPORARY:
             yield (
                 f"the path of the folder for temporary files has {len(temporary)} bytes and may have "
-                f"{LONGEST_TEMPORARY}; set TMPDIR to a shorter one, such as /tmp"
+                f"{MAX_TEMPORARY}; set TMPDIR to a shorter one, such as /tmp"
             )
     if _SHARED.is_dir():
         free = shutil.disk_usage(_SHARED).free
-        if free < LEAST_SHARED_BYTES or not os.access(_SHARED, os.W_OK | os.X_OK):
+        if free < MIN_SHARED_BYTES or not os.access(_SHARED, os.W_OK | os.X_OK):
             yield (
-                f"{free / 1e6:.1f} MB of shared memory are free in {_SHARED} and {LEAST_SHARED_BYTES / 1e6:.0f} MB "
+                f"{free / 1e6:.1f} MB of shared memory are free in {_SHARED} and {MIN_SHARED_BYTES / 1e6:.0f} MB "
                 "that can be written are needed; start the container with more of it (docker run --shm-size), or "
                 "remove what others have left there"
             )

@@ -25,7 +25,7 @@ come on top."""
 GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
 """On a GPU: CUDA itself, and the replica (4 bytes), its gradients (4), two sums of gradients (8), its weights in half
 precision (2). Counted, not measured."""
-LEAST_DISK_BYTES = 200_000_000
+MIN_DISK_BYTES = 200_000_000
 """For the identity, the logs and the tokenizer; training data is streamed."""
 
 TOLERATED_SKEW, LARGEST_SKEW = 5.0, 10.0
@@ -74,9 +74,9 @@ def check(
 
     Returns what its owner may want to know, in sentences. Raises UserError with what is missing and what would help.
     """
-    if machine.free_disk < LEAST_DISK_BYTES:
+    if machine.free_disk < MIN_DISK_BYTES:
         raise UserError(
-            f"the disk is nearly full ({_gb(machine.free_disk)} free, {_gb(LEAST_DISK_BYTES)} are needed); "
+            f"the disk is nearly full ({_gb(machine.free_disk)} free, {_gb(MIN_DISK_BYTES)} are needed); "
             "make room, or choose a folder on another disk"
         )
     if parameters is None:

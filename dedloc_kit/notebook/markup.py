@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from dedloc_kit.display.human import count, duration, rate, share, size
 from dedloc_kit.session.snapshot import Snapshot
 
-_MOST_WARNINGS = 3
+_MAX_WARNINGS = 3
 
 
 def head(snapshot: Snapshot) -> str:
@@ -105,7 +105,7 @@ def notes(snapshot: Snapshot, buttons: bool) -> str:
     """Thanks, warnings, and how to leave where there are no buttons."""
     if snapshot.over:
         return _thanks(snapshot)
-    found = [f'<div class="note warning">{escape(text)}</div>' for text in snapshot.warnings[-_MOST_WARNINGS:]]
+    found = [f'<div class="note warning">{escape(text)}</div>' for text in snapshot.warnings[-_MAX_WARNINGS:]]
     if not buttons and snapshot.phase != "leaving":
         found.append(
             '<div class="quiet small">To leave, stop this cell with its stop button (■). What you have finished '

@@ -9,7 +9,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, ledger_copy
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import replace, restore
-from dedloc_kit.records import MOST_LEDGER_BYTES
+from dedloc_kit.records import MAX_LEDGER_BYTES
 
 
 class Copies:
@@ -44,7 +44,7 @@ class Copies:
     def _from_coordinator(self, place: Path) -> Path | None:
         if self._url is None:
             return None
-        fetch_ledger(self._url, place / "ledger.zip", MOST_LEDGER_BYTES)
+        fetch_ledger(self._url, place / "ledger.zip", MAX_LEDGER_BYTES)
         return place / "ledger.zip"
 
     def _from_hub(self, _place: Path) -> Path | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dedloc_kit.display.curve import CURVE_FILE, MOST_POINTS, curve
+from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Pushed, PushFailed
 from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, names_local_files
@@ -27,7 +27,7 @@ from dedloc_kit.tasks import Exportable, Task
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.state import TrainingState
 
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
 """Seconds between two attempts while the Hub fails: twice as long each time."""
 LOOK_SECONDS, INVITATION_SECONDS = 5.0, 600.0
 """Seconds between two looks at the invitation, and at least between two pushes of it alone."""
@@ -96,7 +96,7 @@ class Publisher:
             elif not self._leaving.is_set():
                 self._failed(f"{failure}; trying again in {pause:.0f} s")
                 self._leaving.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE)
                 if due:
                     self._due.set()
         failure = self._attempt()
@@ -153,7 +153,7 @@ class Publisher:
         usage = None
         if isinstance(self._task, Exportable):
             usage = self._task.export(self._model(tensors), folder, self._repository.name)
-        every = max(1, self._ledger.last_step() // MOST_POINTS)
+        every = max(1, self._ledger.last_step() // MAX_POINTS)
         steps, evaluations = self._ledger.steps(every=every), self._ledger.evaluations()
         contributors = self._ledger.contributors()
         card = model_card(

@@ -29,9 +29,9 @@ from dedloc_kit.worker import Worker, volunteer_job
 
 METER_SECONDS = 2.0
 STANDING_SECONDS = 10.0
-LONGEST_MICROBATCH = 60.0
+MAX_MICROBATCH = 60.0
 """Longer gaps are no computing: the machine slept, or waited."""
-MOST_LOSSES, MOST_WARNINGS = 300, 3
+MAX_LOSSES, MAX_WARNINGS = 300, 3
 LOG_BYTES, LOG_LINES = 8_000, 40
 
 
@@ -205,7 +205,7 @@ class Session:
             batch_samples=progress.swarm_samples,
             my_batch_samples=progress.samples,
             session_samples=self._earlier_samples + progress.session_samples,
-            seconds_given=self._now.seconds_given + (gap if gap < LONGEST_MICROBATCH else 0.0),
+            seconds_given=self._now.seconds_given + (gap if gap < MAX_MICROBATCH else 0.0),
             samples_per_second=progress.samples_per_second,
         )
 
@@ -215,12 +215,12 @@ class Session:
             if known is None or not known.mine:
                 self._losses[point.step] = point
         losses = [self._losses[step] for step in sorted(self._losses)]
-        every = max(1, math.ceil(len(losses) / MOST_LOSSES))
+        every = max(1, math.ceil(len(losses) / MAX_LOSSES))
         self._set(losses=tuple(losses[::-1][::every][::-1]))
 
     def _warn(self, text: str) -> None:
         kept = [warning for warning in self._now.warnings if warning != text]
-        self._set(warnings=(*kept, text)[-MOST_WARNINGS:])
+        self._set(warnings=(*kept, text)[-MAX_WARNINGS:])
 
     def _set(self, **changes: Any) -> None:
         with self._lock:

@@ -12,13 +12,13 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Joined, LocalProgress
 from dedloc_kit.worker import NOT_WELCOME, Worker
 
-FIRST_REST, LONGEST_REST = 2.0, 60.0
+FIRST_REST, MAX_REST = 2.0, 60.0
 """Seconds between a crash and the next start; each further crash doubles them."""
 GOOD_SECONDS = 300.0
 """Who has taken part for so long begins with the first rest again."""
-MOST_FALSE_STARTS = 4
+MAX_FALSE_STARTS = 4
 """A worker that so often in a row ended before it took part will not do so at the next try either."""
-MOST_REPEATS = 3
+MAX_REPEATS = 3
 """Nor will one that so often in a row ended for one reason, without one sample in between."""
 _VARYING = re.compile(r"\d+")
 """In what is otherwise one reason: ports, sizes, moments."""
@@ -133,16 +133,16 @@ class Supervisor:
             false_starts = 0 if self._joined else false_starts + 1
             # What stops a volunteer that has taken part may well pass, such as a line that is down.
             refused = code == NOT_WELCOME or (code == 2 and not self._has_joined)
-            if refused or false_starts >= MOST_FALSE_STARTS:
+            if refused or false_starts >= MAX_FALSE_STARTS:
                 raise UserError(why)
-            if repeats >= MOST_REPEATS:
+            if repeats >= MAX_REPEATS:
                 fix = "" if "; " in why else f"; report it, with the log {worker.log}"
                 raise UserError(f"the training stopped {repeats} times in a row without one sample: {why}{fix}")
             if self._joined and time.monotonic() - began > GOOD_SECONDS:
                 rest = FIRST_REST
             self._tell(Resting(why, rest))
             self._wait_while("train", rest)
-            rest = min(LONGEST_REST, 2 * rest)
+            rest = min(MAX_REST, 2 * rest)
 
     def _start(self) -> Worker | None:
         """A new worker, if the volunteer still wants one."""

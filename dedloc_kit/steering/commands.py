@@ -11,7 +11,7 @@ from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.steering.orders import OrderBook
 
 _PEER_ID = re.compile(r"Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}")
-_MOST_CANDIDATES, _MOST_VISITS = 5, 10_000
+_MAX_CANDIDATES, _MAX_VISITS = 5, 10_000
 
 
 def give(order: str, folder: Path, what: str) -> str:
@@ -79,7 +79,7 @@ def known_peers(folder: Path) -> dict[str, str]:
     except UnreadyLedger:
         return {}
     try:
-        came = {visit.peer: visit.name for visit in reversed(ledger.visits(_MOST_VISITS))}
+        came = {visit.peer: visit.name for visit in reversed(ledger.visits(_MAX_VISITS))}
         return came | {contributor.peer: contributor.name for contributor in ledger.contributors()}
     finally:
         ledger.close()
@@ -103,7 +103,7 @@ def find_peer(text: str, known: Mapping[str, str]) -> tuple[str, str]:
     if not found:
         raise UserError(f"there is no peer '{text}'; give its name or its id as the live page shows it")
     if len(found) > 1:
-        some = ", ".join(_called(peer, known[peer]) for peer in found[:_MOST_CANDIDATES])
+        some = ", ".join(_called(peer, known[peer]) for peer in found[:_MAX_CANDIDATES])
         raise UserError(f"'{text}' may be any of {len(found)} peers; give the id of the one: {some}")
     return found[0], known[found[0]]
 

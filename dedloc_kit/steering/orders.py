@@ -20,7 +20,7 @@ from dedloc_kit.steering.followed import Version, version
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.validation import describe
 
-MOST_KICKED = 5000
+MAX_KICKED = 5000
 ORDERS_FILE = "orders.json"
 _LOG, _LOCK = "orders.jsonl", ".orders.lock"
 
@@ -43,7 +43,7 @@ class Orders(Record):
     """Volunteers wait."""
     finish: bool = False
     """The run ends after the global step that is under way, as after its last one."""
-    kicked: Annotated[tuple[Kicked, ...], Field(max_length=MOST_KICKED, strict=False)] = ()
+    kicked: Annotated[tuple[Kicked, ...], Field(max_length=MAX_KICKED, strict=False)] = ()
     announcement: Announcement | None = None
     """For all volunteers and viewers."""
     checkpoint: Time = 0.0
@@ -111,8 +111,8 @@ class OrderBook:
         def kicked(orders: Orders) -> Orders:
             if peer in orders.kicked_peers:
                 return orders
-            if len(orders.kicked) >= MOST_KICKED:
-                raise UserError(f"{MOST_KICKED} peers are kicked already; choose who may join instead")
+            if len(orders.kicked) >= MAX_KICKED:
+                raise UserError(f"{MAX_KICKED} peers are kicked already; choose who may join instead")
             entry = Kicked.parse({"peer": peer, "name": name, "time": time.time()})
             return orders.model_copy(update={"kicked": (*orders.kicked, entry)})
 

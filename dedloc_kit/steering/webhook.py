@@ -15,8 +15,8 @@ VARIABLE = "DEDLOC_WEBHOOK"
 TRIES, FIRST_PAUSE = 6, 2.0
 """Each pause is twice as long as the one before."""
 TIMEOUT = 10.0
-MOST_WAITING = 100
-_MOST_CHARACTERS = 1500  # Discord refuses messages of more than 2,000
+MAX_WAITING = 100
+_MAX_CHARACTERS = 1500  # Discord refuses messages of more than 2,000
 _NO_MENTIONS = str.maketrans({"<": "‹", ">": "›", "@": "＠"})
 
 
@@ -48,7 +48,7 @@ class Webhook:
     def __init__(self, address: str, warn: Callable[[str], None]) -> None:
         """:param warn: told, without the address, what could not be posted"""
         self._address, self._warn = address, warn
-        self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
         self._thread.start()
@@ -56,7 +56,7 @@ class Webhook:
     def send(self, text: str) -> None:
         """Send it soon; returns at once. Nothing in it mentions or calls anybody in the chat."""
         try:
-            self._waiting.put_nowait(text.translate(_NO_MENTIONS)[:_MOST_CHARACTERS])
+            self._waiting.put_nowait(text.translate(_NO_MENTIONS)[:_MAX_CHARACTERS])
         except queue.Full:
             self._warn("the webhook has not answered for long; a message to it is given up")
 

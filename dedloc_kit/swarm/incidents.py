@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-MOST_REASONS = 20
+MAX_REASONS = 20
 """That are told apart: a reason may quote what a stranger wrote."""
 OTHER_REASONS = "for other reasons"
-MOST_UNTAKEN = 100
+MAX_UNTAKEN = 100
 
 
 class FailedRound(NamedTuple):
@@ -17,7 +17,7 @@ class FailedRound(NamedTuple):
     text: str
 
 
-class Troubles:
+class Incidents:
     """Takes what any thread reports, until somebody asks for it.
 
     :param warn: told in plain words, of what is repeated only now and then
@@ -33,13 +33,13 @@ class Troubles:
     def failed(self, step: int, reason: str) -> None:
         """A round that had begun has failed."""
         with self._lock:
-            self._failed = [*self._failed, FailedRound(step, reason)][-MOST_UNTAKEN:]
+            self._failed = [*self._failed, FailedRound(step, reason)][-MAX_UNTAKEN:]
         self._warn(f"a round failed and is tried again: {reason}")
 
     def reject(self, reason: str, times: int = 1) -> None:
         """Something from the network was ignored."""
         with self._lock:
-            if reason not in self._rejected and len(self._rejected) >= MOST_REASONS:
+            if reason not in self._rejected and len(self._rejected) >= MAX_REASONS:
                 reason = OTHER_REASONS
             before = self._rejected[reason]
             self._rejected[reason] = count = before + times

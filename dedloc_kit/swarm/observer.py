@@ -1,7 +1,7 @@
 """Looks at a swarm without taking part: who is there, and what every finished global step was made of.
 
 Of each step its members keep the signed contributions, beside the average for those who missed the round and beside
-the state for newcomers. An onlooker asks for these alone: for the head of a download, none of its content.
+the state for newcomers. An observer asks for these alone: for the head of a download, none of its content.
 """
 
 import random
@@ -19,7 +19,7 @@ from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership
 from dedloc_kit.swarm.network.node import Node
@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 10.0
 Finished = tuple[GlobalStep, dict[str, Contribution]]
 
 
-class Onlooker:
+class Observer:
     """A swarm seen from outside.
 
     :param belief: judges how far the swarm is
@@ -67,7 +67,7 @@ class Onlooker:
 
     @property
     def peer(self) -> str:
-        """The id of the onlooker itself."""
+        """The id of the observer itself."""
         return str(self._signer.peer)
 
     def peers(self) -> dict[str, Progress]:
@@ -208,7 +208,7 @@ def watching(
     organizer: str,
     secret: str,
     warn: Callable[[str], None],
-) -> Iterator[Onlooker]:
+) -> Iterator[Observer]:
     """Look at a swarm and leave it at the end. Call it in a process's main thread.
 
     Raises UserError if nobody of the run answers, or it is not open and the organizer does not let this peer in.
@@ -221,8 +221,8 @@ def watching(
     try:
         gate = entry.gate
         belief = Belief(signer.peer, organizer, lambda: gate.notice)
-        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn), belief)
-        swarm = Onlooker(run, node, signer, tracker, belief, warn)
+        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Incidents(warn), belief)
+        swarm = Observer(run, node, signer, tracker, belief, warn)
         membership = Membership(node, entry.identity, signer, tracker, give_up=swarm.give_up, warn=warn)
         tracker.look_every(LOOK_SECONDS)
         tracker.start()

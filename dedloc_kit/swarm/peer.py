@@ -17,7 +17,7 @@ from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.admission import Admission, serve
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership
@@ -143,7 +143,7 @@ def connected(
             current_info=lambda: state.info,
         )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
-        tracker = Tracker(dht, signer, run.run_id, run.global_batch, initial_peers, warn, Troubles(warn), belief)
+        tracker = Tracker(dht, signer, run.run_id, run.global_batch, initial_peers, warn, Incidents(warn), belief)
         caller = Caller(stop, peer.last_step(run), on_step, on_loading, warn)
         optimizer = CollaborativeOptimizer(state, replica, gradients, averager, tracker, signer, profile, caller)
         membership = Membership(

@@ -14,7 +14,7 @@ from dedloc_kit.records import FillMask
 
 _CONTEXT_TOKENS = 14
 """So much is shown on each side of the hidden word; the model sees the whole sample."""
-_LONGEST_WORD = 3
+_MAX_WORD = 3
 _FEWEST_CHARACTERS = 4
 """Shorter words are mostly particles, and a word of many tokens is mostly a rare name: neither tells much."""
 
@@ -76,7 +76,7 @@ class FillMaskSamples:
             end = int(ends[np.searchsorted(ends, start, side="right")])
             truth = self._text(ids[start:end])
             suitable = len(truth) >= _FEWEST_CHARACTERS and any(map(str.isalpha, truth))
-            if end - start > _LONGEST_WORD or special[start:end].any() or not suitable:
+            if end - start > _MAX_WORD or special[start:end].any() or not suitable:
                 continue
             first = int(np.flatnonzero(edges[:start])[-1]) + 1
             last = int(np.flatnonzero(edges[end:])[0]) + end

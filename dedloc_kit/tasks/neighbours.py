@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dedloc_kit.records import MOST_PICTURE_SIDE, Neighbour, Neighbours, Picture
+from dedloc_kit.records import MAX_PICTURE_SIDE, Neighbour, Neighbours, Picture
 
 _TEMPERATURE = 0.07
 _AT_ONCE = 1024
-_LONGEST_NAME = 64
+_MAX_NAME = 64
 
 
 def directions(features: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def neighbour_samples(
     cosines, who = nearest(directions(features), asked, count)
     small = {number: _small(pictures[number]) for number in {*asked.tolist(), *who.flatten().tolist()}}
     digests = {number: picture.digest for number, picture in small.items()}
-    labels = {number: classes[number][:_LONGEST_NAME] for number in small}
+    labels = {number: classes[number][:_MAX_NAME] for number in small}
     samples = []
     # A model that has diverged has no cosines.
     for number, others, near in zip(
@@ -81,6 +81,6 @@ def neighbour_samples(
 
 def _small(picture: Tensor) -> Picture:
     """Of a picture [3, size, size]."""
-    side = min(MOST_PICTURE_SIDE, picture.shape[-1])
+    side = min(MAX_PICTURE_SIDE, picture.shape[-1])
     shrunk = functional.interpolate(picture[None].float(), size=(side, side), mode="area")[0]
     return Picture(pixels=shrunk.round().byte().permute(1, 2, 0).cpu().numpy().tobytes())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.training.flat import FlatLayout
 
-MOST_BATCHES = 64
+MAX_BATCHES = 64
 """Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record
 that claims more is not believed, and a volunteer waits before it comes to that."""
 

@@ -10,8 +10,8 @@ import torch
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.compute import Batch, Compute
 
-MOST_SAMPLES = 64
-MOST_SECONDS = 1.0
+MAX_SAMPLES = 64
+MAX_SECONDS = 1.0
 """A peer joins an average and takes over new parameters only between two microbatches, so they should be short."""
 _MEMORY_SHARE = 0.85
 """Of a GPU's memory during a trial; the rest is for accumulated gradients and for batches that need more."""
@@ -24,7 +24,7 @@ _SLOW_SECONDS = 5.0
 
 def largest_microbatch(run: RunConfig) -> int:
     """At most so many samples at once: a small part of a batch, which many peers would otherwise overshoot."""
-    return max(1, min(MOST_SAMPLES, run.peer_batch // 8))
+    return max(1, min(MAX_SAMPLES, run.peer_batch // 8))
 
 
 def find_microbatch(compute: Compute, batch: Batch) -> int:
@@ -39,10 +39,10 @@ def find_microbatch(compute: Compute, batch: Batch) -> int:
         size = 1
         while size <= samples_in(batch):
             seconds = _seconds(compute, next(pieces(batch, size)))
-            if seconds is None or (rates and seconds > MOST_SECONDS):
+            if seconds is None or (rates and seconds > MAX_SECONDS):
                 break
             rates[size] = size / seconds
-            if 1.5 * seconds > MOST_SECONDS:  # twice as many take longer by more than this
+            if 1.5 * seconds > MAX_SECONDS:  # twice as many take longer by more than this
                 break
             size *= 2
     if not rates:

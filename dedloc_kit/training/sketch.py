@@ -19,7 +19,7 @@ BLOCK = 4096
 TOLERANCE = 1e-5
 """Relative, for each tensor; as `state.SKETCH_TOLERANCE`."""
 SEED_BYTES = 32
-MOST_NUMBERS = 2**20
+MAX_NUMBERS = 2**20
 """In one sketch: that of a state of 65,000 tensors."""
 
 Sketch = list[list[float]]
@@ -50,7 +50,7 @@ def differ(mine: Sequence[Tensor], seed: bytes, other: Sketch) -> list[int]:
 
 def read(values: object) -> Sketch:
     """A sketch from a peer's plain values; raises ValueError if it is none."""
-    if not isinstance(values, list) or len(values) * NUMBERS > MOST_NUMBERS:
+    if not isinstance(values, list) or len(values) * NUMBERS > MAX_NUMBERS:
         raise ValueError("it is no sketch")
     for numbers in values:
         if not isinstance(numbers, list) or len(numbers) != NUMBERS or {float} != set(map(type, numbers)):

@@ -28,7 +28,7 @@ from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.cli.main import main
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.records import INVITATION_FILE, MOST_REFUSED, Notice
+from dedloc_kit.records import INVITATION_FILE, MAX_REFUSED, Notice
 from dedloc_kit.run import AccessConfig, RunConfig, parse_run
 from dedloc_kit.steering.orders import ORDERS_FILE, Kicked, OrderBook, Orders
 from tests import invitations
@@ -134,7 +134,7 @@ def test_in_an_open_run_the_coordinator_refuses_all_that_were_kicked_and_its_not
     assert office.known("QmOther") is None
     notice = Notice.parse({"run_id": "x", "time": 1.0, "refused": office.refused()})
     named = [peer for peer in office.refused() if notice.refuses(peer)]
-    assert named == list(office.refused()[:MOST_REFUSED])
+    assert named == list(office.refused()[:MAX_REFUSED])
     assert not notice.refuses("QmOther")
     assert len(MSGPackSerializer.dumps(notice.model_dump())) < 11_000
 

@@ -100,7 +100,7 @@ def test_a_blank_line_ends_a_document_of_a_text_file(tmp_path: Path) -> None:
 def test_a_text_file_without_blank_lines_is_cut_so_that_it_fits_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "LONGEST_TEXT", 10)
+    monkeypatch.setattr(formats, "MAX_TEXT", 10)
     path = tmp_path / "book.txt"
     path.write_text("1234567\n1234567\n123\n" + "x" * 25)
     assert read(path) == ["1234567\n1234567", "123\nxxxxxxxxxx", "xxxxxxxxxx", "xxxxx"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dedloc_kit.data.images import MOST_IN_A_ROW, decode, decoded, encoded_images
+from dedloc_kit.data.images import MAX_IN_A_ROW, decode, decoded, encoded_images
 from dedloc_kit.data.shards import Shard, find_shards
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.errors import UserError
@@ -111,7 +111,7 @@ def test_broken_pictures_are_left_out_and_counted_and_the_rest_keeps_order_and_l
 
 
 def test_a_stream_of_nothing_but_broken_pictures_ends_with_what_to_do() -> None:
-    broken = ((b"x", None) for _ in range(2 * MOST_IN_A_ROW))
+    broken = ((b"x", None) for _ in range(2 * MAX_IN_A_ROW))
     with pytest.raises(UserError, match=r"none of the first 2048 pictures .*check the source"):
         list(decoded(broken, 8, lambda _: None))
 
@@ -143,7 +143,7 @@ def test_a_column_that_holds_no_pictures_or_no_classes_is_named(tmp_path: Path) 
 
 
 def test_a_shard_of_broken_pictures_costs_that_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dedloc_kit.data.images.MOST_IN_A_ROW", 8)
+    monkeypatch.setattr("dedloc_kit.data.images.MAX_IN_A_ROW", 8)
     files = [(numbered(7), None), *[(b"x", None)] * 100, (numbered(9), None)]
     found = [int(pixels[0, 0, 0]) for pixels, _ in decoded(iter(files), 4, lambda _: None)]
     assert found == [7, 9]

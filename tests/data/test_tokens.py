@@ -36,7 +36,7 @@ def test_a_document_has_the_tokens_of_each_of_its_sentences_by_itself(tokenizer:
 def test_words_that_are_remembered_have_the_tokens_that_they_have_in_their_text(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "_LONGEST_WORD", 8)
+    monkeypatch.setattr(tokens, "_MAX_WORD", 8)
     odd = [
         "A  bank.\nRiver\t and\u00a0sea",
         "ফিস্\u200c হইবে। কোন্\u200c কর্মকর্তা",
@@ -96,7 +96,7 @@ def test_tokenized_documents_pass_through_in_their_place(tokenizer: Any) -> None
 def test_one_huge_text_is_tokenized_in_pieces_of_bounded_length_and_loses_no_word(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "_LONGEST_PIECE", 1000)
+    monkeypatch.setattr(tokens, "_MAX_PIECE", 1000)
     text = "River and sea. " * 700
     made = list(DocumentTokenizer(tokenizer, "en").documents([text, "Sea"]))
     assert len(made) > 10

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dedloc_kit.display.curve import MOST_POINTS, curve
+from dedloc_kit.display.curve import MAX_POINTS, curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -48,5 +48,5 @@ def test_a_long_run_is_thinned_and_ends_at_its_newest_step() -> None:
         lines(curve(points([1.0 + 1 / n for n in range(1, 10_001)]), []))[0],
         lines(curve(points([1.0]), []))[0],
     )
-    assert len(long) <= MOST_POINTS
+    assert len(long) <= MAX_POINTS
     assert long[-1][0] == short[-1][0]

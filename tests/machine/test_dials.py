@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.machine.dials import FORGOTTEN_SECONDS, IN_ALL, MOST_FAILURES, PERIOD, PORTS_OF_A_HOST, Dials
+from dedloc_kit.machine.dials import FORGOTTEN_SECONDS, IN_ALL, MAX_FAILURES, PERIOD, PORTS_OF_A_HOST, Dials
 
 
 class Clock:
@@ -44,7 +44,7 @@ def test_a_host_has_so_many_of_its_ports_dialled_and_all_together_so_many(clock:
 
 def test_who_is_not_reached_three_times_is_forgotten_for_an_hour_and_no_other_peer_there_is(clock: Clock) -> None:
     dials, place = Dials((), (), clock), ("8.8.8.8", 53)
-    for reached in (False, True, *[False] * MOST_FAILURES):
+    for reached in (False, True, *[False] * MAX_FAILURES):
         assert dialled(dials, "QmA", place) == 1
         dials.over("QmA", [at(*place)], reached=reached)
         clock.now += PERIOD

@@ -51,7 +51,7 @@ def assert_told(folder: Path, *words: str) -> None:
 
 def test_a_long_path_for_temporary_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(obstacles()) == [], "this machine has what it takes"
-    long = tmp_path / ("x" * surroundings.LONGEST_TEMPORARY)
+    long = tmp_path / ("x" * surroundings.MAX_TEMPORARY)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert_told(tmp_path / "peer", f"has {len(os.fsencode(long))} bytes", "set TMPDIR to a shorter one")
@@ -61,7 +61,7 @@ def test_the_longest_path_is_one_that_torch_can_use_and_a_longer_one_is_not() ->
     share = "import torch\ntorch.multiprocessing.set_sharing_strategy('file_system')\ntorch.zeros(9).share_memory_()"
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for more, works in ((0, True), (1, False)):
-            folder = Path(base) / ("x" * (surroundings.LONGEST_TEMPORARY + more - len(base) - 1))
+            folder = Path(base) / ("x" * (surroundings.MAX_TEMPORARY + more - len(base) - 1))
             folder.mkdir()
             environment = {**os.environ, "TMPDIR": str(folder)}
             done = subprocess.run([sys.executable, "-c", share], env=environment, capture_output=True)

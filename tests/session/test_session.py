@@ -212,7 +212,7 @@ def test_a_training_that_never_gets_to_work_is_not_started_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_REST", 0.1)
-    monkeypatch.setattr(supervisor, "MOST_FALSE_STARTS", 2)
+    monkeypatch.setattr(supervisor, "MAX_FALSE_STARTS", 2)
     with (
         coordinator_of(tiny_run(), tmp_path) as coordinator,
         session_at(coordinator.dashboard.url, tmp_path / "volunteer", {"TINY_MEMORY": "a bug"}) as session,

@@ -9,7 +9,7 @@ from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.swarm import observer
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.swarm.observer import Finished, Onlooker
+from dedloc_kit.swarm.observer import Finished, Observer
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.protocol import Header, Request, encode
 from tests.swarm.harness import belief, progress
@@ -24,7 +24,7 @@ def asha(tmp_path_factory: pytest.TempPathFactory) -> Signer:
     return Signer(Identity(tmp_path_factory.mktemp("asha") / "identity.key"))
 
 
-class Swarm(Onlooker):
+class Swarm(Observer):
     """One whose peers say what a test lets them say."""
 
     def __init__(self, asha: Signer) -> None:

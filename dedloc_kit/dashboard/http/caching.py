@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-MOST_ANSWERS = 64
+MAX_ANSWERS = 64
 """Whoever asks for ever new parts of a list must not fill the memory."""
 SMALL_BYTES = 1_000
 """Compressing less gains nothing."""
@@ -63,7 +63,7 @@ class Answers:
         with self._lock:
             kept = self._answers.setdefault(key, _Kept())
             self._answers.move_to_end(key)
-            if len(self._answers) > MOST_ANSWERS:
+            if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
             return kept
 

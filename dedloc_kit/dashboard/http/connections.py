@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dedloc_kit.dashboard.http.shares import Shares, household
 
-MOST_WAITING = 400
+MAX_WAITING = 400
 """Connections on which no whole request has come yet, or no further one: half sent, not encrypted yet, idle."""
 REQUEST_SECONDS = 30.0
 """How long one may be so; what it still has to take of an answer, too."""
@@ -60,7 +60,7 @@ class Listener(socket.socket):
 
     def __init__(self, family: int, kind: int, protocol: int) -> None:
         super().__init__(family, kind, protocol)
-        self.waiting = Shares[Connection](MOST_WAITING)
+        self.waiting = Shares[Connection](MAX_WAITING)
         self._open: dict[tuple[str, int], Connection] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:

@@ -37,7 +37,7 @@ that is on its way also keeps a file on the disk."""
 ENTRANCE = Limit(2_000, 20.0, 100)
 """What volunteers and the organizer need; viewers, whatever their number, leave all of it. A class of 400 joins at
 once: the requirements, the wheel, the invitation, each again after a mistake."""
-MOST_SENT = 64 * 1024
+MAX_SENT = 64 * 1024
 """Bytes of a request's body; an order of the organizer takes a few hundred."""
 STALLED_SECONDS = 30.0
 """How long a part of an answer may wait until the other side takes it."""
@@ -127,8 +127,8 @@ def _too_much(headers: Headers) -> Response | None:
     """The refusal of a body that would fill the memory: it is read before anybody asks who sends it."""
     if "transfer-encoding" in headers:
         return message("say how long the body is (Content-Length)", 411)
-    if int(headers.get("content-length", 0)) > MOST_SENT:  # the server has checked that it is a number
-        return message(f"the body is longer than {MOST_SENT} bytes", 413)
+    if int(headers.get("content-length", 0)) > MAX_SENT:  # the server has checked that it is a number
+        return message(f"the body is longer than {MAX_SENT} bytes", 413)
     return None
 
 

@@ -23,7 +23,7 @@ WRONG_PER_MINUTE = 10
 all come from the same address, and nobody shall lock the organizer out. Guessing is hopeless at any speed."""
 _KEY_BYTES = 32
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_MOST_ADDRESSES = 10_000
+_MAX_ADDRESSES = 10_000
 
 
 class Keys:
@@ -75,9 +75,9 @@ class Attempts:
         """Count one more; whether that is too many within a minute."""
         now = time.monotonic()
         with self._lock:
-            if len(self._wrong) >= _MOST_ADDRESSES:
+            if len(self._wrong) >= _MAX_ADDRESSES:
                 self._wrong = {known: times for known, times in self._wrong.items() if times[-1] > now - 60.0}
-            if len(self._wrong) >= _MOST_ADDRESSES and address not in self._wrong:
+            if len(self._wrong) >= _MAX_ADDRESSES and address not in self._wrong:
                 return True
             times = self._wrong.setdefault(address, deque(maxlen=WRONG_PER_MINUTE + 1))
             times.append(now)

@@ -18,7 +18,7 @@ from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
-from dedloc_kit.ledger.schema import DAY_SECONDS, MOST_SAMPLES
+from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
 from dedloc_kit.records import Neighbours, Picture, Standing
 from dedloc_kit.run import RunConfig
 
@@ -27,7 +27,7 @@ SILENCE_SECONDS = 60.0
 REVISION_SECONDS = 3.0
 """Viewers are told at most so often that lists have news: each of them then fetches one."""
 SHARES = 24
-MOST_PEERS = 1_000
+MAX_PEERS = 1_000
 STEP_POINTS, EVALUATION_POINTS = 1_500, 500
 """A curve with more points than a screen has pixels is thinned to these."""
 LOSS_POINTS, ROUND_POINTS = 300, 300
@@ -199,7 +199,7 @@ class RunView:
         teams = [
             schemas.Team(
                 team=team,
-                samples=min(MOST_SAMPLES, sum(person.samples for person in people)),
+                samples=min(MAX_SAMPLES, sum(person.samples for person in people)),
                 recent=sum(person.recent for person in people),
                 seconds=sum(person.seconds for person in people),
                 members=len(people),
@@ -246,7 +246,7 @@ class RunView:
                     since=since.get(peer.peer),
                     current=peer.step == step,
                 )
-                for peer in ordered[:MOST_PEERS]
+                for peer in ordered[:MAX_PEERS]
             ],
         )
 
@@ -305,7 +305,7 @@ class RunView:
             active = {peer.peer for peer in self._peers if not peer.follower}
             if people is not self._listed[0] or active != self._listed[1]:
                 # Made anew only then: every volunteer asks for its standing, which is found in these.
-                total = min(MOST_SAMPLES, sum(person.samples for person in people))
+                total = min(MAX_SAMPLES, sum(person.samples for person in people))
                 rows = [
                     schemas.PersonRow(**vars(p), share=p.samples / total, rank=rank, active=p.peer in active)
                     for rank, p in enumerate(people, start=1)

@@ -19,7 +19,7 @@ from dedloc_kit.steering.commands import give
 from dedloc_kit.steering.orders import GivenOrder, Kicked, OrderBook
 
 _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
-_MOST_SHOWN = 100
+_MAX_SHOWN = 100
 
 
 class KeptCheckpoint(Answer):
@@ -127,8 +127,8 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
             finishing=orders.finish,
             announcement=orders.announcement,
             kicked=list(reversed(orders.kicked)),
-            alerts=raised_alerts(folder, _MOST_SHOWN),
-            orders=book.given(_MOST_SHOWN),
+            alerts=raised_alerts(folder, _MAX_SHOWN),
+            orders=book.given(_MAX_SHOWN),
             checkpoints=kept_checkpoints(folder / "checkpoints"),
         )
 

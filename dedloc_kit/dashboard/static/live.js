@@ -1,7 +1,7 @@
 // The connection to the server: connects by itself for as long as the page is open.
 
 const SILENCE = 45_000; // three missed signs of life: a laptop that slept has a connection that only looks alive
-const LONGEST_WAIT = 20_000;
+const MAX_WAIT = 20_000;
 
 /**
  * Calls `onEvent(name, values)` for every event and `onConnection(connected)` when the connection comes or goes.
@@ -40,7 +40,7 @@ export function listen(url, names, onEvent, onConnection) {
     clearTimeout(watchdog);
     onConnection(false);
     // At random, so that all viewers do not come back in the same moment.
-    const wait = Math.min(LONGEST_WAIT, 1_000 * 2 ** failures) * (0.5 + Math.random() / 2);
+    const wait = Math.min(MAX_WAIT, 1_000 * 2 ** failures) * (0.5 + Math.random() / 2);
     failures += 1;
     setTimeout(connect, wait);
   }

@@ -3,7 +3,7 @@
 import { listen } from "./live.js";
 import { addressOf, ask, load } from "./server.js";
 
-const MOST_POINTS = 4_000; // beyond this the server's thinned curves are fetched again
+const MAX_POINTS = 4_000; // beyond this the server's thinned curves are fetched again
 const FETCH_PAUSE = 3_000; // lists are fetched again at most so often
 
 export const run = {
@@ -59,7 +59,7 @@ async function loadHistory() {
 function addHistory({ after, last_step: lastStep, steps, evaluations }) {
   const { history } = run;
   const known = history.steps.at(-1)?.step ?? 0;
-  if (after > known || lastStep < known || history.steps.length > MOST_POINTS) {
+  if (after > known || lastStep < known || history.steps.length > MAX_POINTS) {
     loadHistory(); // a gap, or the run was taken back to an earlier checkpoint
     return;
   }

@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.network.bounds import MOST_MEMBERS
+from dedloc_kit.swarm.network.bounds import MAX_MEMBERS
 
 MOST_ANNOUNCED_BYTES = 100
 """By one member to all of its group: three numbers."""
@@ -109,7 +109,7 @@ def read_members(group: GroupInfo) -> tuple[list[float | None], float]:
     That number is the median of what the members expect, so that one of them cannot block the others.
     Raises ValueError if a member sent nonsense, or the leader did.
     """
-    if len(group.peer_ids) > MOST_MEMBERS or len(set(group.peer_ids)) != len(group.peer_ids):
+    if len(group.peer_ids) > MAX_MEMBERS or len(set(group.peer_ids)) != len(group.peer_ids):
         raise ValueError("the leader named members that cannot be a group")
     bandwidths: list[float | None] = []
     expected = []

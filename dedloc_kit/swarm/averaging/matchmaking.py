@@ -18,7 +18,7 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.swarm.averaging.group import MOST_ANNOUNCED_BYTES
-from dedloc_kit.swarm.network.bounds import MOST_MEMBERS
+from dedloc_kit.swarm.network.bounds import MAX_MEMBERS
 
 MATCHMAKING_TIME, REQUEST_TIMEOUT = 4.0, 3.0
 """Seconds; the latter must stay below the former."""
@@ -93,7 +93,7 @@ class Matchmaking(matchmaking.Matchmaking):
         self.group_key_manager.group_bits = key_bits
         self.potential_leaders = Leaders(self.peer_id, leaders, window)
         self._expected, self._unwelcome = set(expected), frozenset(unwelcome)
-        self.target_group_size = min(max(2, 1 + len(self._expected)), MOST_MEMBERS)
+        self.target_group_size = min(max(2, 1 + len(self._expected)), MAX_MEMBERS)
 
     def get_request_expiration_time(self) -> float:
         """A leader refuses whoever would leave before its own window ends. But windows differ, and whoever has to
@@ -112,7 +112,7 @@ class Matchmaking(matchmaking.Matchmaking):
             if request.group_key == self.group_key_manager.current_key and peer not in self._expected:
                 # Somebody that we did not know of has come; it must not take the place of somebody else.
                 self._expected.add(peer)
-                self.target_group_size = min(1 + len(self._expected), MOST_MEMBERS)
+                self.target_group_size = min(1 + len(self._expected), MAX_MEMBERS)
         return super()._check_reasons_to_reject(request, context)
 
     async def rpc_join_group(

@@ -8,7 +8,7 @@ from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.directory.directory import MANY, Directory
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MOST_BATCHES
+from dedloc_kit.training.gradients import MAX_BATCHES
 
 DHT_TIMEOUT = 20.0
 
@@ -42,7 +42,7 @@ def possible(contribution: Contribution, run_id: str, global_batch: int) -> Cont
 
     A signature proves who says so, not that it is true: this is asked wherever a contribution is taken.
     """
-    most = MOST_BATCHES * global_batch
+    most = MAX_BATCHES * global_batch
     if contribution.run_id != run_id:
         raise ValueError("Contribution: of another run")
     if contribution.step < 1:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from dedloc_kit.records import Notice, Progress
 
-LONGEST_SUSPICION = 600.0
+MAX_SUSPICION = 600.0
 FORGIVEN = 2
 """So often a peer may fail in a row before it is backed off."""
 
@@ -41,7 +41,7 @@ class Suspicion:
             for peer in peers:
                 self._offences[peer] += 1
                 if self._offences[peer] > FORGIVEN:
-                    seconds = min(LONGEST_SUSPICION, 2.0 ** self._offences[peer])
+                    seconds = min(MAX_SUSPICION, 2.0 ** self._offences[peer])
                     self._backed_off[peer] = time.monotonic() + seconds
 
     def doubt(self, peers: Collection[str], since: float = 0.0) -> None:

@@ -18,13 +18,13 @@ from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.suspicion import Suspicion
-from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.bootstrap import avoid
 from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MOST_BATCHES
+from dedloc_kit.training.gradients import MAX_BATCHES
 from dedloc_kit.training.state import Position
 
 HEARTBEAT = 4.0
@@ -37,7 +37,7 @@ FRESH_SECONDS = 2.0
 """Where somebody has reported in the last so many seconds, probably everybody does."""
 WIDE_LOOK = 10
 """Every so many looks several nodes are asked, whatever one of them says."""
-SECONDS_PER_PEER, MOST_SECONDS = 0.01, 5.0
+SECONDS_PER_PEER, MAX_SECONDS = 0.01, 5.0
 """Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
 time it must stay below what a record lives, or peers would seem to be gone."""
 DHT_TIMEOUT = 10.0
@@ -49,7 +49,7 @@ class Tracker(threading.Thread):
     """Publishes this peer's progress and follows everyone else's, in the background.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
-    :param troubles: told about records that are ignored
+    :param incidents: told about records that are ignored
     :param belief: judges which step they prove
     """
 
@@ -61,16 +61,16 @@ class Tracker(threading.Thread):
         global_batch: int,
         known: Sequence[str],
         warn: Callable[[str], None],
-        troubles: Troubles,
+        incidents: Incidents,
         belief: Belief,
     ) -> None:
         super().__init__(name="tracker", daemon=True)
         self._dht, self._signer, self._warn = dht, signer, warn
         self._global_batch = global_batch
-        self.troubles, self.reject, self.belief = troubles, troubles.reject, belief
+        self.incidents, self.reject, self.belief = incidents, incidents.reject, belief
         self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
         self._directory = Directory(
-            dht, PROGRESS, run_id, reject=troubles.reject, check=self._check, seconds=TIME_TO_LIVE
+            dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -97,7 +97,7 @@ class Tracker(threading.Thread):
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now = False
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
-            self._period = period + min(MOST_SECONDS, SECONDS_PER_PEER * len(self._others))
+            self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self._others))
         if news:
             self._wake.set()
 
@@ -233,7 +233,7 @@ class Tracker(threading.Thread):
     def _check(self, progress: Progress) -> None:
         if progress.time > get_dht_time() + TIME_TO_LIVE:
             raise ValueError("Progress: from the future")
-        if progress.samples > MOST_BATCHES * self._global_batch:
+        if progress.samples > MAX_BATCHES * self._global_batch:
             raise ValueError(f"Progress: claims {progress.samples} samples for a batch of {self._global_batch}")
 
     def run(self) -> None:

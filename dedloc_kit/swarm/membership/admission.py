@@ -42,7 +42,7 @@ ALL_STRANGERS_QUESTIONS, QUESTIONS_OF_AN_ADDRESS, STRANGERS_QUESTIONS = 3000, 12
 ALL_MEMBERS_QUESTIONS, MEMBERS_QUESTIONS = 30_000, 20
 """Of those who have been let in: each answer is signed."""
 STARTUP_TIMEOUT = 60.0
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _CURABLE: tuple[Denial, ...] = ("no code", "no token", "expired", "revoked")
 """By showing a secret."""
 _TOKEN_FILE = "access-token"
@@ -74,7 +74,7 @@ class Admission:
         """
         peer = context.remote_id.to_base58()
         try:
-            if len(request.value) > _MOST_BYTES:
+            if len(request.value) > _MAX_BYTES:
                 raise ValueError("too long")
             asked = AccessRequest.parse(decode(request.value))
             if asked.run_id != self._run.run_id:
@@ -153,7 +153,7 @@ async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
 async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:
     """Ask the coordinator for a token; none if it does not answer."""
     request = BytesValue(value=encode(AccessRequest(run_id=run_id, secret=secret)))
-    kind = Capped(BytesValue, _MOST_BYTES)
+    kind = Capped(BytesValue, _MAX_BYTES)
     call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), Names(run_id).admission, request, kind)
     try:
         reply = await asyncio.wait_for(call, ANSWER_SECONDS)

@@ -21,7 +21,7 @@ from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from dedloc_kit.swarm.network.signing import MAX_RECORD_BYTES
 from dedloc_kit.training.flat import CHUNK
 
-MOST_MEMBERS = 512
+MAX_MEMBERS = 512
 """Of one group."""
 MESSAGE_SECONDS = 60.0
 """For one message, from its first byte to its last."""
@@ -44,8 +44,8 @@ _SMALL = Bounds(5_000, 5_000)
 _BOUNDS = {
     "rpc_find": Bounds(100_000, DEFAULT_MAX_MSG_SIZE),
     "rpc_store": Bounds(DEFAULT_MAX_MSG_SIZE, 100_000),  # a new node is told all that lies under a key at once
-    "rpc_join_group": Bounds(5_000, MOST_MEMBERS * 200),  # the answer names all members
-    "rpc_aggregate_part": Bounds(4 * CHUNK + 5_000, MOST_MEMBERS * MAX_RECORD_BYTES),  # their introductions as well
+    "rpc_join_group": Bounds(5_000, MAX_MEMBERS * 200),  # the answer names all members
+    "rpc_aggregate_part": Bounds(4 * CHUNK + 5_000, MAX_MEMBERS * MAX_RECORD_BYTES),  # their introductions as well
 }
 """By the last part of what a service is called; whatever is not named here is small."""
 

@@ -21,7 +21,7 @@ LATER_DIAL = 2.0
 """Seconds that the one of two peers waits which is not to dial first."""
 ONLINE_SECONDS = 30.0
 """For so long a line that was up is taken to be up."""
-MOST_KNOWN = 32
+MAX_KNOWN = 32
 
 
 class Connections:
@@ -89,7 +89,7 @@ class Connections:
             self._dialling.remove(dialled)
             with suppress(Exception):  # nobody was found
                 self._met |= {peer: addresses for peer, addresses in dialled.result().items() if addresses}
-        for peer in sorted(self._met, key=lambda peer: peer in seen)[: max(0, len(self._met) - MOST_KNOWN)]:
+        for peer in sorted(self._met, key=lambda peer: peer in seen)[: max(0, len(self._met) - MAX_KNOWN)]:
             del self._met[peer]
 
     def _answers_to(self, peer: str) -> bool:

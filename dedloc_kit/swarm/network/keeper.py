@@ -4,7 +4,7 @@ hivemind's nodes keep what anyone sends: under any key, of any size, for any tim
 cannot be read, wherever it comes from, hides all those under the same key. Ours takes nothing but records of its run
 that their authors have signed, within the limits of `swarm.kinds`, and drops all else one by one.
 
-In all that is at most MOST_RECORDS under each of 34 keys, some 70 MB, and the notice. What is full takes nobody new,
+In all that is at most MAX_RECORDS under each of 34 keys, some 70 MB, and the notice. What is full takes nobody new,
 except for the organizer: whoever is there already can renew its record, and is not pushed out by those who make a
 thousand keys. A peer has one record under each key, and of each kind only two keys for it.
 """
@@ -22,16 +22,16 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import MAX_OWNER_BYTES, Signer, author, parted, verified
 
-MOST_RECORDS = 512
+MAX_RECORDS = 512
 """Under one key. Peers spread over more keys from 200 on, but newcomers know of few others at first."""
 CLOCK_SECONDS = 15.0
 """By so much the author's clock may be ahead of ours: a record may seem to stay longer than its kind may."""
-MOST_NODES = 4096
+MAX_NODES = 4096
 """That this node remembers."""
 REMEMBERED_RECORDS = 1024
 
@@ -58,7 +58,7 @@ class Keeper(RecordValidatorBase):
         for kind in (PROGRESS, CONTRIBUTIONS, NOTICE) if run_id else ():
             for share, key in [(None, kind.key(names)), *enumerate(kind.shares(names))]:
                 self._places[DHTID.generate(key).to_bytes()] = _Place(kind, share)
-        self._troubles = Troubles(lambda _: None)
+        self._incidents = Incidents(lambda _: None)
         # The same records come with answer after answer.
         self._reason_to_refuse = lru_cache(REMEMBERED_RECORDS)(self._look_into)
 
@@ -75,12 +75,12 @@ class Keeper(RecordValidatorBase):
             return False  # somebody's clock is behind; no trouble
         reason = self._unfit(record) or self._reason_to_refuse(record)
         if reason:
-            self._troubles.reject(reason)
+            self._incidents.reject(reason)
         return not reason
 
     def refused(self) -> Counter[str]:
         """How many records were refused for which reason since the last call."""
-        return self._troubles.take()[1]
+        return self._incidents.take()[1]
 
     def _unfit(self, record: DHTRecord) -> str:
         """Why this record is refused unread; empty if it fits."""
@@ -130,7 +130,7 @@ class Storage:
     :param organizer: peer id of who finds a place where all are taken
     """
 
-    def __init__(self, organizer: str, most: int = MOST_RECORDS) -> None:
+    def __init__(self, organizer: str, most: int = MAX_RECORDS) -> None:
         self._organizer, self._most = organizer, most
         self._kept: dict[DHTID, dict[bytes, ValueWithExpiration[bytes]]] = {}
 
@@ -191,14 +191,14 @@ class DHTProtocol(protocol.DHTProtocol):
         }
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        """Only for nodes that stand where they must, and for no more than MOST_NODES: hivemind forgets none of them."""
+        """Only for nodes that stand where they must, and for no more than MAX_NODES: hivemind forgets none of them."""
         known = node_id is None or node_id in self.routing_table
-        if known or (node_id == node_id_of(peer_id) and len(self.routing_table.uid_to_peer_id) < MOST_NODES):
+        if known or (node_id == node_id_of(peer_id) and len(self.routing_table.uid_to_peer_id) < MAX_NODES):
             await super().update_routing_table(node_id, peer_id, responded)
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
         """Leaves only what is valid, and nothing that the dictionary says of itself."""
-        records = list(dictionary.data.items())[: MOST_RECORDS + 1]
+        records = list(dictionary.data.items())[: MAX_RECORDS + 1]
         dictionary.__init__()
         for subkey, record in records:
             if isinstance(subkey, bytes) and self._validate_record(key_bytes, self.serializer.dumps(subkey), *record):

@@ -40,7 +40,7 @@ LOOK_SECONDS = 1.0
 """Between two looks at the connections, on behalf of others."""
 CLOSED = "so it only makes outgoing connections, which is enough to train"
 
-_MOST_BYTES, _MOST_ANSWER_BYTES = 512, 4096
+_MAX_BYTES, _MAX_ANSWER_BYTES = 512, 4096
 
 Vouch = Callable[[str, str, int], str]
 """The signed word that a peer was reached at a host and port; empty from whose word does not count."""
@@ -228,7 +228,7 @@ async def _ask(p2p: P2P, peer: PeerID, question: Question) -> Answer | None:
         await asyncio.sleep(pause)
         try:
             reply = await Reachability.get_stub(p2p, peer).rpc_connect_back(_packed(question), timeout=ANSWER_SECONDS)
-            answer = Answer.parse(_from_json(reply.value, _MOST_ANSWER_BYTES))
+            answer = Answer.parse(_from_json(reply.value, _MAX_ANSWER_BYTES))
             ipaddress.IPv4Address(answer.host)
         except Exception:  # an older version, gone, or nonsense: whatever it is, this peer tells nothing
             return None
@@ -241,7 +241,7 @@ def _packed(record: Record) -> BytesValue:
     return BytesValue(value=record.model_dump_json().encode())
 
 
-def _from_json(data: bytes, most: int = _MOST_BYTES) -> Any:
+def _from_json(data: bytes, most: int = _MAX_BYTES) -> Any:
     if len(data) > most:
         raise ValueError("too long")
     return json.loads(data)

@@ -4,9 +4,9 @@ from typing import Any
 
 from hivemind.utils import MSGPackSerializer
 
-MOST_OBJECTS = 200_000
+MAX_OBJECTS = 200_000
 """In one message: the parts of the largest average, and some."""
-_MOST_DEPTH = 8
+_MAX_DEPTH = 8
 _SIZES = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _SIZES |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # how many elements of a list or a map come next, each of them counted
 _SIZES |= {0xA0 + size: size for size in range(32)}
@@ -20,7 +20,7 @@ _EXTENDED_SIZES = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 def unpack(data: bytes) -> Any:
     """As hivemind's `loads`, which raises nearly anything; ValueError, before it takes memory, for too many objects."""
-    _count(memoryview(data), MOST_OBJECTS, _MOST_DEPTH)
+    _count(memoryview(data), MAX_OBJECTS, _MAX_DEPTH)
     return MSGPackSerializer.loads(data)
 
 

@@ -24,7 +24,7 @@ from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.receipts import global_step
 from dedloc_kit.swarm.rounds.rounds import Rounds
-from dedloc_kit.training.gradients import MOST_BATCHES, Gradients
+from dedloc_kit.training.gradients import MAX_BATCHES, Gradients
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
@@ -205,7 +205,7 @@ class CollaborativeOptimizer:
 
     def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
-        return self._error is None and 2 * self.gradients.samples > MOST_BATCHES * self.run.global_batch
+        return self._error is None and 2 * self.gradients.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""

@@ -13,7 +13,7 @@ from dedloc_kit.swarm.averaging.group import Gathering, Round
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.swarm.rounds.timing import Pace
+from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.state import TrainingState
 
@@ -22,7 +22,7 @@ START_MARGIN = 5.0
 MAX_STALENESS = 4
 """Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 POLL_SECONDS = 0.02
-SHORTEST_PERIOD, USUAL_PERIOD, LONGEST_PERIOD = 0.3, 1.0, 4.0
+MIN_PERIOD, USUAL_PERIOD, MAX_PERIOD = 0.3, 1.0, 4.0
 """Seconds between two looks into the directory. If one member sees a full batch soon, it calls the others."""
 LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 """Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
@@ -46,9 +46,9 @@ class Rounds:
         warn: Callable[[str], None],
     ) -> None:
         self._run, self._state, self._gradients, self._averager = state.run, state, gradients, averager
-        self._tracker, self._suspicion, self._troubles = tracker, tracker.suspicion, tracker.troubles
+        self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile, self._warn = signer, profile, warn
-        self._pace = Pace()
+        self._timeouts = AdaptiveTimeouts()
         self._gathering: Gathering | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()
@@ -72,7 +72,7 @@ class Rounds:
     @property
     def upload(self) -> float | None:
         """Bytes per second at which this peer got rid of its gradients in recent rounds; none before the first."""
-        return self._pace.upload
+        return self._timeouts.upload
 
     @property
     def samples(self) -> int:
@@ -95,7 +95,7 @@ class Rounds:
         """
         now = get_dht_time()
         untold = sum(
-            progress.samples_per_second * min(LONGEST_PERIOD, max(0.0, now - progress.time))
+            progress.samples_per_second * min(MAX_PERIOD, max(0.0, now - progress.time))
             for progress in self._in_sync().values()
         )
         return self._seconds_for(self._run.global_batch - self.swarm_samples() - untold, samples_per_second)
@@ -107,26 +107,26 @@ class Rounds:
     def look_period(self, samples_per_second: float) -> float:
         """Seconds until the next look into the directory is of use."""
         if self._begun:
-            return LONGEST_PERIOD  # nothing that others say now would change this round
+            return MAX_PERIOD  # nothing that others say now would change this round
         left = self._probably_left(samples_per_second)
         whole = self._seconds_for(self._run.global_batch, samples_per_second)
         if math.isinf(left):
             return USUAL_PERIOD  # nobody computes yet
-        shortest = min(USUAL_PERIOD, max(SHORTEST_PERIOD, whole / LOOKS_PER_BATCH))
-        return min(LONGEST_PERIOD, max(shortest, left / LOOKS_LEFT))
+        shortest = min(USUAL_PERIOD, max(MIN_PERIOD, whole / LOOKS_PER_BATCH))
+        return min(MAX_PERIOD, max(shortest, left / LOOKS_LEFT))
 
     def gather_if_due(self, samples_per_second: float) -> Round | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
         self._watch_the_batch()
         left, expected = self._probably_left(samples_per_second), self._expected()
-        if left > self._pace.lead or time.monotonic() < self._not_before:
+        if left > self._timeouts.lead or time.monotonic() < self._not_before:
             return None
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
         self._awaited, after = frozenset(expected), self._state.round
-        self._averager.bandwidth = self._pace.bandwidth
+        self._averager.bandwidth = self._timeouts.bandwidth
         self._gathering = self._averager.gather(
             step=self._state.step + 1,
             after=after,
@@ -134,7 +134,7 @@ class Rounds:
                 after, self._signer.peer, self._profile.follower, expected, self._profile.client_mode
             ),
             expected=expected,
-            window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+            window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
             unwelcome=self._suspicion.backed_off(),
         )
         return None
@@ -153,7 +153,7 @@ class Rounds:
 
     def leave(self) -> Round | None:
         """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""
-        deadline = time.monotonic() + self._pace.patience
+        deadline = time.monotonic() + self._timeouts.patience
         while self._begun and time.monotonic() < deadline and self._averager.is_alive():
             time.sleep(POLL_SECONDS)
             if (complete := self.advance()) is not None:
@@ -206,16 +206,16 @@ class Rounds:
         elif self._averager.grouping.enough_samples(samples) or gathering.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._awaited:  # otherwise it is the window that it took
-                self._pace.gathered(gathering.seconds(), self.gather_seconds)
+                self._timeouts.gathered(gathering.seconds(), self.gather_seconds)
             contribution = self._contribution()
             boundary = max((progress.boundary_seconds for progress in self._in_sync().values()), default=0.0)
             self._begun = True
             self._averager.begin(
                 gathering,
                 contribution,
-                patience=self._pace.patience,
-                start_patience=self._pace.patience + START_MARGIN + boundary,
-                limit=self._pace.limit + boundary,
+                patience=self._timeouts.patience,
+                start_patience=self._timeouts.patience + START_MARGIN + boundary,
+                limit=self._timeouts.limit + boundary,
             )
 
     def _contribution(self) -> Contribution:
@@ -257,7 +257,7 @@ class Rounds:
             self._suspicion.suspect(self._awaited - members)
         match outcome.outcome:
             case "complete":
-                self._pace.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
+                self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
                 self._suspicion.trust(outcome.contributions)
                 return outcome
             case "refused":
@@ -271,11 +271,11 @@ class Rounds:
         return None
 
     def _failed(self, outcome: Round, begun: bool) -> None:
-        self._pace.failed()
-        self._not_before = time.monotonic() + self._pace.pause
+        self._timeouts.failed()
+        self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
-        self._troubles.failed(self._state.step + 1, outcome.detail)
+        self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
             self._gradients.doubt(outcome.id)
         self._suspicion.suspect(outcome.culprits, outcome.ended)

@@ -5,17 +5,17 @@ from collections import deque
 
 REMEMBERED = 8
 """Rounds that the next one is judged by."""
-FIRST_LEAD, SHORTEST_LEAD = 3.0, 2.0
+FIRST_LEAD, MIN_LEAD = 3.0, 2.0
 """Seconds before the batch is full."""
-FIRST_WINDOW, SHORTEST_WINDOW, LONGEST_WINDOW = 20.0, 8.0, 60.0
+FIRST_WINDOW, MIN_WINDOW, MAX_WINDOW = 20.0, 8.0, 60.0
 """Seconds. A group stands as soon as everyone expected is there, so this is only what a peer may be late."""
-FIRST_PATIENCE, SHORTEST_PATIENCE, LONGEST_PATIENCE = 10.0, 3.0, 120.0
+FIRST_PATIENCE, MIN_PATIENCE, MAX_PATIENCE = 10.0, 3.0, 120.0
 """Seconds; a machine under load may pause for a second or two without being gone."""
-FIRST_LIMIT, SHORTEST_LIMIT = 900.0, 60.0
+FIRST_LIMIT, MIN_LIMIT = 900.0, 60.0
 BANDWIDTH_STEP = 2.0
 
 
-class Pace:
+class AdaptiveTimeouts:
     """Remembers what recent rounds took. All times in seconds."""
 
     def __init__(self) -> None:
@@ -72,25 +72,25 @@ class Pace:
         It follows from how late the group was, not from what gathering took: whoever begins early waits for those who
         do not, and would begin earlier and earlier.
         """
-        return max(SHORTEST_LEAD, 1.5 * max(self._lateness)) if self._lateness else FIRST_LEAD
+        return max(MIN_LEAD, 1.5 * max(self._lateness)) if self._lateness else FIRST_LEAD
 
     @property
     def window(self) -> float:
         """How long a group waits for members that are expected but do not come."""
         if not self._gathering:
             return FIRST_WINDOW
-        return min(LONGEST_WINDOW, max(SHORTEST_WINDOW, 3.0 * max(self._gathering)))
+        return min(MAX_WINDOW, max(MIN_WINDOW, 3.0 * max(self._gathering)))
 
     @property
     def patience(self) -> float:
         """How long a member of an all-reduce may be silent; after each failure twice as long."""
-        usual = max(SHORTEST_PATIENCE, 4.0 * max(self._silences)) if self._silences else FIRST_PATIENCE
-        return min(LONGEST_PATIENCE, usual * 2.0**self._failures)
+        usual = max(MIN_PATIENCE, 4.0 * max(self._silences)) if self._silences else FIRST_PATIENCE
+        return min(MAX_PATIENCE, usual * 2.0**self._failures)
 
     @property
     def limit(self) -> float:
         """How long an all-reduce may take in all: only for members that send ever so slowly."""
-        usual = max(SHORTEST_LIMIT, 6.0 * max(self._averaging)) if self._averaging else FIRST_LIMIT
+        usual = max(MIN_LIMIT, 6.0 * max(self._averaging)) if self._averaging else FIRST_LIMIT
         return usual * 2.0 ** min(self._failures, 4)
 
     @property

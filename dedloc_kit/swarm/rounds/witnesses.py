@@ -19,7 +19,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.transfer.protocol import Header, decode
 from dedloc_kit.training.sketch import SEED_BYTES, Sketch, differ, read
 
-MOST_ASKED = 8
+MAX_ASKED = 8
 PATIENCE_SECONDS = 20.0
 """For witnesses that are busy, or about to take the step whose state has begun to come."""
 PAUSE_SECONDS = 0.5
@@ -109,7 +109,7 @@ class Witnesses:
         if belief.organizer in others:
             return [belief.organizer]
         near = [peer for peer, progress in others.items() if progress.step >= step - 1]
-        return sorted(near, key=belief.weight, reverse=True)[:MOST_ASKED]
+        return sorted(near, key=belief.weight, reverse=True)[:MAX_ASKED]
 
     def _differs(self, tensors: Sequence[Tensor], seed: bytes, told: Sketch, loose: frozenset[int]) -> bool:
         try:

@@ -8,7 +8,7 @@ import requests
 from starlette.applications import Starlette
 
 from dedloc_kit.dashboard.http import limits
-from dedloc_kit.dashboard.http.limits import COSTLY, MOST_SENT, READING, Limit, RateLimits, limit_of
+from dedloc_kit.dashboard.http.limits import COSTLY, MAX_SENT, READING, Limit, RateLimits, limit_of
 from dedloc_kit.dashboard.server import Dashboard
 from tests.dashboard.runs import RUN
 
@@ -80,9 +80,9 @@ def test_what_costs_more_has_a_smaller_allowance(path: str, limit: Limit) -> Non
 
 def test_nobody_can_fill_the_memory_with_what_they_send(dashboard: Dashboard) -> None:
     url = dashboard.url + "/api/state"
-    long = requests.post(url, data=b"x" * (MOST_SENT + 1), timeout=20)
+    long = requests.post(url, data=b"x" * (MAX_SENT + 1), timeout=20)
     endless = requests.post(url, data=iter([b"x"]), timeout=20)
-    usual = requests.post(url, data=b"x" * MOST_SENT, timeout=20)
+    usual = requests.post(url, data=b"x" * MAX_SENT, timeout=20)
     assert [answer.status_code for answer in (long, endless, usual)] == [413, 411, 405]
     assert list(long.json()) == ["message"]
     assert "content-security-policy" in long.headers

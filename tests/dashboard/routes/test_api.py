@@ -360,9 +360,9 @@ def test_many_who_ask_at_once_cost_one_computation() -> None:
 
 def test_who_asks_for_ever_new_parts_does_not_fill_the_memory() -> None:
     kept = Answers(lambda: 1)
-    for number in range(10 * caching.MOST_ANSWERS):
+    for number in range(10 * caching.MAX_ANSWERS):
         kept.answer(request("/api/x", f"offset={number}"), lambda: Value(number=1))
-    assert len(kept._answers) == caching.MOST_ANSWERS
+    assert len(kept._answers) == caching.MAX_ANSWERS
 
 
 def test_hostile_names_stay_text_in_every_list(client: TestClient, recording: Recording, dashboard: Dashboard) -> None:

@@ -13,11 +13,11 @@ from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
-from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MOST_BATCHES
+from dedloc_kit.training.gradients import MAX_BATCHES
 from tests.swarm.directory.test_directory import Plain
 from tests.swarm.harness import RUN_ID, belief, progress, wait_until
 
@@ -42,7 +42,7 @@ class Spotty(Plain):
 
 
 def a_tracker(dht: Any, signer: Signer, organizer: str = "organizer") -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer, organizer))
+    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Incidents(pytest.fail), belief(signer.peer, organizer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
@@ -119,14 +119,14 @@ def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of
     mine, honest, boasts = (Signer(Identity(tmp_path / name)) for name in ("mine", "honest", "boasts"))
     told: list[str] = []
     batch = 10
-    me = Tracker(dht, mine, RUN_ID, batch, (), pytest.fail, Troubles(told.append), belief(mine.peer))
+    me = Tracker(dht, mine, RUN_ID, batch, (), pytest.fail, Incidents(told.append), belief(mine.peer))
     directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail)
-    for signer, samples in ((honest, MOST_BATCHES * batch), (boasts, MOST_BATCHES * batch + 1)):
+    for signer, samples in ((honest, MAX_BATCHES * batch), (boasts, MAX_BATCHES * batch + 1)):
         directory.store(signer, progress(samples=samples), peers=1)
     me.look()
     assert me.others().keys() == {honest.peer}
     assert len(told) == 1
-    assert f"claims {MOST_BATCHES * batch + 1} samples" in told[0]
+    assert f"claims {MAX_BATCHES * batch + 1} samples" in told[0]
 
 
 def test_a_peer_that_failed_again_and_again_is_backed_off_and_one_that_is_only_doubted_counts_when_it_speaks(

@@ -33,7 +33,7 @@ from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
 from dedloc_kit.swarm.averaging.group import MOST_ANNOUNCED_BYTES, read_members
 from dedloc_kit.swarm.network import bounds
-from dedloc_kit.swarm.network.bounds import MOST_MEMBERS, AtATime, BoundedP2P, TooMuch
+from dedloc_kit.swarm.network.bounds import MAX_MEMBERS, AtATime, BoundedP2P, TooMuch
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import Request, encode
@@ -307,7 +307,7 @@ def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can
 
 # A hostile leader, and hostile averages
 
-MEMBERS = tuple(PeerID(bytes([18, 32]) + number.to_bytes(32, "big")) for number in range(MOST_MEMBERS + 1))
+MEMBERS = tuple(PeerID(bytes([18, 32]) + number.to_bytes(32, "big")) for number in range(MAX_MEMBERS + 1))
 ANNOUNCED_BY_ONE = MSGPackSerializer.dumps([1.0, 0, MSGPackSerializer.dumps([6])])
 
 
@@ -393,7 +393,7 @@ def test_a_page_that_answers_without_end_gets_no_memory(packed: bool, monkeypatc
         webhook = Webhook(url, warned.append)
         webhook.send("hello")
         webhook.close()
-        assert memory.growth() < client.MOST_BYTES + GROWTH
+        assert memory.growth() < client.MAX_BYTES + GROWTH
     assert not warned
 
 

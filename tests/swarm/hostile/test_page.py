@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from dedloc_kit.dashboard.http import connections, limits
-from dedloc_kit.dashboard.http.connections import MOST_WAITING
+from dedloc_kit.dashboard.http.connections import MAX_WAITING
 from dedloc_kit.dashboard.http.limits import ENTRANCE, Limit
 from dedloc_kit.dashboard.live.stream import MAX_VIEWERS
 from dedloc_kit.dashboard.routes import organizer
@@ -118,7 +118,7 @@ def test_half_sent_requests_of_one_address_shut_nobody_else_out(dashboard: Dashb
     held = [stack.enter_context(send(dashboard, ATTACKER, half)) for _ in range(1_000)]
     assert [ask(dashboard, VIEWER, path) for path in PAGES] == [200] * len(PAGES)
     assert [ask(dashboard, ENTRANT, path) for path in ENTRANCES] == [200, 200, 200, 401]
-    assert all(is_over(opened) for opened in held[: 1_000 - MOST_WAITING]), "the first made room for the last"
+    assert all(is_over(opened) for opened in held[: 1_000 - MAX_WAITING]), "the first made room for the last"
     assert ask(dashboard, ATTACKER, "/api/state") == 200, "who lives behind the same address comes in too"
     for _ in range(ENTRANCE.at_once + 1):
         stack.enter_context(send(dashboard, ATTACKER, ORDER))

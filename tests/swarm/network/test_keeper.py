@@ -13,10 +13,10 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import MOST_REFUSED, Contribution, Instructions, Notice, shortened
+from dedloc_kit.records import MAX_REFUSED, Contribution, Instructions, Notice, shortened
 from dedloc_kit.records import Record as AnyRecord
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MOST_RECORDS, DHTProtocol, Keeper, Storage
+from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProtocol, Keeper, Storage
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import Signer
@@ -75,7 +75,7 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
         upload=1e12,
     )
     volunteers = largest.model_copy(update={"instructions": None, "reached": "A" * 1280})
-    notice = Notice(run_id=RUN_ID, time=1.0, refused=shortened([organizer.peer] * MOST_REFUSED))
+    notice = Notice(run_id=RUN_ID, time=1.0, refused=shortened([organizer.peer] * MAX_REFUSED))
     good = [
         signed(asha, PROGRESS.key(NAMES), largest, PROGRESS.seconds),
         signed(asha, PROGRESS.key(NAMES), volunteers, PROGRESS.seconds),
@@ -190,7 +190,7 @@ def test_a_node_of_no_run_takes_nothing(asha: Signer) -> None:
 def test_who_is_there_is_not_pushed_out_by_many_who_come_and_the_organizer_finds_a_place(organizer: Signer) -> None:
     storage, later = Storage(organizer.peer), get_dht_time() + 15.0
     first = a_signer(0).subkey
-    everyone = [first, *(b"%d" % number for number in range(1, MOST_RECORDS))]
+    everyone = [first, *(b"%d" % number for number in range(1, MAX_RECORDS))]
     assert all(storage.store_subkey(KEY, subkey, b"x", later) for subkey in everyone)
     stranger = a_signer(1).subkey
     assert not storage.store_subkey(KEY, stranger, b"x", later + 45.0), "though it would stay longer"

@@ -23,7 +23,7 @@ from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.contributions import collect, publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.bootstrap import addresses_of, avoid, dial, open_node
 from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.identity import Identity
@@ -208,7 +208,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
     second, other = start(addresses_of(first))
     warnings: list[str] = []
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), warnings.append, Troubles(warnings.append), belief(who.peer))
+        Tracker(node, who, RUN, 64, (), warnings.append, Incidents(warnings.append), belief(who.peer))
         for node, who in ((first, signer), (second, other))
     )
     try:

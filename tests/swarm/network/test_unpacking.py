@@ -9,7 +9,7 @@ import pytest
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.swarm.network import unpacking
-from dedloc_kit.swarm.network.unpacking import MOST_OBJECTS, unpack
+from dedloc_kit.swarm.network.unpacking import MAX_OBJECTS, unpack
 
 KINDS = (None, True, 5, -5, 200, -100, 2**15, -(2**14), 2**31, -(2**30), 2**63, -(2**62), 0.5, "x", b"x")
 LONG = ("x" * 31, "x" * 40, "x" * 300, "x" * 70_000, b"x" * 300, b"x" * 70_000)
@@ -35,9 +35,9 @@ def number_of(value: Any) -> int:
 def test_what_is_counted_is_what_is_made(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     value = anything(random.Random(seed))
     data, number = MSGPackSerializer.dumps(value), number_of(value)
-    monkeypatch.setattr(unpacking, "MOST_OBJECTS", number)
+    monkeypatch.setattr(unpacking, "MAX_OBJECTS", number)
     assert unpack(data) == value
-    monkeypatch.setattr(unpacking, "MOST_OBJECTS", number - 1)
+    monkeypatch.setattr(unpacking, "MAX_OBJECTS", number - 1)
     with pytest.raises(ValueError, match="too many objects"):
         unpack(data)
 
@@ -46,7 +46,7 @@ def test_what_is_counted_is_what_is_made(seed: int, monkeypatch: pytest.MonkeyPa
     "element", [b"\x80", b"\x90", b"\xc0", b"\xa2xx", b"\xc4\x02xx", b"\xd4\x01x", b"\xc7\x00\x40"]
 )
 def test_a_message_of_nothing_but_small_objects_is_refused(element: bytes) -> None:
-    many = MOST_OBJECTS + 1
+    many = MAX_OBJECTS + 1
     content = b"\xdd" + many.to_bytes(4, "big") + element * many
     inside = b"\xc9" + len(content).to_bytes(4, "big") + b"\x40" + content
     for data in (content, inside, b"\x81\xa1x" + inside):

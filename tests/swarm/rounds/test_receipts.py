@@ -6,10 +6,10 @@ import pytest
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.directory.contributions import possible
-from dedloc_kit.training.gradients import MOST_BATCHES
+from dedloc_kit.training.gradients import MAX_BATCHES
 
 RUN, BATCH = "tiny-0123456789abcdef", 10
-MOST = MOST_BATCHES * BATCH
+MOST = MAX_BATCHES * BATCH
 
 
 def given(**values: Any) -> Contribution:

@@ -16,7 +16,7 @@ from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
-from dedloc_kit.swarm.incidents import Troubles
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.signing import Signer
@@ -65,8 +65,8 @@ class Peer:
         self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
         as_averager: Any = self.averager
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
-        troubles = Troubles(pytest.fail)
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, troubles, belief(me.peer))
+        incidents = Incidents(pytest.fail)
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, incidents, belief(me.peer))
         self.rounds = Rounds(state, self.gradients, as_averager, self.tracker, me, profile(), pytest.fail)
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:

@@ -1,29 +1,29 @@
 """What follows from recent rounds for the next one."""
 
-from dedloc_kit.swarm.rounds.timing import SHORTEST_LEAD, Pace
+from dedloc_kit.swarm.rounds.timing import MIN_LEAD, AdaptiveTimeouts
 
 
 def test_who_had_to_wait_for_the_others_gathers_no_earlier_next_time() -> None:
-    pace = Pace()
-    pace.gathered(seconds=30.0, late=0.0)
-    assert pace.lead == SHORTEST_LEAD
+    timeouts = AdaptiveTimeouts()
+    timeouts.gathered(seconds=30.0, late=0.0)
+    assert timeouts.lead == MIN_LEAD
 
 
 def test_a_group_that_stood_late_is_gathered_earlier_until_it_has_long_been_in_time() -> None:
-    pace = Pace()
-    pace.gathered(seconds=6.0, late=4.0)
-    assert pace.lead > 4.0
+    timeouts = AdaptiveTimeouts()
+    timeouts.gathered(seconds=6.0, late=4.0)
+    assert timeouts.lead > 4.0
     for _ in range(20):
-        pace.gathered(seconds=6.0, late=0.0)
-    assert pace.lead == SHORTEST_LEAD
+        timeouts.gathered(seconds=6.0, late=0.0)
+    assert timeouts.lead == MIN_LEAD
 
 
 def test_each_failure_makes_more_patient_until_a_round_is_complete() -> None:
-    pace = Pace()
-    usual = pace.patience
-    pace.failed()
-    once = pace.patience
-    pace.failed()
-    assert usual < once < pace.patience
-    pace.averaged(2.0, longest_silence=0.5, upload_rate=None)
-    assert pace.patience <= usual
+    timeouts = AdaptiveTimeouts()
+    usual = timeouts.patience
+    timeouts.failed()
+    once = timeouts.patience
+    timeouts.failed()
+    assert usual < once < timeouts.patience
+    timeouts.averaged(2.0, longest_silence=0.5, upload_rate=None)
+    assert timeouts.patience <= usual
