@@ -1,24 +1,38 @@
 """A real swarm on loopback for tests: every peer is a process, every wait has a deadline."""
 
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
+from hivemind.p2p import P2P
+from hivemind.utils.crypto import RSAPublicKey
+from hivemind.utils.timed_storage import ValueWithExpiration
 from safetensors.torch import load_file
 
 from dedloc_kit.events import AnyEvent, Failed, Joined, StepDone
 from dedloc_kit.keys import IDENTITY_FILE, read_key
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Invitation, Notice, Progress
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.signing import Signer, author
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 
 DEADLINE = 120.0
@@ -144,6 +158,82 @@ class Swarm:
             wait_until(lambda peer=peer: not processes_of(peer.worker.pid), f"a process of {peer.name} is left")  # type: ignore[misc]
 
 
+class Puppet:
+    """A process of the tests that does what it is told, and answers, in lines of JSON.
+
+    :param module: what `python -m` runs
+    :param folder: is made, and takes its log
+    """
+
+    def __init__(self, module: str, folder: Path) -> None:
+        folder.mkdir()
+        self._log = folder / "log"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log.open("wb"),
+            text=True,
+            start_new_session=True,
+            cwd=_CHECKOUT,
+        )
+
+    def say(self, values: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(values) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self._log.read_text(errors="replace")[-3000:]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        wait_until(lambda: not processes_of(self.process.pid), f"a process is left; its log is {self._log}")
+
+
+Attack = Callable[[P2P], Coroutine[Any, Any, Any]]
+
+
+def outside(swarm: Swarm, attack: Attack, identity: Path | None = None) -> Any:
+    """Connect to the coordinator by libp2p, which it cannot prevent, and do something."""
+
+    async def come() -> Any:
+        p2p = await P2P.create(
+            initial_peers=swarm.invitation.peers,
+            identity_path=None if identity is None else str(identity),
+            dht_mode="client",
+            no_listen=True,
+            startup_timeout=60.0,
+        )
+        try:
+            return await attack(p2p)
+        finally:
+            await p2p.shutdown()
+
+    return in_own_loop(come())
+
+
+def ledger_of(coordinator: Peer) -> Ledger:
+    return Ledger(coordinator.config.folder / "ledger.sqlite", read_only=True)
+
+
+def assert_ledger_sums(coordinator: Peer, global_batch: int) -> None:
+    ledger = ledger_of(coordinator)
+    steps = ledger.steps()
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1)), "no step is lost"
+    assert all(step.samples >= global_batch for step in steps), "no step is under-filled"
+    for step in steps:
+        assert sum(ledger.contributions_of(step.step).values()) == step.samples
+    assert sum(c.samples for c in ledger.contributors()) == sum(step.samples for step in steps)
+    ledger.close()
+
+
 def processes_of(session: int, besides: str = "Z") -> list[int]:
     """The processes of a session (a worker starts one of its own) that are not in one of these states of /proc."""
     found = []
@@ -195,3 +285,31 @@ def progress(**values: Any) -> Progress:
     defaults = {"run_id": RUN_ID, "step": 4, "round": "ab", "samples": 3, "samples_per_second": 1.0}
     defaults |= {"boundary_seconds": 0.1, "sketch": (1.0,), "follower": False, "client_mode": False, "addresses": ()}
     return Progress(**{**defaults, "device": "CPU", "name": "x", "time": time.time(), **values})
+
+
+class PlainDHT:
+    """As hivemind.DHT, and what is stored is there at once."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, dict[bytes, ValueWithExpiration[Any]]] = {}
+        self.asked = 0
+
+    def store(self, key: str, subkey: bytes, value: object, expiration_time: float, **_how: object) -> Any:
+        self.keys.setdefault(key, {})[subkey] = ValueWithExpiration(value, expiration_time)
+        return SimpleNamespace(result=lambda timeout: None)
+
+    def get(self, key: str, **_how: object) -> Any:
+        self.asked += 1
+        found = self.keys.get(key)
+        value = None if found is None else ValueWithExpiration(dict(found), 0.0)
+        return SimpleNamespace(result=lambda timeout: value)
+
+    def refused(self, _timeout: float) -> Counter[str]:
+        return Counter()
+
+
+def a_signer(number: int) -> Any:
+    """One that never signs: its key is no product of primes, for those take long to find."""
+    modulus = random.Random(number).getrandbits(2046) | 2**2047 | 1
+    subkey = b"[owner:" + RSAPublicKey(RSAPublicNumbers(65537, modulus).public_key()).to_bytes() + b"]"
+    return SimpleNamespace(peer=author(subkey), subkey=subkey)

@@ -5,25 +5,9 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import Evaluated, Left, LocalProgress, StepDone, Warned
-from dedloc_kit.ledger import Ledger
 from dedloc_kit.training.checkpoint import load
-from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
+from tests.swarm.harness import Swarm, assert_ledger_sums, difference, processes_of, wait_until
 from tests.tiny import tiny_run
-
-
-def ledger_of(coordinator: Peer) -> Ledger:
-    return Ledger(coordinator.config.folder / "ledger.sqlite", read_only=True)
-
-
-def assert_ledger_sums(coordinator: Peer, global_batch: int) -> None:
-    ledger = ledger_of(coordinator)
-    steps = ledger.steps()
-    assert [step.step for step in steps] == list(range(1, len(steps) + 1)), "no step is lost"
-    assert all(step.samples >= global_batch for step in steps), "no step is under-filled"
-    for step in steps:
-        assert sum(ledger.contributions_of(step.step).values()) == step.samples
-    assert sum(c.samples for c in ledger.contributors()) == sum(step.samples for step in steps)
-    ledger.close()
 
 
 @pytest.mark.parametrize("mode", ["global-batch", pytest.param("local-steps", marks=pytest.mark.slow)])

@@ -13,8 +13,17 @@ from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.network.bootstrap import open_node
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
-from tests.swarm.harness import DEADLINE, Peer, Swarm, difference, processes_of, progress, wait_until
-from tests.swarm.test_collaboration import assert_ledger_sums, ledger_of
+from tests.swarm.harness import (
+    DEADLINE,
+    Peer,
+    Swarm,
+    assert_ledger_sums,
+    difference,
+    ledger_of,
+    processes_of,
+    progress,
+    wait_until,
+)
 from tests.tiny import tiny_run
 
 pytestmark = pytest.mark.slow

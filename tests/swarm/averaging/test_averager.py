@@ -1,11 +1,7 @@
 """One all-reduce among real processes, with members that die, stall, lie or send nonsense."""
 
-import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,38 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.swarm.harness import processes_of, wait_until
+from tests.swarm.harness import Puppet
 
 
-class Member:
+class Member(Puppet):
     def __init__(self, folder: Path, peers: tuple[str, ...], **who: Any) -> None:
+        super().__init__("tests.swarm.averaging.averaging_peer", folder)
         self.samples, self.value, self.fault = who["samples"], who["value"], who["fault"]
         self.client_mode: bool = who["client_mode"]
-        folder.mkdir()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.swarm.averaging.averaging_peer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(folder / "log").open("wb"),
-            text=True,
-            start_new_session=True,
-            cwd=Path(__file__).parents[3],
-        )
         self.say({"folder": str(folder), "peers": peers, **who})
-
-    def say(self, values: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(values) + "\n")
-        self.process.stdin.flush()
 
     def meet(self) -> dict[str, Any]:
         answer = self.hear()
         self.peer: str = answer["peer"]
-        return answer
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
 
 
@@ -73,10 +50,7 @@ def group(
         yield members
     finally:
         for member in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(member.process.pid, signal.SIGKILL)
-            member.process.wait()
-            wait_until(lambda: not processes_of(member.process.pid), "a member is left")  # noqa: B023
+            member.end()
 
 
 def a_round(

@@ -1,49 +1,14 @@
 """The directory with a DHT that is a dictionary; tests/swarm/network/test_node.py has real ones."""
 
-import random
-from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
-from hivemind.utils.crypto import RSAPublicKey
-from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory import directory
 from dedloc_kit.swarm.directory.directory import MANY, Directory
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.network.signing import author
-from tests.swarm.harness import RUN_ID, progress
-
-
-class Plain:
-    """As hivemind.DHT, and what is stored is there at once."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, dict[bytes, ValueWithExpiration[Any]]] = {}
-        self.asked = 0
-
-    def store(self, key: str, subkey: bytes, value: object, expiration_time: float, **_how: object) -> Any:
-        self.keys.setdefault(key, {})[subkey] = ValueWithExpiration(value, expiration_time)
-        return SimpleNamespace(result=lambda timeout: None)
-
-    def get(self, key: str, **_how: object) -> Any:
-        self.asked += 1
-        found = self.keys.get(key)
-        value = None if found is None else ValueWithExpiration(dict(found), 0.0)
-        return SimpleNamespace(result=lambda timeout: value)
-
-    def refused(self, _timeout: float) -> Counter[str]:
-        return Counter()
-
-
-def a_signer(number: int) -> Any:
-    """One that never signs: its key is no product of primes, for those take long to find."""
-    modulus = random.Random(number).getrandbits(2046) | 2**2047 | 1
-    subkey = b"[owner:" + RSAPublicKey(RSAPublicNumbers(65537, modulus).public_key()).to_bytes() + b"]"
-    return SimpleNamespace(peer=author(subkey), subkey=subkey)
+from tests.swarm.harness import RUN_ID, PlainDHT, a_signer, progress
 
 
 def a_directory(dht: Any) -> Directory[Progress]:
@@ -59,7 +24,7 @@ def samples(found: dict[str, Progress | None]) -> list[int]:
 
 
 def test_a_thousand_peers_spread_over_some_keys_and_are_all_found() -> None:
-    dht: Any = Plain()
+    dht: Any = PlainDHT()
     kind = a_directory(dht)
     for number in range(1000):
         kind.store(a_signer(number), says(number), peers=999)
@@ -69,7 +34,7 @@ def test_a_thousand_peers_spread_over_some_keys_and_are_all_found() -> None:
 
 
 def test_a_few_peers_share_one_key_and_ask_for_no_other() -> None:
-    dht: Any = Plain()
+    dht: Any = PlainDHT()
     kind = a_directory(dht)
     for number in range(50):
         kind.store(a_signer(number), says(number), peers=49)
@@ -80,7 +45,7 @@ def test_a_few_peers_share_one_key_and_ask_for_no_other() -> None:
 
 
 def test_nobody_is_missed_while_peers_do_not_agree_how_many_there_are() -> None:
-    dht: Any = Plain()
+    dht: Any = PlainDHT()
     kind = a_directory(dht)
     for number in range(MANY):
         kind.store(a_signer(number), says(1), peers=MANY - 1)
@@ -92,14 +57,14 @@ def test_nobody_is_missed_while_peers_do_not_agree_how_many_there_are() -> None:
 
 
 def test_a_newcomer_finds_the_many_at_once() -> None:
-    dht: Any = Plain()
+    dht: Any = PlainDHT()
     a_directory(dht).store(a_signer(1), says(1), peers=MANY)
     newcomer = a_directory(dht)
     assert len(newcomer.look(peers=0, timeout=1.0)) == 1
 
 
 def test_who_sees_few_looks_for_the_many_now_and_then_and_who_sees_nobody_each_time() -> None:
-    dht: Any = Plain()
+    dht: Any = PlainDHT()
     kind = a_directory(dht)
     kind.look(peers=0, timeout=1.0)
     a_directory(dht).store(a_signer(1), says(1), peers=MANY)

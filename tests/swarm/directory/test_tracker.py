@@ -18,11 +18,10 @@ from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.training.gradients import MAX_BATCHES
-from tests.swarm.directory.test_directory import Plain
-from tests.swarm.harness import RUN_ID, belief, progress, wait_until
+from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 
-class Spotty(Plain):
+class Spotty(PlainDHT):
     """One node alone has not heard everything; several asked together have."""
 
     def __init__(self) -> None:
@@ -88,7 +87,7 @@ def test_after_a_round_that_came_to_nothing_peers_tell_each_other_their_samples_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "HEARTBEAT", 600.0)
-    dht: Any = Plain()
+    dht: Any = PlainDHT()
 
     def says(samples: int) -> Progress:
         return progress(run_id=RUN_ID, samples=samples, time=get_dht_time())
@@ -109,7 +108,7 @@ def test_after_a_round_that_came_to_nothing_peers_tell_each_other_their_samples_
         peer.leave()
 
 
-def _told(dht: Plain, samples: int) -> bool:
+def _told(dht: PlainDHT, samples: int) -> bool:
     entries = [entry for records in dht.keys.values() for entry in records.values()]
     return any(Progress.parse(entry.value).samples == samples for entry in entries)
 

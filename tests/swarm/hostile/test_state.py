@@ -1,12 +1,6 @@
 """Somebody says that it holds a newer state, or another one than the rest, and serves it: nobody takes it."""
 
 import asyncio
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,30 +18,27 @@ from dedloc_kit.records import INVITATION_FILE
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import Header, Request, decode, encode
 from dedloc_kit.swarm.transfer.service import stream_name
-from tests.swarm.harness import DEADLINE, Peer, Swarm, difference, processes_of, wait_until
+from tests.swarm.harness import (
+    DEADLINE,
+    Peer,
+    Puppet,
+    Swarm,
+    assert_ledger_sums,
+    difference,
+    ledger_of,
+    outside,
+)
 from tests.swarm.hostile.follower import FORGED
-from tests.swarm.network.test_gate import outside
-from tests.swarm.test_collaboration import assert_ledger_sums, ledger_of
 from tests.tiny import tiny_run
 
 PAUSE = {"TINY_PAUSE": "0.05"}
 
 
-class Liar:
+class Liar(Puppet):
     """The hostile process of `follower.py`."""
 
     def __init__(self, swarm: Swarm, folder: Path, code: str = "") -> None:
-        folder.mkdir()
-        self._log = folder / "log"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.swarm.hostile.follower"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log.open("wb"),
-            text=True,
-            start_new_session=True,
-            cwd=Path(__file__).parents[3],
-        )
+        super().__init__("tests.swarm.hostile.follower", folder)
         invitation = swarm.invitation
         who = {"run": invitation.run, "folder": str(folder), "peers": invitation.peers, "code": code}
         self.peer: str = self._do({**who, "organizer": invitation.organizer})["peer"]
@@ -59,20 +50,8 @@ class Liar:
         self._do({"step": step, "samples": samples})
 
     def _do(self, job: dict[str, Any]) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, self._log.read_text()[-3000:]
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        wait_until(lambda: not processes_of(self.process.pid), "a process of the liar is left")
+        self.say(job)
+        return self.hear()
 
 
 @contextmanager

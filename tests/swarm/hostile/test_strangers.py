@@ -43,9 +43,8 @@ from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.protocol import decode, encode
-from tests.swarm.harness import Swarm, belief, gate_of, progress, wait_until
+from tests.swarm.harness import Swarm, belief, gate_of, outside, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
-from tests.swarm.network.test_gate import outside
 from tests.tiny import tiny_run
 
 OPEN = tiny_run()

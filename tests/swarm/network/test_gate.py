@@ -31,7 +31,7 @@ from dedloc_kit.swarm.network.reach import Reachability
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.protocol import Header, Request, decode, encode
 from tests.loopback_hub import loopback_hub
-from tests.swarm.harness import Swarm
+from tests.swarm.harness import Swarm, outside
 from tests.tiny import tiny_run
 
 RUN = tiny_run("private", access="invite")
@@ -142,28 +142,6 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 def folder_of(swarm: Swarm) -> Path:
     return swarm.peers[0].config.folder
-
-
-Attack = Callable[[P2P], Coroutine[Any, Any, Any]]
-
-
-def outside(swarm: Swarm, attack: Attack, identity: Path | None = None) -> Any:
-    """Connect to the coordinator by libp2p, which it cannot prevent, and do something."""
-
-    async def come() -> Any:
-        p2p = await P2P.create(
-            initial_peers=swarm.invitation.peers,
-            identity_path=None if identity is None else str(identity),
-            dht_mode="client",
-            no_listen=True,
-            startup_timeout=60.0,
-        )
-        try:
-            return await attack(p2p)
-        finally:
-            await p2p.shutdown()
-
-    return in_own_loop(come())
 
 
 async def asked(p2p: P2P, swarm: Swarm, secret: str = "") -> AccessAnswer:

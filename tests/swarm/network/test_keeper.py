@@ -20,8 +20,7 @@ from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProto
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import Signer
-from tests.swarm.directory.test_directory import a_signer
-from tests.swarm.harness import RUN_ID, progress
+from tests.swarm.harness import RUN_ID, a_signer, progress
 
 NAMES = Names(RUN_ID)
 KEY = DHTID.generate(PROGRESS.key(NAMES))

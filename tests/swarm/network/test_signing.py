@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer, author, verified
-from tests.swarm.directory.test_directory import a_signer
+from tests.swarm.harness import a_signer
 from tests.swarm.hostile.client import misspelt
 
 

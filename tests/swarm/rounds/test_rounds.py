@@ -24,8 +24,7 @@ from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
-from tests.swarm.directory.test_directory import Plain
-from tests.swarm.harness import belief, profile, progress, wait_until
+from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run
 
 
@@ -59,7 +58,7 @@ class Peer:
 
     def __init__(self, folder: Path) -> None:
         run = tiny_run(global_batch=10)
-        self._dht = cast(Any, Plain())
+        self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)

@@ -1,12 +1,6 @@
 """States and averages between real processes, with donors that are busy, die, stall or send nonsense."""
 
-import contextlib
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,28 +10,19 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.swarm.transfer.contents import shared_bytes
 from dedloc_kit.swarm.transfer.download import MAX_VAIN_ROUNDS
-from tests.swarm.harness import processes_of, wait_until
+from tests.swarm.harness import Puppet, wait_until
 
 SIZE = 24_000_000
 """Bytes of the peers' state, a little less."""
 ROUNDS = (f"{number:032x}" for number in itertools.count(1))
 
 
-class Peer:
+class Peer(Puppet):
     """Gives and fetches."""
 
     def __init__(self, folder: Path, peers: tuple[str, ...], **who: Any) -> None:
-        folder.mkdir()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.swarm.transfer.sharing_peer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(folder / "log").open("wb"),
-            text=True,
-            start_new_session=True,
-            cwd=Path(__file__).parents[3],
-        )
-        self._say({"folder": str(folder), "peers": peers, **who})
+        super().__init__("tests.swarm.transfer.sharing_peer", folder)
+        self.say({"folder": str(folder), "peers": peers, **who})
 
     def ready(self) -> tuple[str, ...]:
         """Wait until it has joined; returns its addresses."""
@@ -46,7 +31,7 @@ class Peer:
         return tuple(hello["addresses"])
 
     def do(self, what: str, **arguments: Any) -> None:
-        self._say({"do": what, **arguments})
+        self.say({"do": what, **arguments})
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
         self.do(what, **arguments)
@@ -71,22 +56,6 @@ class Peer:
 
     def fetches_average(self, after: str, *donors: "Peer") -> dict[str, Any]:
         return self.ask("download", after=after, donors=[donor.id for donor in donors])
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
-
-    def _say(self, values: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(values) + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        wait_until(lambda: not processes_of(self.process.pid), "a peer is left")
 
 
 class Swarm:
