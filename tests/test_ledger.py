@@ -17,12 +17,8 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger import EvaluationPoint, Ledger, schema
-from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Neighbour, Neighbours, Picture
-
-GAP = FillMask(before="a boat on the ", guess="road", truth="river", after=", slowly")
-
-
-NOON = 20_000.5 * 86_400.0
+from dedloc_kit.records import Evaluation, Neighbour, Neighbours, Picture
+from tests.ledgers import GAP, NOON, a_step, given
 
 
 class Clock:
@@ -33,26 +29,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.time
-
-
-def a_step(step: int, samples: int = 64, loss: float | None = 2.0, way: str = "a") -> GlobalStep:
-    """The step as one of several ways of the training led to it."""
-    return GlobalStep(
-        step=step, round=f"{way}{step:x}", time=1000.0 + step, samples=samples, loss=loss, peers=3, seconds=0.5
-    )
-
-
-def given(step: int, samples: int, total: int, *, session: str = "a1", name: str = "Asha") -> Contribution:
-    return Contribution(
-        run_id="demo-0123456789abcdef",
-        step=step,
-        session=session,
-        samples=samples,
-        session_samples=total,
-        loss=2.0,
-        name=name,
-        time=1000.0 + step,
-    )
 
 
 @pytest.fixture
@@ -322,7 +298,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from dedloc_kit.ledger import Ledger
-from tests.test_ledger import a_step, given
+from tests.ledgers import a_step, given
 
 ledger = Ledger(Path(sys.argv[1]))
 for step in range(ledger.last_step() + 1, int(sys.argv[2])):

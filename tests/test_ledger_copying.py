@@ -14,7 +14,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, filling
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
-from tests.test_ledger import GAP, NOON, a_step, given
+from tests.ledgers import GAP, NOON, a_step, given
 
 Change = Callable[[pa.Table], pa.Table]
 

@@ -10,7 +10,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, tables
 from dedloc_kit.ledger.tables import TABLES, TableName, write_table
 from dedloc_kit.records import Evaluation
-from tests.test_ledger import GAP, a_step, given
+from tests.ledgers import GAP, a_step, given
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Evaluation
 from tests.invitations import NOBODY, invited
+from tests.ledgers import GAP, a_step, given
 from tests.swarm.harness import wait_until
-from tests.test_ledger import GAP, a_step, given
 from tests.tiny import tiny_run
 
 DEADLINE = 90.0

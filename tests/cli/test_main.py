@@ -1,6 +1,5 @@
 """The `dedloc` command: what goes wrong is said in one line with the fix, and the exit code is 2."""
 
-import os
 import pkgutil
 import socket
 import subprocess
@@ -16,64 +15,9 @@ from dedloc_kit.cli.main import COMMANDS, FOR_ORGANIZERS, main
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.records import Invitation
 from dedloc_kit.steering.orders import OrderBook
+from tests.commands import assert_refused, dedloc, launch, run_file
 from tests.invitations import NOBODY, ORGANIZER, invited
 from tests.tiny import tiny_run
-
-ALBERT = """
-name = "albert-test"
-global_batch = 8
-[task]
-name = "{task}"
-tokenizer = "{tokenizer}"
-[[data.train]]
-dataset = "{dataset}"
-[optimizer]
-warmup_steps = 1
-total_steps = 10
-"""
-
-
-def dedloc(*arguments: str | Path, folder: Path, deadline: float = 120.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dedloc_kit.cli", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "DEDLOC_HOME": str(folder / "home"), "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=deadline,
-    )
-
-
-def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit code 2 and one line on standard error that holds these words; no traceback anywhere."""
-    said = result.stdout + result.stderr
-    assert result.returncode == 2, said
-    assert "Traceback" not in said
-    errors = [line for line in said.splitlines() if line and not line.startswith(PROGRESS)]
-    assert len(errors) == 1, said
-    for word in words:
-        assert word in errors[0], said
-
-
-PROGRESS = (
-    "getting ready",
-    "reading the invitation",
-    "checking the machine",
-    "loading the libraries",
-    "starting",
-    "connecting",
-    "loading the training state",
-)
-
-
-def run_file(folder: Path, task: str = "albert", tokenizer: str = "./tokenizer", dataset: str = "./corpus") -> Path:
-    path = folder / "run.toml"
-    path.write_text(ALBERT.format(task=task, tokenizer=tokenizer, dataset=dataset), encoding="utf-8")
-    return path
-
-
-def launch(path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return dedloc("launch", path, "--port", "0", "--dashboard-host", "127.0.0.1", *more, folder=path.parent)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from tests.certificates import self_signed
-from tests.cli.test_main import assert_refused, dedloc, launch, run_file
+from tests.commands import assert_refused, dedloc, launch, run_file
 from tests.invitations import invited
 from tests.swarm.harness import wait_until
 from tests.tiny import tiny_run

@@ -25,9 +25,9 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.resources import shipped
 from tests.between import man_in_the_middle
 from tests.invitations import NOBODY, invited
+from tests.ledgers import a_step, given
 from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import processes_of, wait_until
-from tests.test_ledger import a_step, given
 from tests.tiny import tiny_run
 
 SPACE = shipped("dashboards") / "space"

@@ -13,7 +13,7 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine import home as home_module
 from dedloc_kit.machine.home import LEASE_SECONDS, home, next_session, peer_folder
-from tests.cli.test_main import assert_refused, launch
+from tests.commands import assert_refused, launch
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import dedloc_kit
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.ledger.ledger import Ledger
 from dedloc_kit.machine.isolation import isolated
-from tests.cli.test_main import assert_refused, dedloc
+from tests.commands import assert_refused, dedloc
 from tests.swarm.harness import Swarm
 from tests.tiny import tiny_run
 

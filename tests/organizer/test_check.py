@@ -10,7 +10,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.organizer.check import check_mixture, describe
 from dedloc_kit.run import Source
-from tests.cli.test_main import dedloc
+from tests.commands import dedloc
 from tests.tiny import tiny_run
 
 RUN = """

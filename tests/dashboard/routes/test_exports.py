@@ -16,7 +16,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import restore
 from dedloc_kit.ledger.tables import TABLES, write_table
-from tests.test_ledger import a_step, given
+from tests.ledgers import a_step, given
 from tests.tiny import tiny_run
 
 DEADLINE = 20.0
