@@ -199,8 +199,8 @@ class Rounds:
         members = gathering.gathered()
         if members is None:
             return
-        others = self._tracker.others()
-        samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
+        in_sync = self._in_sync()  # what a member has told of the step before is in that step
+        samples = self._gradients.samples + sum(in_sync[peer].samples for peer in members & in_sync.keys())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(gathering)
         elif self._averager.grouping.enough_samples(samples) or gathering.called:
