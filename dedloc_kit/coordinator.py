@@ -108,6 +108,7 @@ class _Coordinator:
         self._orders = OrdersInForce(peer.folder, warn)
         self._checkpoint_asked = self._orders.look().checkpoint
         self._ended_at: int | None = None
+        self._twin_told = False
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
         self._unrecorded: deque[DoneStep] = deque()
@@ -155,6 +156,7 @@ class _Coordinator:
                 self._record_swarm(peers)
                 self._remember()
                 self._rescue()
+                self._look_for_twin()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -253,6 +255,12 @@ class _Coordinator:
         with self._despite_a_full_disk():
             self._lasting.look(self._me.optimizer.state.copy)
         self._tell_of_lost()
+
+    def _look_for_twin(self) -> None:
+        if self._me.optimizer.tracker.twin.certain and not self._twin_told:
+            self._twin_told = True
+            text = "another coordinator is at work with a copy of this one's identity.key; stop one of the two"
+            self._emit(Warned(text=text, alert=True))
 
     def _tell_of_lost(self) -> None:
         if lost := self._lasting.lost():

@@ -79,7 +79,7 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self.state, self._replica = run, state, replica
         self._dht, self._client_mode = dht, dht.client_mode
-        self._name, self._team, self._device = name, team, device
+        self._name, self._team, self._device, self._session = name, team, device, session
         self._addresses, self._listed, self._reached = addresses, listed, "".join(dht.reach.words)
         self._stop, self._on_step = stop, on_step
         self.last_step = last_step
@@ -94,6 +94,8 @@ class CollaborativeOptimizer:
         self._leaving = threading.Event()
         self.left_out = (0, 0, 0)
         """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
+        self.restarted = ""
+        """Why this peer's training stopped before, as the organizer is told."""
         self.instructions: Instructions | None = None
         """Told to the others; volunteers do what the coordinator says here."""
         self.averager = GradientAverager(
@@ -106,7 +108,7 @@ class CollaborativeOptimizer:
         )
         self.troubles = Troubles(warn)
         """What went wrong in the swarm, as far as this peer saw it."""
-        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles, belief)
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles, belief, session)
         self._rounds = Rounds(
             run,
             state,
@@ -342,6 +344,9 @@ class CollaborativeOptimizer:
                 files=files,
                 unreadable_files=unreadable_files,
                 bad_rows=bad_rows,
+                session=self._session,
+                since=self.tracker.twin.since,
+                restarted=self.restarted,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),
