@@ -145,6 +145,20 @@ MUTATIONS = (
         "tests/dashboard/test_server.py -k gets_the_state_first",
     ),
     Mutation(
+        "the rows of a lost file are counted as well",
+        "data/losses.py",
+        "                if found:\n                    self._count(",
+        "                if bad:\n                    self._count(",
+        "tests/data/test_formats.py -k lost_as_one",
+    ),
+    Mutation(
+        "a question that is cut off is not asked again",
+        "data/patience.py",
+        "for pause in PAUSES if request.method in _SAFE else ():",
+        "for pause in ():",
+        "tests/data/test_patience.py",
+    ),
+    Mutation(
         "workers import from the user's folder",
         "machine/isolation.py",
         '"PYTHONSAFEPATH": "1"',
