@@ -136,8 +136,9 @@ class ExactAllReduce(AllReduceRunner):
                 return
             if isinstance(self._failure.result(), Refused):
                 # The others need our introduction to see the same; a stream that breaks before looks like a fault.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._told.wait(), self._patience)
+                all_told = asyncio.create_task(self._told.wait())
+                await asyncio.wait({all_told, collecting}, timeout=self._patience, return_when=asyncio.FIRST_COMPLETED)
+                all_told.cancel()
             raise self._failure.result()
         finally:
             collecting.cancel()  # closes every stream of this round, so that the others need not wait for a timeout
@@ -324,10 +325,7 @@ class ExactAllReduce(AllReduceRunner):
             arrivals: list[float] = []
             receiving = asyncio.create_task(self._receive(sender, stream, arrivals))
             receiving.add_done_callback(_look_at)
-            signed = MSGPackSerializer.dumps(list((await self.introductions()).signed))
-            yield averaging_pb2.AveragingData(
-                code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=signed)
-            )
+            yield told(await self.introductions())
             for index in range(len(self.parts_for_local_averaging)):
                 average = await asyncio.shield(self._encoding(index))
                 waited = time.monotonic() - arrivals[index] if index < len(arrivals) else 0.0
@@ -392,6 +390,12 @@ def _look_at(done: "asyncio.Future[Any]") -> None:
 
 # hivemind keeps no reference to the tasks that serve a member, and asyncio's are weak (see `kept_alive`).
 _handlers: set[asyncio.Task[Any]] = set()
+
+
+def told(introductions: Introductions) -> averaging_pb2.AveragingData:
+    """Tells a member what everyone brings."""
+    signed = runtime_pb2.Tensor(buffer=MSGPackSerializer.dumps(list(introductions.signed)))
+    return averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=signed)
 
 
 def gave_up(me: PeerID, culprits: Collection[str], named: Collection[str]) -> averaging_pb2.AveragingData:

@@ -26,7 +26,7 @@ from hivemind.utils.asyncio import achain, as_aiter
 
 from dedloc_kit.records import Contribution, Notice, StateInfo
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import ExactAllReduce, Refused, gave_up
+from dedloc_kit.swarm.averaging.allreduce import ExactAllReduce, Refused, gave_up, told
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.group import Begin, Gathering, Nonsense, Round, Search, read_members, sorted_group
@@ -82,7 +82,7 @@ class GradientAverager(StateSharing):
         self._begins: dict[int, asyncio.Future[Begin | None]] = {}
         self._search_began = 0.0
         self._waiting: dict[bytes, Search] = {}
-        self._over: dict[bytes, averaging_pb2.AveragingData] = {}  # the last group, and what late members hear of it
+        self._over: dict[bytes, list[averaging_pb2.AveragingData]] = {}  # the last group, and what late members hear
         super().__init__(
             [torch.zeros(layout.size)],
             dht,
@@ -220,7 +220,8 @@ class GradientAverager(StateSharing):
             # hivemind awaits it bare: a member that breaks off before we begin would cancel it for all others.
             await asyncio.wait({self._running_groups[first.group_id]})
         if first.group_id in self._over:
-            yield self._over[first.group_id]
+            for message in self._over[first.group_id]:
+                yield message
         else:
             async for message in super().rpc_aggregate_part(achain(as_aiter(first), stream), context):
                 yield message
@@ -233,6 +234,7 @@ class GradientAverager(StateSharing):
         search, round_id, group_info = _search.get(), group_info.group_id.hex(), sorted_group(group_info)
         runner: ExactAllReduce | None = None
         culprits = named = frozenset[str]()
+        known: list[averaging_pb2.AveragingData] = []
         try:
             bandwidths, expected = read_members(group_info)
             seconds = time.monotonic() - self._search_began
@@ -295,7 +297,9 @@ class GradientAverager(StateSharing):
         except Refused as refusal:
             assert runner is not None
             self._forget_round()
-            return Round("refused", round_id, (await runner.introductions()).contributions, detail=str(refusal))
+            group = await runner.introductions()
+            known.append(told(group))  # who comes late sees the same
+            return Round("refused", round_id, group.contributions, detail=str(refusal))
         except Exception as error:
             self._forget_round()
             if runner is not None:
@@ -306,7 +310,7 @@ class GradientAverager(StateSharing):
         finally:
             self._line_free.set()
             self._waiting.pop(group_info.group_id, None)
-            self._over = {group_info.group_id: gave_up(self.peer_id, culprits, named)}
+            self._over = {group_info.group_id: [*known, gave_up(self.peer_id, culprits, named)]}
             running = self._running_groups.get(group_info.group_id)
             if runner is None and running is not None:  # members that began already wait for us
                 running.set_exception(AllreduceException("called off"))

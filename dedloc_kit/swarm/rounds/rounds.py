@@ -208,8 +208,8 @@ class Rounds:
         members = gathering.gathered()
         if members is None:
             return
-        others = self._tracker.others()
-        samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
+        mates = self._mates()  # what a member has told of the step before is in that step
+        samples = self._gradients.samples + sum(mates[peer].samples for peer in members & mates.keys())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(gathering)
         elif self._averager.grouping.enough_samples(samples) or gathering.called:
