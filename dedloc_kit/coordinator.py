@@ -7,36 +7,33 @@ the volunteers go on.
 import copy
 import math
 import queue
+import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
-from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.lasting import LastingRecord, check_key
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
-from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, GlobalStep, Instructions, Progress
+from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
 from dedloc_kit.steering.orders import OrdersInForce
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.training.checkpoint import Checkpoints, save
+from dedloc_kit.training.checkpoint import save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 
 POLL_SECONDS = 0.1
 PEERS_SECONDS = 1.0
 COLLECT_SECONDS = 15.0
-LASTING = (IDENTITY_FILE, INVITATION_FILE)
-"""Files that a run cannot do without, beside its ledger and its checkpoints."""
 DISK_SECONDS = 5.0
 """How long to wait after the ledger could not be written."""
 
@@ -59,6 +56,7 @@ def coordinator(
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         done.put((step, {peer_id: c for peer_id, c in contributions.items() if c.samples}))
 
+    check_key(peer.folder)
     memory = recall(peer.folder, run.run_id)
     # Strictly this port: on another one nobody would find it again.
     peer = peer.model_copy(update={"port": peer.port or memory.port})
@@ -103,8 +101,8 @@ class _Coordinator:
         warn: Callable[[str], None],
     ) -> None:
         self._run, self._peer, self._me, self._done, self._emit, self._warn = run, peer, me, done, emit, warn
-        self._checkpoints = Checkpoints(peer.folder / "checkpoints", peer.keep_checkpoints)
-        self._ledger = Ledger(peer.folder / "ledger.sqlite")
+        self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints)
+        self._ledger = self._lasting.ledger
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[Evaluation] | None = None
@@ -112,10 +110,9 @@ class _Coordinator:
         self._orders = OrdersInForce(peer.folder, warn)
         self._checkpoint_asked = self._orders.look().checkpoint
         self._ended_at: int | None = None
+        self._twin_told = False
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
-        self._newest: Path | None = None
-        self._lasting = dict.fromkeys((peer.folder / name for name in LASTING), b"")
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
@@ -124,11 +121,14 @@ class _Coordinator:
     def resume(self) -> None:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
         state = self._me.optimizer.state
-        if resume(state, self._checkpoints, self._peer.resume, self._warn) and self._peer.resume is not None:
+        own: StateInfo | None = None
+        if resume(state, self._lasting.checkpoints, self._peer.resume, self._warn) and self._peer.resume is not None:
             self._save()  # from here on the folder alone suffices
             credit(self._ledger, self._peer.resume, self._warn)
         else:
-            self._saved = state.info
+            self._saved = own = state.info
+        self._lasting.begin(own)
+        self._tell_of_lost()
         # Whoever went on without this coordinator proves it by having brought the last step that was taken here.
         last = self._ledger.last_taken()
         if last is not None:
@@ -158,6 +158,7 @@ class _Coordinator:
                 self._record_swarm(peers)
                 self._remember()
                 self._rescue()
+                self._look_for_twin()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -216,7 +217,7 @@ class _Coordinator:
 
     def _record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
-        self._ledger.record_step(step, contributions)
+        self._lasting.step(step, contributions)
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
         if current and step.step % self._peer.checkpoint_every == 0:
             self._save()
@@ -237,7 +238,7 @@ class _Coordinator:
 
     def close(self) -> None:
         self._evaluator.shutdown(wait=False, cancel_futures=True)
-        self._ledger.close()
+        self._lasting.close()
 
     def _save(self) -> None:
         """Keep the current state, and that of the step which is still being evaluated."""
@@ -246,7 +247,7 @@ class _Coordinator:
         tensors, info = self._me.optimizer.state.copy()
         try:
             spare = None if self._evaluation is None else self._evaluation_step
-            self._newest = self._checkpoints.save(tensors, info, spare)
+            self._lasting.checkpoint((tensors, info), spare)
             self._saved = info
         except (UserError, ValueError) as error:  # a full disk must not end the run
             self._warn(f"no checkpoint of step {info.step}: {error}")
@@ -254,31 +255,29 @@ class _Coordinator:
     def _rescue(self) -> None:
         """Write anew what has to last and is gone, from what is held here, and tell the organizer."""
         with self._despite_a_full_disk():
-            lost = ["the ledger"] if self._ledger.rescue() else []
-            if self._newest is not None and not self._newest.exists():
-                lost.append("the newest checkpoint")
-                self._checkpoints = Checkpoints(self._checkpoints.folder, self._peer.keep_checkpoints)
-                tensors, info = self._me.optimizer.state.copy()
-                self._newest, self._saved = self._checkpoints.save(tensors, info), info
-            for path, held in self._lasting.items():
-                if path.exists():
-                    self._lasting[path] = path.read_bytes()
-                elif held:
-                    lost.append(path.name)
-                    path.touch(mode=0o600)
-                    path.write_bytes(held)
-            if lost:
-                text = (
-                    f"{' and '.join(lost)} had gone from {self._peer.folder} and stands there again; who deletes there?"
-                )
-                self._emit(Warned(text=text, alert=True))
+            self._lasting.look(self._me.optimizer.state.copy)
+        self._tell_of_lost()
+
+    def _look_for_twin(self) -> None:
+        if self._me.optimizer.tracker.twin.certain and not self._twin_told:
+            self._twin_told = True
+            text = "another coordinator is at work with a copy of this one's identity.key; stop one of the two"
+            self._emit(Warned(text=text, alert=True))
+
+    def _tell_of_lost(self) -> None:
+        if lost := self._lasting.lost():
+            text = (
+                f"gone from {self._peer.folder}, cut off or older than it must be: {', '.join(lost)}; what is known "
+                "here or in the swarm is written there again; who deletes there?"
+            )
+            self._emit(Warned(text=text, alert=True))
 
     @contextmanager
     def _despite_a_full_disk(self) -> Iterator[None]:
         """What cannot be written is worth a warning: the swarm needs its coordinator all the more."""
         try:
             yield
-        except (UserError, OSError) as error:
+        except (UserError, OSError, sqlite3.Error) as error:
             self._warn(str(error))
 
     def _start_evaluation(self) -> None:
@@ -303,8 +302,8 @@ class _Coordinator:
             self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
             return
         with self._despite_a_full_disk():
-            self._ledger.record_evaluation(self._evaluation_step, measured, time.time())
-            self._checkpoints.rate(self._evaluation_step, measured.loss)
+            self._lasting.evaluation(self._evaluation_step, measured, time.time())
+            self._lasting.checkpoints.rate(self._evaluation_step, measured.loss)
         self._emit(Evaluated(step=self._evaluation_step, loss=measured.loss, metrics=measured.metrics))
 
     def _collect(self) -> None:

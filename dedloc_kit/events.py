@@ -79,6 +79,8 @@ class PeerSeen(BaseModel):
     unreadable_files: int = 0
     bad_rows: int = 0
     """What it could not read of the training data; see records.Progress."""
+    restarted: str = ""
+    """Why its training stopped the last time; for the organizer alone."""
     follower: bool
     client_mode: bool
 

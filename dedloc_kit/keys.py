@@ -31,6 +31,14 @@ def read_key(path: Path) -> rsa.RSAPrivateKey:
     raise UserError(f"{path} is not a peer's key that can be read; is this the run's folder?")
 
 
+def key_id(path: Path) -> str:
+    """The id of the peer whose key lies there; empty if none can be read."""
+    try:
+        return peer_id(base64.b64decode(public(read_key(path))))
+    except UserError:
+        return ""
+
+
 def public(key: rsa.RSAPrivateKey) -> str:
     """The public half, as text."""
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

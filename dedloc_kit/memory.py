@@ -18,6 +18,9 @@ _MAX_ADDRESSES = 64
 _MAX_COMPANIONS = 4096
 
 
+MEMORY_FILE = "swarm.json"
+
+
 class Taken(Record):
     """The last global step that a peer took itself: those who brought it are believed of later ones, see `belief`."""
 
@@ -80,7 +83,7 @@ def own_id(folder: Path) -> str:
 
 def _read(folder: Path) -> SwarmMemory:
     try:
-        return SwarmMemory.parse(json.loads((folder / "swarm.json").read_text(encoding="utf-8")))
+        return SwarmMemory.parse(json.loads((folder / MEMORY_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return SwarmMemory()
 
@@ -89,7 +92,7 @@ def remember(folder: Path, memory: SwarmMemory) -> None:
     """Replace the memory in this folder at once, so that a killed process leaves the old one or the new one."""
     temporary = folder / ".swarm.json.tmp"
     temporary.write_text(memory.model_dump_json(), encoding="utf-8")
-    os.replace(temporary, folder / "swarm.json")
+    os.replace(temporary, folder / MEMORY_FILE)
 
 
 def take_over(folder: Path, run_id: str, state: Path) -> None:

@@ -41,6 +41,8 @@ Address = Annotated[
 ShownText = Annotated[str, AfterValidator(lambda text: re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text))]
 """Text for viewers that data brought in, which may hold anything: control characters become spaces."""
 AnnouncementText = Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
+MAX_REASON = 160
+Reason = Annotated[str, Field(max_length=MAX_REASON, pattern=PLAIN_TEXT)]
 PeerId = Annotated[str, Field(max_length=128, pattern=r"^[0-9A-Za-z]*$")]
 MAX_REFUSED = 1280
 """Peers in one notice, so that it stays below 12 kB: a record of 16 in the DHT may be too much."""
@@ -241,6 +243,12 @@ class Progress(Record):
     """How many of them this peer could not read, or not to their end."""
     bad_rows: Count = 0
     """Rows of the training data that this peer had to leave out."""
+    session: Digest = ""
+    """Names this session, as in its contributions: two at once under one key are seen."""
+    since: Time = 0.0
+    """When it began, by the clock of the directory."""
+    restarted: Reason = ""
+    """Why the training of this peer stopped before it was started again; for the organizer."""
     time: Time
 
 

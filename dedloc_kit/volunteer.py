@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.display.human import for_organizer
+from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Invitation
+from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -25,14 +27,23 @@ from dedloc_kit.training.microbatch import Microbatches, find_microbatch, larges
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
 
+TWIN = "this machine's identity.key is also at work on another one, and what both give would be lost or counted wrongly"
+OWN_KEY = "to train on both, remove identity.key on one of them, which then gets a key of its own"
 PAUSED_SECONDS = 0.5
 """Between two looks whether a paused run goes on."""
 
 
 def volunteer(
-    invitation: Invitation, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
+    invitation: Invitation,
+    peer: PeerConfig,
+    emit: Callable[[AnyEvent], None],
+    stop: threading.Event,
+    stopped: str = "",
 ) -> None:
-    """Join the run and train until `stop` is set (or the run is finished). Raises UserError if it cannot."""
+    """Join the run and train until `stop` is set (or the run is finished). Raises UserError if it cannot.
+
+    :param stopped: why the training stopped before, if it is started again
+    """
     run = invitation.run_config()
     emit(State(text="connecting"))
 
@@ -73,6 +84,7 @@ def volunteer(
         on_loading=on_loading,
         warn=warn,
     ) as me:
+        me.optimizer.restarted = for_organizer(stopped, MAX_REASON)
         reach = me.dht.reach
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
@@ -80,6 +92,7 @@ def volunteer(
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
         replica = me.replica
         assert replica is not None
+        _await_twin(me, stop, emit)
         compute = Compute(
             replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
         )
@@ -96,9 +109,10 @@ def volunteer(
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            organizer = _Organizer(me, invitation, emit)
+            organizer, twin = _Organizer(me, invitation, emit), _Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
+                twin.look()
                 _train_on(microbatches, compute, me, run, emit)
                 _remember(memory, me, warn)
             emit(State(text="leaving"))
@@ -158,6 +172,31 @@ class _Organizer:
             self._announcement = said.announcement
             self._emit(Announced(text=said.announcement))
         return said
+
+
+def _await_twin(me: SwarmPeer, stop: threading.Event, emit: Callable[[AnyEvent], None]) -> None:
+    """Two with one key spoil each other's rounds: who comes second waits until the other one has left."""
+
+    def waiting() -> None:
+        emit(Warned(text=f"{TWIN}: this one waits until the other has left; {OWN_KEY}"))
+        emit(State(text="waiting until the other machine with this identity.key has left"))
+
+    me.optimizer.tracker.await_twin(stop, waiting)
+
+
+class _Twin:
+    """A second machine with this peer's key that came later, or at the same moment."""
+
+    def __init__(self, me: SwarmPeer, emit: Callable[[AnyEvent], None]) -> None:
+        self._twin, self._emit, self._told = me.optimizer.tracker.twin, emit, False
+
+    def look(self) -> None:
+        """Tell of it, once; raises UserError if it is this peer that has to give way."""
+        if self._twin.second:
+            raise UserError(f"{TWIN}: this one gives way and waits until the other has left; {OWN_KEY}")
+        if self._twin.certain and not self._told:
+            self._told = True
+            self._emit(Warned(text=f"{TWIN}: this one goes on and the other waits; {OWN_KEY}"))
 
 
 def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:

@@ -161,9 +161,13 @@ def coordinator_job(run: RunConfig, peer: PeerConfig) -> dict[str, Any]:
     return {"run": run.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
 
 
-def volunteer_job(invitation: Invitation, peer: PeerConfig) -> dict[str, Any]:
-    """What a volunteer needs to know, as plain values."""
-    return {"invitation": invitation.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
+def volunteer_job(invitation: Invitation, peer: PeerConfig, stopped: str = "") -> dict[str, Any]:
+    """What a volunteer needs to know, as plain values; `stopped` says why the training ended, if it starts again."""
+    return {
+        "invitation": invitation.model_dump(mode="json"),
+        "peer": peer.model_dump(mode="json"),
+        "stopped": stopped,
+    }
 
 
 def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | None, code: str) -> dict[str, Any]:
@@ -286,7 +290,7 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
     from dedloc_kit.volunteer import volunteer
 
     return lambda job, peer, emit, stop: volunteer(
-        Invitation.model_validate_json(json.dumps(job["invitation"])), peer, emit, stop
+        Invitation.model_validate_json(json.dumps(job["invitation"])), peer, emit, stop, job["stopped"]
     )
 
 

@@ -220,14 +220,18 @@ def test_on_a_full_disk_the_run_goes_on_and_the_ledger_catches_up_when_there_is_
     assert newest[1].step == last
 
 
-def test_a_folder_that_is_deleted_while_the_run_goes_on_is_written_anew_and_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["deleted", "cut off"])
+def test_a_record_that_is_lost_while_the_run_goes_on_is_written_anew_and_told(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "coordinator"
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         coordinator = swarm.coordinator(checkpoint_every=1)
         swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8)
         coordinator.wait_for_step(2)
         identity = (folder / "identity.key").read_bytes()
-        shutil.rmtree(folder, ignore_errors=True)  # something may be written there meanwhile
+        if how == "deleted":
+            shutil.rmtree(folder, ignore_errors=True)  # something may be written there meanwhile
+        else:
+            os.truncate(folder / "ledger.sqlite", 1000)
         told = coordinator.wait_for(Warned, lambda event: event.alert)
         assert "the ledger" in told.text
         coordinator.wait_for_step(coordinator.steps[-1].step.step + 3)
@@ -240,3 +244,13 @@ def test_a_folder_that_is_deleted_while_the_run_goes_on_is_written_anew_and_told
     newest = Checkpoints(folder / "checkpoints").newest(pytest.fail)
     assert newest is not None
     assert newest[1].step == last
+
+
+def test_a_coordinator_is_refused_with_another_key_than_its_volunteers_follow(tmp_path: Path) -> None:
+    with Swarm(tiny_run(), tmp_path) as swarm:
+        first = swarm.coordinator()
+        assert first.worker.stop() == 0
+        (first.config.folder / "identity.key").unlink()
+        failed = swarm.start_coordinator().wait_for(Failed)
+        assert "volunteers follow no other; put it back from a copy" in failed.text
+        assert not (first.config.folder / "identity.key").exists(), "no other is made meanwhile"

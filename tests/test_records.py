@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import public
 from dedloc_kit.records import (
+    MAX_REASON,
     Contribution,
     Evaluation,
     GlobalStep,
@@ -330,6 +331,14 @@ def test_a_picture_is_square_and_small(pixels: bytes) -> None:
     with pytest.raises(ValueError, match="Picture"):
         Picture.parse({"pixels": pixels})
     assert Picture(pixels=bytes(3 * 48**2)).side == 48
+
+
+@pytest.mark.parametrize("reason", ["\x1b[2J", "two\nlines", "a\x7f", "W" * (MAX_REASON + 1)])
+def test_why_a_peer_had_to_start_again_is_one_short_line(reason: str) -> None:
+    values = VALID[Progress]
+    assert Progress.parse({**values, "restarted": "W" * MAX_REASON}).restarted
+    with pytest.raises(ValueError, match="restarted"):
+        Progress.parse({**values, "restarted": reason})
 
 
 def test_a_plain_text_has_no_control_character_and_may_have_any_other() -> None:

@@ -2,17 +2,20 @@
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dedloc_kit.data.survey import ROWS
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, parse_run
 from dedloc_kit.swarm.averaging.compression import codec_of
+from tests.data.test_survey import FAULTS, ODD, all_that_goes_wrong
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
 HIDDEN, LENGTH = 16, 32
@@ -139,3 +142,29 @@ def test_all_faults_of_the_data_are_told_at_once_with_what_a_sample_holds(folder
     (used,) = [text for text in told if "good.jsonl, train: " in text and "tokens in a sample of 32 (" in text]
     tokens = int(used.split(" tokens")[0].rpartition(" ")[2])
     assert 8 <= tokens <= 32
+
+
+def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_call_and_soon(
+    folder: Path, tmp_path: Path
+) -> None:
+    all_that_goes_wrong(tmp_path)
+    rows = "".join(json.dumps({"text": f"{number}. {SENTENCES}"}) + "\n" for number in range(2 * ROWS)).encode()
+    for number in range(4):  # with a hole in the middle, which takes no room on the disk
+        with (tmp_path / f"z-large-{number}.jsonl").open("wb") as file:
+            file.write(rows)
+            file.seek(2_500_000_000)
+            file.write(b"\n" + (rows if number else rows[:-20]))
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=folder, device="cpu", threads=1, microbatch=4)
+    run = parse_run(values(folder, {}, data={"train": [{"dataset": str(tmp_path)}]}))
+    began = time.monotonic()
+    with pytest.raises(UserError, match="the 4 faults of the data that the lines above name must be mended"):
+        rehearse(run, peer, heard.append, threading.Event())
+    assert time.monotonic() - began < 30.0
+    told = [event.text for event in heard if isinstance(event, Warned | State)]
+    assert not any("\n" in line for line in told)
+    cut = "z-large-0.jsonl: 1 of the 1,000 rows that were read are left out"
+    for words in (*ODD, *(wrong for wrong, _ in FAULTS), cut):
+        assert len([line for line in told if words in line]) == 1, words
+    assert all(any(fix in line for line in told) for _, fix in FAULTS)
+    assert any("not read: what follows in 7 of 10 files" in line for line in told)

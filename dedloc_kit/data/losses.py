@@ -42,22 +42,32 @@ class Losses:
     """Bad rows by file."""
 
     def usable(self, shard: Shard, items: Iterator[Any]) -> Iterator[Any]:
-        """The items but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises Unusable if all are bad."""
+        """The items but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises Unusable if all are bad:
+        such a file is lost as one, and its rows are not counted."""
         found, first, bad = 0, None, 0
         for item in items:
-            if not isinstance(item, BadRow):
-                found += 1
-                yield item
+            if isinstance(item, BadRow):
+                bad, first = bad + 1, first or item
+                if found:
+                    self._count(shard, bad, item)
                 continue
-            bad, first = bad + 1, first or item
-            if bad > self.rows.get(shard.path, 0):
-                self.rows[shard.path] = bad
-                total = sum(self.rows.values())
-                if total == 10 ** (len(str(total)) - 1):
-                    so_far = f"row {item.number} of {shard.path} is left out: it {item.reason}"
-                    self._tell(so_far if total == 1 else f"{total} bad rows are left out so far; {so_far}")
+            if first and not found:
+                self._count(shard, bad, first)
+            found += 1
+            yield item
         if first and not found:
             raise Unusable(f"{shard.path} has no usable row among {bad}: row {first.number} {first.reason}")
+
+    def _count(self, shard: Shard, bad: int, last: BadRow) -> None:
+        """So many rows of a file are bad so far."""
+        if bad <= self.rows.get(shard.path, 0):
+            return
+        before = sum(self.rows.values())
+        self.rows[shard.path] = bad
+        total = sum(self.rows.values())
+        if not before or len(str(total)) > len(str(before)):
+            so_far = f"row {last.number} of {shard.path} is left out: it {last.reason}"
+            self._tell(so_far if total == 1 else f"{total} bad rows are left out so far; {so_far}")
 
     def lose(self, shard: Shard, error: Exception, rows: int, column: str) -> None:
         """A file cannot be read beyond so many usable rows."""

@@ -14,6 +14,7 @@ import fsspec
 import pyarrow
 
 from dedloc_kit.data.formats import BadRow, Row, Unusable, csv_rows, json_rows, parquet_rows, text_rows
+from dedloc_kit.data.patience import be_patient
 from dedloc_kit.data.splits import canonical, files_in, split_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
@@ -270,6 +271,7 @@ def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     disable_progress_bars()  # for a README of 200 bytes
+    be_patient()
     retries = Retries(source.dataset, warn)
     while True:
         try:

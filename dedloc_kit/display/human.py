@@ -67,6 +67,17 @@ def without_hosts(text: str) -> str:
     return _HOST.sub(_without_host, text)
 
 
+_PLACES = re.compile(r"\S*[/\\](?:.*[/\\])?\S*")
+
+
+def for_organizer(reason: str, most: int) -> str:
+    """What went wrong on a volunteer's machine, as its organizer may read it: without hosts, and without what may be a
+    path, which tells of its owner. A path may hold spaces, so all between
+    the first and the last slash is left out."""
+    told = " ".join(_PLACES.sub("…", without_hosts(" ".join(reason.split()))).split())
+    return visible(told, most) if told else ""
+
+
 def _without_host(found: re.Match[str]) -> str:
     if found["colons"]:  # a time of the day has them too
         try:

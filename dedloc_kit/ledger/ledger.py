@@ -11,6 +11,7 @@ the first part gave after the rewind is forgotten, the second part counts from t
 import json
 import math
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,40 +72,76 @@ class Ledger(Reader):
             raise UserError(f"{path}: the ledger cannot be opened ({error}); {fix}") from None
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} is not a ledger ({error}); move it away or choose another folder") from None
-        self._file = _file_at(path)
+        self._file, self._beside, self._size = _file_at(path), _file_at(self._log), _size_of(path)
 
     @property
     def path(self) -> Path:
         return self._path
 
     @property
+    def _log(self) -> Path:
+        """The write-ahead log beside it."""
+        return self._path.with_name(f"{self._path.name}-wal")
+
+    @property
     def replaced(self) -> bool:
         """Whether another file lies in the place of the one that is open here."""
         return _file_at(self._path) not in (None, self._file)
 
-    def rescue(self) -> bool:
-        """Write the file anew if it was deleted or replaced; whether it had to be. The open one still has everything.
+    def copy(self, path: Path) -> None:
+        """Write all that is recorded to another file, at once. Raises UserError if that fails."""
+        fresh = path.with_name(f".{path.name}.tmp")
+        try:
+            with self._lock:
+                self._back_up(fresh)
+            os.replace(fresh, path)
+        except (OSError, sqlite3.Error) as error:
+            raise UserError(f"{path}: the ledger's copy cannot be written ({error})") from None
 
-        Raises UserError if it cannot be written.
+    def rescue(self, copy: Path | None = None, least: int = 0) -> bool:
+        """Write the file anew if it was deleted, replaced, cut off or does not go as far as it must; whether it was.
+
+        One that was deleted is still open here, with everything. Where that is not whole the copy takes its place:
+        what came after is to be recorded again. Raises UserError if the file cannot be written.
+
+        :param least: the step to which it must go
         """
         with self._lock:
-            if _file_at(self._path) == self._file:
+            there, size, whole = _file_at(self._path), _size_of(self._path), False
+            # The main file only ever grows, and its log stays; one that went with its log is still open.
+            as_before = size >= self._size and self._beside in (None, _file_at(self._log))
+            with suppress(sqlite3.DatabaseError):
+                whole = (there != self._file or as_before) and self.last_step() >= least
+            if whole and there == self._file:
+                self._size, self._beside = size, _file_at(self._log)
                 return False
             fresh = self._path.with_name(f".{self._path.name}.tmp")
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                fresh.unlink(missing_ok=True)
-                with closing(sqlite3.connect(fresh)) as target:
-                    self._connection.backup(target)
+                if whole:
+                    with suppress(sqlite3.DatabaseError):
+                        self._back_up(fresh)
+                        copy = fresh
+                if copy is not None and copy != fresh and copy.exists():
+                    shutil.copyfile(copy, fresh)
                 self._connection.close()  # before there is a new one: it takes away what lies beside the path
                 for beside in ("-wal", "-shm"):
                     self._path.with_name(self._path.name + beside).unlink(missing_ok=True)
-                os.replace(fresh, self._path)
+                if fresh.exists():
+                    os.replace(fresh, self._path)
+                else:  # nothing is left but what is recorded from now on
+                    self._path.unlink(missing_ok=True)
                 self._connection, self._guests = self._open(read_only=False), {}
             except (OSError, sqlite3.Error) as error:
                 raise UserError(f"{self._path}: the lost ledger cannot be written anew ({error})") from None
-            self._file = _file_at(self._path)
+            self._file, self._beside = _file_at(self._path), _file_at(self._log)
+            self._size = _size_of(self._path)
             return True
+
+    def _back_up(self, fresh: Path) -> None:
+        fresh.unlink(missing_ok=True)
+        with closing(sqlite3.connect(fresh)) as target:
+            self._connection.backup(target)
 
     def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         """Record a finished global step with the contributions known by then; a second time changes nothing.
@@ -246,6 +283,10 @@ class Ledger(Reader):
                     f"{self._path}: the ledger cannot be written ({error}); free disk space, check the folder's "
                     "permissions and that no second coordinator uses it"
                 ) from None
+            except sqlite3.IntegrityError:
+                raise
+            except sqlite3.DatabaseError as error:
+                raise UserError(f"{self._path} is damaged ({error}); it is written anew in a moment") from None
 
     def _add(self, peer: str, contribution: Contribution) -> None:
         execute = self._connection.execute
@@ -415,3 +456,7 @@ def _file_at(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

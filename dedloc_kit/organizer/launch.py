@@ -16,7 +16,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PushFailed, Warned
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, PushFailed, Warned
 from dedloc_kit.hub import HubUnavailable, Repository, names_local_files, training_state
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.home import peer_folder
@@ -54,6 +54,7 @@ class Coordinator:
         most_volunteers: int | None = None,
     ) -> None:
         self.run, self._peer, self._on_event = run, peer, on_event
+        self._peers: tuple[PeerSeen, ...] = ()
         self.dashboard = Dashboard(
             run,
             peer.folder / "ledger.sqlite",
@@ -62,7 +63,7 @@ class Coordinator:
             public=url or peer.announce_host,
             certificate=certificate,
             most_volunteers=most_volunteers,
-            organizer=organizer.routes(peer.folder, run.fingerprint),
+            organizer=organizer.routes(peer.folder, run.fingerprint, lambda: self._peers),
         )
         self.ended = threading.Event()
         self._joined = threading.Event()
@@ -111,7 +112,7 @@ class Coordinator:
             self.addresses = event.addresses
             self._invitation = self._signed_invitation(event.parameters)
         if isinstance(event, Peers):
-            self._listed = event.listed
+            self._listed, self._peers = event.listed, event.peers
         if isinstance(event, Joined | Peers):
             self._invite()
         if isinstance(event, Failed | Left):

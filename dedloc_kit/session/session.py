@@ -66,6 +66,7 @@ class Session:
         self._account: Account | None = None
         self._peer = ""
         self._stopped = ""  # why the worker before this one has ended, until this one has joined
+        self._last_stop = ""  # the same for good: the organizer is told
         self._worker_samples = 0  # given by the worker that runs now
         self._earlier_samples = 0  # given by those before
         self._heard = time.monotonic()  # from the training
@@ -132,7 +133,7 @@ class Session:
         peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
         self._set(text="loading the libraries")
         secrets = {**self._account.environment(), **({CODE: self._code} if self._code else {})}
-        return {**volunteer_job(invitation, peer), "environment": secrets}
+        return {**volunteer_job(invitation, peer, self._last_stop), "environment": secrets}
 
     def _check_machine(self, invitation: Invitation) -> None:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
@@ -189,7 +190,7 @@ class Session:
                     text=f"the training stopped and starts again in {seconds:.0f} s: {why}",
                     details=self._details(why),
                 )
-                self._stopped = why
+                self._stopped = self._last_stop = why
             case Paused():
                 self._set(phase="paused", text="paused: nothing runs on this machine", samples_per_second=0.0)
 

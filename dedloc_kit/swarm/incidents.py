@@ -24,7 +24,7 @@ class Incidents:
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+        self.warn = warn
         self._lock = threading.Lock()
         self._failed: list[FailedRound] = []
         self._rejected: Counter[str] = Counter()
@@ -34,7 +34,7 @@ class Incidents:
         """A round that had begun has failed."""
         with self._lock:
             self._failed = [*self._failed, FailedRound(step, reason)][-MAX_UNTAKEN:]
-        self._warn(f"a round failed and is tried again: {reason}")
+        self.warn(f"a round failed and is tried again: {reason}")
 
     def reject(self, reason: str, times: int = 1) -> None:
         """Something from the network was ignored."""
@@ -45,7 +45,7 @@ class Incidents:
             self._rejected[reason] = count = before + times
             self._untaken[reason] += times
         if count.bit_length() > before.bit_length():  # the first, second, fourth, eighth ... time
-            self._warn(f"a record was ignored ({count} times so far): {reason}")
+            self.warn(f"a record was ignored ({count} times so far): {reason}")
 
     def take(self) -> tuple[list[FailedRound], Counter[str]]:
         """The rounds that failed since the last call, and how many records were ignored for which reason."""

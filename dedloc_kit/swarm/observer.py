@@ -221,7 +221,7 @@ def watching(
     try:
         gate = entry.gate
         belief = Belief(signer.peer, organizer, lambda: gate.notice)
-        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, warn, Incidents(warn), belief)
+        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, Incidents(warn), belief)
         swarm = Observer(run, node, signer, tracker, belief, warn)
         membership = Membership(node, entry.identity, signer, tracker, give_up=swarm.give_up, warn=warn)
         tracker.look_every(LOOK_SECONDS)

@@ -143,7 +143,9 @@ def connected(
             current_info=lambda: state.info,
         )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
-        tracker = Tracker(dht, signer, run.run_id, run.global_batch, initial_peers, warn, Incidents(warn), belief)
+        tracker = Tracker(
+            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(warn), belief, profile.session
+        )
         caller = Caller(stop, peer.last_step(run), on_step, on_loading, warn)
         optimizer = CollaborativeOptimizer(state, replica, gradients, averager, tracker, signer, profile, caller)
         membership = Membership(

@@ -124,6 +124,10 @@ class Checkpoints:
                 old.unlink(missing_ok=True)
         return path
 
+    def kept(self) -> list[Path]:
+        """The checkpoints that are there, newest first."""
+        return _newest_first(self.folder)
+
     def rate(self, step: int, loss: float) -> None:
         """Learn the held-out loss of a step; its checkpoint, if there is one, is kept while none is better.
 

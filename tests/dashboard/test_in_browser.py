@@ -73,6 +73,9 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
+RESTARTED = seen(0).model_copy(update={"restarted": f"why {MARKUP}"})
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ledger of a run that is well under way. What a test adds, the next ones see."""
@@ -84,7 +87,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dashboard(path: Path) -> Iterator[Dashboard]:
-    served = Dashboard(RUN, path, organizer=organizer.routes(path.parent, RUN.fingerprint))
+    served = Dashboard(RUN, path, organizer=organizer.routes(path.parent, RUN.fingerprint, lambda: (RESTARTED,)))
     served.start()
     served.publish(EVERYONE)
     yield served
@@ -511,6 +514,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     expect(page.get_by_text("It is paused. Volunteers wait.")).to_be_visible()
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_text("It goes on.")).to_be_visible()
+    expect(page.get_by_role("region", name="Restarts").locator("li")).to_contain_text(f"why {MARKUP}")
     page.get_by_label("Shown at the top of the page").fill(f"Tomorrow {MARKUP}")
     page.get_by_role("button", name="Announce").click()
     expect(page.locator(".standing").filter(has_text=f"Tomorrow {MARKUP}")).to_be_visible()

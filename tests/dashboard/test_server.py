@@ -19,7 +19,7 @@ from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
+from dedloc_kit.records import Announcement, Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
 from tests.dashboard.runs import fill
 from tests.invitations import invited
@@ -371,7 +371,12 @@ def test_a_viewer_gets_the_state_first_and_then_what_happens(dashboard: Dashboar
     dashboard.publish(Peers(peers=(COORDINATOR, seen("p", samples=7))))
     change = viewing.wait_for(lambda name, values: name == "change" and values.get("volunteers") == 1)
     assert change["batch"]["samples"] == 7
+    assert change["samples_per_second"] == 8.0
     assert "samples_total" not in change  # only what has changed travels
+    words = Announcement(text="Half way!", time=1.0)
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p", samples=7)), announcement=words))
+    change = viewing.wait_for(lambda name, values: name == "change" and bool(values.get("announcement")))
+    assert change["announcement"]["text"] == "Half way!"
     done = record(Ledger(path), 1)
     dashboard.publish(StepDone(step=done, contributions={"p": 64}))
     viewing.wait_for(lambda name, values: name == "change" and values.get("step") == 1)

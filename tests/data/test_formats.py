@@ -75,8 +75,18 @@ def test_lines_that_are_no_objects_lack_the_column_or_hold_half_a_character_are_
     assert told[0].rows == 1
     assert told[0].startswith(f"row 6 of {path} is left out: it is no whole JSON object")
     more = tmp_path / "more.jsonl"
+    more.write_bytes(lines(["first"]) + b"\n".join(bad * 2) + b"\n" + lines(["last"]))
+    assert [each.rows for each in stream(more, 6)[1]] == [1, 10], "the 1st, 10th, 100th ... of all passes together"
     more.write_bytes(b"\n".join(bad * 2) + b"\n" + lines(["last"]))
-    assert [each.rows for each in stream(more, 3)[1]] == [1, 10], "the 1st, 10th, 100th ... of all passes together"
+    assert [each.rows for each in stream(more, 3)[1]] == [16], "all before the first good one are known with it"
+
+
+def test_of_a_file_that_is_lost_as_one_the_rows_are_not_counted_as_well(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([*BENGALI[:150], 7, *BENGALI[150:]]))
+    (tmp_path / "b.jsonl").write_bytes(b"no JSON\n" * 20)
+    told = stream(tmp_path, 900)[1]
+    assert max((each.unreadable, each.rows) for each in told) == (1, 1)
+    assert {each.files for each in told} == {2}
 
 
 def test_an_array_of_objects_is_read_to_where_it_breaks(tmp_path: Path) -> None:

@@ -29,33 +29,43 @@ def test_a_good_folder_is_described_and_nothing_is_odd(tmp_path: Path) -> None:
     assert found.lines[2:] == [f"{tmp_path}, train: begins with: {text[:80]}" for text in LONG[:3]]
 
 
+FAULTS = [
+    ("c-utf16.txt is UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    ("d-latin.txt has no usable row among 2: row 1 is not UTF-8", "iconv -f LATIN1"),
+    ("e-column.parquet has no column 'text'", "set the column to one of: content"),
+    ("f-broken.parquet cannot be read beyond row 0", "replace the file"),
+]
+"""What is wrong in the folder of all that goes wrong, and how to mend it."""
+ODD = [
+    "1 files of unknown kinds are not read: notes.docx",
+    "a-type.jsonl: 1 of the 301 rows that were read are left out; row 151 holds dict, not text",
+    "b-cut.jsonl: 1 of the 300 rows that were read are left out; row 300 is no whole JSON object",
+]
+
+
+def all_that_goes_wrong(folder: Path) -> None:
+    (folder / "a-type.jsonl").write_bytes(lines([*LONG[:150], {"a": 1}, *LONG[150:]]))
+    (folder / "b-cut.jsonl").write_bytes(lines(LONG)[:-30])
+    (folder / "c-utf16.txt").write_text("Some text.\n", encoding="utf-16")
+    (folder / "d-latin.txt").write_bytes("Où êtes-vous né ?\n\nAu château.\n".encode("latin-1"))
+    parquet.write_table(pyarrow.table({"content": LONG}), folder / "e-column.parquet")
+    (folder / "f-broken.parquet").write_bytes(b"PAR1 this is not Parquet")
+    (folder / "notes.docx").write_bytes(b"")
+    (folder / "dataset_infos.json").write_text("{}")
+    (folder / "bn_test.jsonl").write_bytes(lines(LONG[:1]))
+
+
 def test_one_look_tells_all_that_is_wrong_each_in_one_line_with_the_fix(tmp_path: Path) -> None:
-    (tmp_path / "a-type.jsonl").write_bytes(lines([*LONG[:150], {"a": 1}, *LONG[150:]]))
-    (tmp_path / "b-cut.jsonl").write_bytes(lines(LONG)[:-30])
-    (tmp_path / "c-utf16.txt").write_text("Some text.\n", encoding="utf-16")
-    (tmp_path / "d-latin.txt").write_bytes("Où êtes-vous né ?\n\nAu château.\n".encode("latin-1"))
-    parquet.write_table(pyarrow.table({"content": LONG}), tmp_path / "e-column.parquet")
-    (tmp_path / "f-broken.parquet").write_bytes(b"PAR1 this is not Parquet")
-    (tmp_path / "notes.docx").write_bytes(b"")
-    (tmp_path / "dataset_infos.json").write_text("{}")
-    (tmp_path / "bn_test.jsonl").write_bytes(lines(LONG[:1]))
+    all_that_goes_wrong(tmp_path)
     found = survey(Source(dataset=str(tmp_path)), 60, pytest.fail)
     assert found.lines[0] == f"{tmp_path}: files by split: test 1, train 6"
-    words = [
-        ("c-utf16.txt is UTF-16", "iconv -f UTF-16 -t UTF-8"),
-        ("d-latin.txt has no usable row among 2: row 1 is not UTF-8", "iconv -f LATIN1"),
-        ("e-column.parquet has no column 'text'", "set the column to one of: content"),
-        ("f-broken.parquet cannot be read beyond row 0", "replace the file"),
-    ]
-    for fault, (wrong, fix) in zip(found.faults, words, strict=True):
+    for fault, (wrong, fix) in zip(found.faults, FAULTS, strict=True):
         assert wrong in fault
         assert fix in fault
         assert "\n" not in fault
         assert "Internet" not in fault
-    stray, kind, cut = found.odd
-    assert "1 files of unknown kinds are not read: notes.docx" in stray
-    assert "a-type.jsonl: 1 of the 301 rows that were read are left out; row 151 holds dict, not text" in kind
-    assert "b-cut.jsonl: 1 of the 300 rows that were read are left out; row 300 is no whole JSON object" in cut
+    for odd, words in zip(found.odd, ODD, strict=True):
+        assert words in odd
 
 
 def test_a_large_file_is_sampled_says_so_and_its_last_line_is_looked_at(

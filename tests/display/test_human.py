@@ -2,7 +2,7 @@
 
 import pytest
 
-from dedloc_kit.display.human import count, duration, rate, share, size, visible
+from dedloc_kit.display.human import count, duration, for_organizer, rate, share, size, visible
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,21 @@ def test_large_rates_have_no_decimals() -> None:
 )
 def test_of_a_name_what_can_be_seen_is_shown(name: str, shown: str) -> None:
     assert visible(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("the memory is full", "the memory is full"),
+        ("its log is /home/asha/dedloc/x.log; see it", "its log is … see it"),
+        ("no /data/Asha Maria Roy/my data/x.txt here", "no … here"),
+        ("C:\\Users\\Asha\\x is gone", "… is gone"),
+        ("~/dedloc: full", "… full"),
+        ("no answer of 203.0.113.7:80", "no answer of …:80"),
+        ("a\x1b[2J\nb\u202e", "a[2J b"),
+        ("W" * 1000, "W" * 20),
+        ("", ""),
+    ],
+)
+def test_of_a_reason_the_organizer_reads_neither_paths_nor_hosts_nor_control_characters(reason: str, told: str) -> None:
+    assert for_organizer(reason, 20 if len(reason) > 500 else 160) == told

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from dedloc_kit.client import fetch_invitation, fetch_state
+from dedloc_kit.dashboard.http.login import Keys
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.organizer.launch import Coordinator
@@ -132,7 +134,15 @@ def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
         coordinator_of(tiny_run(), tmp_path) as coordinator,
         session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
     ):
+        organizer = requests.Session()
+        organizer.get(Keys(tmp_path / "coordinator").link(coordinator.dashboard.url), timeout=10.0)
+
+        def restarts() -> list[str]:
+            found = organizer.get(f"{coordinator.dashboard.url}/api/organizer", timeout=10.0).json()["restarts"]
+            return [told["reason"] for told in found]
+
         before = wait_for(session, lambda now: now.session_samples >= 64)
+        assert restarts() == []
         assert any("the proxy that https_proxy names has no address" in warning for warning in before.warnings)
         assert session.worker is not None
         first = session.worker.pid
@@ -148,6 +158,8 @@ def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
         again = wait_for(session, lambda now: now.phase == "training" and now.session_samples >= goal)
         assert any("it had stopped: " in warning and "SIGKILL" in warning for warning in again.warnings)
         assert session.worker.pid != first
+        told = "the worker ended unexpectedly (signal SIGKILL); its log is …"
+        wait_until(lambda: restarts() == [told], "the organizer is not told why")
         wait_until(lambda: not processes_of(first), "a process of the killed training is left")
 
 

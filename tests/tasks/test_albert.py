@@ -139,6 +139,22 @@ def test_evaluation_is_deterministic_and_leaves_the_model_as_it_was(folder: Path
     assert not model.training
 
 
+def test_what_is_evaluated_is_held_out_data_and_not_that_which_it_trains_on(folder: Path) -> None:
+    task = create_task(configure(folder))
+    assert isinstance(task, Albert)
+    evaluated = {tuple(row) for batch in task._evaluation_batches() for row in batch["input_ids"].tolist()}
+    path = folder / "corpus" / "train-00000-of-00001.parquet"
+    before = path.read_bytes()
+    try:
+        parquet.write_table(pyarrow.table({"text": ["rain. rain. rain. rain."] * 100}), path)
+        other = create_task(configure(folder))
+        assert isinstance(other, Albert)
+        again = {tuple(row) for batch in other._evaluation_batches() for row in batch["input_ids"].tolist()}
+    finally:
+        path.write_bytes(before)
+    assert again == evaluated
+
+
 def test_what_is_evaluated_is_the_loss_and_how_often_the_model_is_right(folder: Path) -> None:
     task = create_task(configure(folder, evaluation_samples=40))
     model = task.build_model()

@@ -13,6 +13,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Neighbours
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.assignments import sinkhorn
 from dedloc_kit.tasks.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.tasks.resnet import SwavModel, calibrated
 from dedloc_kit.tasks.swav import Swav
@@ -180,6 +181,17 @@ def test_a_small_microbatch_with_a_queue_is_assigned_as_in_a_large_batch(folder:
     (alone,) = task._assignments(model, [own], [])
     torch.testing.assert_close(with_queue, together[32:])
     assert float((alone - together[32:]).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_assignments_are_balanced_as_often_as_the_run_says(folder: Path, iterations: int) -> None:
+    task, model = swav(folder, sinkhorn_iterations=iterations)
+    embeddings = torch.nn.functional.normalize(torch.randn(32, 8, generator=torch.Generator().manual_seed(0)))
+    (assigned,) = task._assignments(model, [embeddings], [])
+    expected = {n: sinkhorn(model.scores(embeddings), task.options.epsilon, n) for n in (1, 3)}
+    torch.testing.assert_close(assigned, expected.pop(iterations))
+    (other,) = expected.values()
+    assert float((assigned - other).abs().max()) > 1e-3
 
 
 def test_features_of_a_calibrated_model_do_not_depend_on_the_neighbours(folder: Path) -> None:

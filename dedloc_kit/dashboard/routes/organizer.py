@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from dedloc_kit.dashboard.http.limits import address_of
 from dedloc_kit.dashboard.http.login import COOKIE_SECONDS, Attempts, Keys
 from dedloc_kit.dashboard.schemas import Answer, Message, json_answer
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import PeerSeen
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
 from dedloc_kit.steering.commands import give
@@ -32,6 +34,14 @@ class KeptCheckpoint(Answer):
     """It has the lowest held-out loss."""
 
 
+class Restart(Answer):
+    """Why a volunteer's training stopped before it was started again, by its own word."""
+
+    peer: str
+    name: str
+    reason: str
+
+
 class OrganizerState(Answer):
     """What only the organizer sees; of everything the newest comes first."""
 
@@ -43,6 +53,8 @@ class OrganizerState(Answer):
     alerts: list[Alert]
     orders: list[GivenOrder]
     checkpoints: list[KeptCheckpoint]
+    restarts: list[Restart]
+    """Of the volunteers that are here now."""
 
 
 class OnePeer(BaseModel):
@@ -76,11 +88,12 @@ def denial(_request: Request, denied: Exception) -> Response:
     return answer
 
 
-def routes(folder: Path, fingerprint: str) -> APIRouter:
+def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen]] = tuple) -> APIRouter:
     """Raises UserError if the secret in the folder cannot be used.
 
     :param folder: the coordinator's
     :param fingerprint: of the run; browsers send a cookie to every port of a machine, which may host several runs
+    :param peers: gives who is here now
     """
     keys, attempts, book = Keys(folder), Attempts(), OrderBook(folder)
     name = f"organizer-{fingerprint}"
@@ -130,6 +143,9 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
             alerts=raised_alerts(folder, _MAX_SHOWN),
             orders=book.given(_MAX_SHOWN),
             checkpoints=kept_checkpoints(folder / "checkpoints"),
+            restarts=[
+                Restart(peer=peer.peer, name=peer.name, reason=peer.restarted) for peer in peers() if peer.restarted
+            ][:_MAX_SHOWN],
         )
 
     def give_order(order: str, what: str = "") -> OrganizerState:

@@ -18,6 +18,7 @@ from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.suspicion import Suspicion
+from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.bootstrap import avoid
 from dedloc_kit.swarm.network.connections import Connections
@@ -43,14 +44,17 @@ time it must stay below what a record lives, or peers would seem to be gone."""
 DHT_TIMEOUT = 10.0
 STORE_SECONDS = 1.0
 """For so long a report is waited for: those who answer have it long before those who do not are given up."""
+ECHOES = 5
+"""So often a peer that waits for its twin lets it know."""
 
 
 class Tracker(threading.Thread):
     """Publishes this peer's progress and follows everyone else's, in the background.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
-    :param incidents: told about records that are ignored
+    :param incidents: told about records that are ignored, and of what goes wrong here
     :param belief: judges which step they prove
+    :param session: names what this peer says of itself
     """
 
     def __init__(
@@ -60,18 +64,19 @@ class Tracker(threading.Thread):
         run_id: str,
         global_batch: int,
         known: Sequence[str],
-        warn: Callable[[str], None],
         incidents: Incidents,
         belief: Belief,
+        session: str = "",
     ) -> None:
         super().__init__(name="tracker", daemon=True)
-        self._dht, self._signer, self._warn = dht, signer, warn
+        self._dht, self._signer, self._warn = dht, signer, incidents.warn
         self._global_batch = global_batch
         self.incidents, self.reject, self.belief = incidents, incidents.reject, belief
         self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
+        self.twin = Twin(session, float(get_dht_time()))
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -202,7 +207,7 @@ class Tracker(threading.Thread):
         """
         found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age)
         there = {peer: progress for peer, progress in found.items() if progress is not None}
-        there.pop(self._signer.peer, None)
+        self.twin.see(there.pop(self._signer.peer, None))
         return there, frozenset(peer for peer, progress in found.items() if progress is None)
 
     def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
@@ -238,8 +243,12 @@ class Tracker(threading.Thread):
 
     def run(self) -> None:
         published = look_due = 0.0
+        news = True
         while not self._stopped.is_set():
             try:
+                if not news:  # before this peer's record hides that of a twin
+                    look_due = self._look_if_due(look_due)
+                news = True  # after a look that fails this peer tells of itself all the same
                 with self._lock:
                     mine, due = self._mine, self._dirty or time.monotonic() - published > HEARTBEAT
                     self._dirty = False
@@ -247,17 +256,45 @@ class Tracker(threading.Thread):
                     with suppress(TimeoutError):
                         self._publish(mine).result(STORE_SECONDS)
                     published = time.monotonic()
-                if time.monotonic() >= look_due:
-                    self.look()
-                    self._connect()
-                    look_due = time.monotonic() + self._period
-                pause = look_due - time.monotonic()
+                look_due = self._look_if_due(look_due)
+                pause, news = look_due - time.monotonic(), False
             except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
                 self._warn(f"the swarm's directory does not answer ({error!r:.100}); trying again")
                 pause = HEARTBEAT
             if self._wake.wait(min(HEARTBEAT, max(0.0, pause))):
-                look_due = 0.0  # what is news here is so for the others too
+                news, look_due = True, 0.0  # what is news here is so for the others too
             self._wake.clear()
+
+    def _look_if_due(self, due: float) -> float:
+        """Returns when the next look is due."""
+        if time.monotonic() < due:
+            return due
+        self.look()
+        self._connect()
+        return time.monotonic() + self._period
+
+    def await_twin(self, stop: threading.Event, waiting: Callable[[], None]) -> None:
+        """Before this peer tells anything of itself: while its key is at work elsewhere, wait until it no longer is.
+
+        What a process left that was killed is no twin; until that is clear it takes some seconds.
+
+        :param waiting: called once if there is a twin
+        """
+        doubtful, echoes = time.monotonic() + TIME_TO_LIVE, 0
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                self.look()
+            said = self.twin.there(TIME_TO_LIVE)
+            if said is None or (not self.twin.certain and time.monotonic() > doubtful):
+                self.twin.forget()
+                return
+            if self.twin.certain and echoes < ECHOES:
+                if not echoes:
+                    waiting()
+                with suppress(TimeoutError):  # so that it learns of this peer, too
+                    self._store(self.twin.echo()).result(STORE_SECONDS)
+                echoes += 1
+            stop.wait(FRESH_SECONDS)
 
     def leave(self) -> None:
         """Stop, and take this peer off the list so that nobody waits for it."""

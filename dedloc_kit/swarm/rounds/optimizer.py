@@ -87,6 +87,8 @@ class CollaborativeOptimizer:
         self._leaving = threading.Event()
         self.left_out = (0, 0, 0)
         """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
+        self.restarted = ""
+        """Why this peer's training stopped before, as the organizer is told."""
         self.instructions: Instructions | None = None
         """Told to the others; volunteers do what the coordinator says here."""
         self._rounds = Rounds(state, gradients, averager, tracker, signer, profile, caller.warn)
@@ -312,6 +314,9 @@ class CollaborativeOptimizer:
                 files=files,
                 unreadable_files=unreadable_files,
                 bad_rows=bad_rows,
+                session=self._profile.session,
+                since=self.tracker.twin.since,
+                restarted=self.restarted,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

@@ -5,11 +5,17 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hivemind.p2p import PeerID
 
+from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.averaging.averager import GradientAverager
 from tests.swarm.harness import Puppet
+
+PEER = PeerID(b"\x12\x20" + b"a" * 32)
 
 
 class Member(Puppet):
@@ -183,3 +189,29 @@ def test_members_at_different_steps_never_meet(tmp_path: Path) -> None:
     with group(tmp_path, ["", ""], samples=10) as members:
         answers = a_round(members, steps=(1, 2), window=2.0)
     assert all("could not find a group" in answer["detail"] for answer in answers), answers
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"samples": 640, "session_samples": 640}, None),
+        ({"samples": 641, "session_samples": 641}, "claims 641 samples"),
+        ({"step": 3}, "not for this step"),
+        ({"author": "another"}, "not its own"),
+    ],
+)
+def test_what_a_member_brings_must_be_its_own_for_this_step_and_believable(
+    values: dict[str, Any], why: str | None
+) -> None:
+    values = dict(values)
+    author = values.pop("author", PEER.to_base58())
+    usual = {"run_id": "tiny-0123456789abcdef", "step": 2, "session": "ab", "samples": 3, "session_samples": 5}
+    brought = Contribution(**{**usual, "loss": 1.0, "name": "", "time": 9.0, **values})
+    me: Any = SimpleNamespace(
+        _signer=SimpleNamespace(open=lambda *_: (author, brought)), _run_id=brought.run_id, _global_batch=10
+    )
+    if why is None:
+        assert GradientAverager._introduced(me, PEER, b"", 2) == brought
+    else:
+        with pytest.raises(ValueError, match=why):
+            GradientAverager._introduced(me, PEER, b"", 2)

@@ -41,7 +41,7 @@ class Spotty(PlainDHT):
 
 
 def a_tracker(dht: Any, signer: Signer, organizer: str = "organizer") -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Incidents(pytest.fail), belief(signer.peer, organizer))
+    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(pytest.fail), belief(signer.peer, organizer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
@@ -118,7 +118,7 @@ def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of
     mine, honest, boasts = (Signer(Identity(tmp_path / name)) for name in ("mine", "honest", "boasts"))
     told: list[str] = []
     batch = 10
-    me = Tracker(dht, mine, RUN_ID, batch, (), pytest.fail, Incidents(told.append), belief(mine.peer))
+    me = Tracker(dht, mine, RUN_ID, batch, (), Incidents(told.append), belief(mine.peer))
     directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail)
     for signer, samples in ((honest, MAX_BATCHES * batch), (boasts, MAX_BATCHES * batch + 1)):
         directory.store(signer, progress(samples=samples), peers=1)

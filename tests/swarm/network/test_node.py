@@ -208,7 +208,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
     second, other = start(addresses_of(first))
     warnings: list[str] = []
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), warnings.append, Incidents(warnings.append), belief(who.peer))
+        Tracker(node, who, RUN, 64, (), Incidents(warnings.append), belief(who.peer))
         for node, who in ((first, signer), (second, other))
     )
     try:

@@ -1,11 +1,12 @@
-"""What a peer can have given."""
+"""What a peer can have given, and what a step was."""
 
 from typing import Any
 
 import pytest
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.swarm.directory.contributions import possible
+from dedloc_kit.swarm.rounds.receipts import global_step
 from dedloc_kit.training.gradients import MAX_BATCHES
 
 RUN, BATCH = "tiny-0123456789abcdef", 10
@@ -43,3 +44,11 @@ def test_what_an_honest_peer_may_have_given_is_taken(values: dict[str, Any]) -> 
 def test_what_no_honest_peer_can_have_given_is_not(values: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         possible(given(**values), RUN, BATCH)
+
+
+def test_the_loss_of_a_step_is_the_mean_over_its_samples() -> None:
+    receipt = Receipt(step=2, round="ab", time=1.0, seconds=0.5, signed=())
+    follower = given(samples=0, session_samples=0, loss=None)
+    step = global_step(receipt, {"a": given(samples=1, loss=4.0), "b": given(samples=3, loss=8.0), "c": follower})
+    assert (step.samples, step.peers, step.loss) == (4, 3, 7.0)
+    assert global_step(receipt, {"c": follower}).loss is None

@@ -56,17 +56,17 @@ class Averager:
 class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
-    def __init__(self, folder: Path) -> None:
-        run = tiny_run(global_batch=10)
-        self._dht = cast(Any, PlainDHT())
+    def __init__(self, folder: Path, **averaging: Any) -> None:
+        run = tiny_run(global_batch=10, averaging=averaging)
+        self._dht, self.warned = cast(Any, PlainDHT()), list[str]()
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
         as_averager: Any = self.averager
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         incidents = Incidents(pytest.fail)
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), pytest.fail, incidents, belief(me.peer))
-        self.rounds = Rounds(state, self.gradients, as_averager, self.tracker, me, profile(), pytest.fail)
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), incidents, belief(me.peer))
+        self.rounds = Rounds(state, self.gradients, as_averager, self.tracker, me, profile(), self.warned.append)
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
@@ -193,3 +193,32 @@ def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, m
         me.tracker.look()
     assert complete is not None
     assert now > began + 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"
+
+
+@pytest.mark.parametrize(("overlap", "oldest"), [(True, 4), (False, 0)])
+def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training_takes_none_that_is_old(
+    tmp_path: Path, overlap: bool, oldest: int
+) -> None:
+    me = Peer(tmp_path, overlap=overlap)
+    me.gradients.add(1.0, 7, 0)
+    me.state.step = oldest
+    me.rounds.drop_stale()
+    assert (me.gradients.samples, me.warned) == (7, [])
+    me.state.step = oldest + 1
+    me.rounds.drop_stale()
+    assert me.gradients.samples == 0
+    assert me.warned == ["7 samples were computed on parameters that are too old; dropped"]
+
+
+def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:
+    me, said = Peer(tmp_path), []
+    me.tracker.look()
+    for step, samples in enumerate((10, 12)):
+        me.gradients.add(1.0, samples, step)
+        complete = me.rounds.gather_if_due(samples_per_second=1.0)
+        assert complete is not None
+        (mine,) = complete.contributions.values()
+        said.append((mine.samples, mine.session_samples))
+        me.gradients.count_outgoing()
+        me.state.step += 1
+    assert said == [(10, 10), (12, 22)]

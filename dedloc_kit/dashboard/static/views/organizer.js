@@ -77,6 +77,7 @@ function makeDesk(order, signal) {
     `Global step ${count(step)}${best ? ", the best so far" : ""}`,
     `${bytes(size)}, ${ago(time)}`,
   ]);
+  const restarts = listOf("Restarts", "No volunteer's training had to start again.", ({ name, reason }) => [reason, name]);
   const orders = listOf("Orders given", "None yet.", ({ time, order: name, text }) => [
     text ? `${name}: ${text}` : name,
     at(time),
@@ -85,7 +86,7 @@ function makeDesk(order, signal) {
     "div",
     { class: "desk" },
     build("div", {}, switches.element, announce.element, people.element),
-    build("div", {}, alerts.element, checkpoints.element, orders.element),
+    build("div", {}, alerts.element, restarts.element, checkpoints.element, orders.element),
   );
 
   function update(values) {
@@ -93,6 +94,7 @@ function makeDesk(order, signal) {
     announce.update(values.announcement);
     people.update(values.kicked);
     alerts.update(values.alerts);
+    restarts.update(values.restarts);
     checkpoints.update(values.checkpoints);
     orders.update(values.orders);
   }

@@ -1,0 +1,154 @@
+"""Two sessions of one key at once are told apart from one that follows the other."""
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.events import Failed, Joined, Left, State, Warned
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
+from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin
+from dedloc_kit.swarm.incidents import Incidents
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.signing import Signer
+from tests.swarm.harness import RUN_ID, Peer, PlainDHT, Swarm, belief, progress, wait_until
+from tests.tiny import tiny_run
+
+SLOW = {"TINY_PAUSE": "0.05"}
+
+
+def test_who_came_later_is_a_twin_at_once_and_who_came_before_only_if_it_goes_on_speaking() -> None:
+    now = get_dht_time()
+    mine = Twin("b1", since=now)
+    mine.see(None)
+    mine.see(progress(session="", time=now))  # of a version that did not say it
+    mine.see(progress(session="b1", since=now, time=now))
+    assert not mine.certain
+    for more in range(MAX_LEFT):  # one node had an old record, another one the last
+        mine.see(progress(session="a1", since=now - 60.0, time=now - 5.0 + more))
+        mine.see(progress(session="a1", since=now - 60.0, time=now - 5.0))
+        assert not mine.certain, "a process that was killed left it"
+    assert mine.there(TIME_TO_LIVE) is not None
+    assert mine.there(1.0) is None
+    mine.see(progress(session="a1", since=now - 60.0, time=now))
+    assert mine.second
+    first = Twin("a1", since=now - 60.0)
+    first.see(progress(session="b1", since=now, time=now))
+    assert first.certain
+    assert not first.second, "both come to one answer"
+
+
+def test_two_that_began_in_the_same_moment_come_to_one_answer() -> None:
+    now = get_dht_time()
+    twins = {name: Twin(name, since=now) for name in ("a1", "b1")}
+    for name, other in (("a1", "b1"), ("b1", "a1")):
+        for more in range(MAX_LEFT + 1):
+            twins[name].see(progress(session=other, since=now, time=now + more))
+    assert [twin.second for twin in twins.values()] == [False, True]
+
+
+def a_tracker(dht: Any, signer: Signer, session: str) -> Tracker:
+    mine = belief(signer.peer)
+    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(pytest.fail), mine, session)
+
+
+def test_a_peer_sees_what_its_twin_says_although_it_says_something_itself_before_each_look(tmp_path: Path) -> None:
+    dht: Any = PlainDHT()
+    signer = Signer(Identity(tmp_path / "key"))
+    me = a_tracker(dht, signer, "a1")
+    me.connections = None  # type: ignore[assignment]
+    me._connect = lambda: None  # type: ignore[method-assign]
+    other = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE)
+    me.start()
+    try:
+        samples = iter(range(10**6))
+
+        def seen() -> bool:
+            record = progress(run_id=RUN_ID, session="b1", since=me.twin.since + 1.0, time=get_dht_time())
+            other.store(signer, record, peers=0)
+            mine = record.model_copy(update={"session": "a1", "since": me.twin.since, "samples": next(samples) % 10})
+            me.report(mine, period=0.1)
+            return me.twin.certain
+
+        wait_until(seen, "it never saw its twin")
+    finally:
+        me.leave()
+
+
+def test_who_comes_back_after_a_crash_waits_only_until_its_last_record_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.FRESH_SECONDS", 0.01)
+    dht: Any = PlainDHT()
+    signer = Signer(Identity(tmp_path / "key"))
+    left = progress(run_id=RUN_ID, session="a1", since=1.0, time=get_dht_time() - TIME_TO_LIVE + 0.5)
+    Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE).store(signer, left, peers=0)
+    a_tracker(dht, signer, "b1").await_twin(threading.Event(), lambda: pytest.fail("it is no twin"))
+    assert get_dht_time() >= left.time + TIME_TO_LIVE
+
+
+def test_who_has_waited_for_its_twin_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.FRESH_SECONDS", 0.01)
+    dht: Any = PlainDHT()
+    signer = Signer(Identity(tmp_path / "key"))
+    me, ago = a_tracker(dht, signer, "b1"), TIME_TO_LIVE - 0.5
+    for spoke in range(MAX_LEFT + 1):
+        me.twin.see(progress(session="a1", since=1.0, time=get_dht_time() - ago + 0.1 * spoke))
+    assert me.twin.second
+    waited: list[str] = []
+    me.await_twin(threading.Event(), lambda: waited.append("told"))
+    assert waited == ["told"]
+    assert not me.twin.certain
+
+
+def told(peer: Peer, what: str) -> Warned:
+    return peer.wait_for(Warned, lambda event: "identity.key" in event.text and what in event.text)
+
+
+def test_with_a_copied_key_the_second_machine_waits_and_both_are_told(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        first = swarm.volunteer("first", SLOW, client_mode=True, microbatch=4)
+        first.wait_for_step(1)
+        (tmp_path / "second").mkdir()
+        shutil.copy(first.config.folder / "identity.key", tmp_path / "second" / "identity.key")
+        second = swarm.volunteer("second", SLOW, client_mode=True, microbatch=4)
+        told(second, "this one waits until the other has left; to train on both, remove identity.key")
+        told(first, "this one goes on and the other waits; to train on both, remove identity.key")
+        first.wait_for_step(first.steps[-1].step.step + 2)
+        assert not any(isinstance(event, Joined) for event in second.events)
+        assert first.worker.stop() == 0
+        assert second.joined.peer == first.joined.peer
+        second.wait_for_step(second.joined.step + 2)
+        assert second.worker.stop() == 0
+        given = [peer.wait_for(Left).session_samples for peer in (first, second)]
+        assert all(given)
+        assert coordinator.worker.stop() == 0
+    ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
+    (contributor,) = ledger.contributors()
+    assert contributor.samples == sum(given), "nothing is lost"
+    ledger.close()
+
+
+def test_of_two_with_one_key_that_start_in_the_same_moment_one_gives_way(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        swarm.coordinator()
+        Identity(tmp_path / "one" / "identity.key")
+        (tmp_path / "two").mkdir()
+        shutil.copy(tmp_path / "one" / "identity.key", tmp_path / "two" / "identity.key")
+        twins = [swarm.volunteer(name, SLOW, client_mode=True, microbatch=4) for name in ("one", "two")]
+
+        def gave_way(peer: Peer) -> bool:
+            waits = any(isinstance(event, State) and event.text.startswith("waiting until") for event in peer.events)
+            return waits or any(isinstance(event, Failed) and "gives way" in event.text for event in peer.events)
+
+        wait_until(lambda: any(map(gave_way, twins)), "none gave way", deadline=90.0)
+        (stays,) = (peer for peer in twins if not gave_way(peer))
+        told(stays, "this one goes on and the other waits")
+        stays.wait_for_step(stays.steps[-1].step.step + 2 if stays.steps else 2)
