@@ -1,64 +1,78 @@
-"""The parts in which a flat vector travels through an all-reduce, added up by their reducer."""
+"""What a reducer makes of the members' values: a seam, and the weighted mean."""
 
 import asyncio
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 import torch
-from hivemind.averaging.allreduce import AllreduceException
+from torch import Tensor
 
 
-class PartMeans:
-    """Weighted means of the parts that this peer reduces. Parts of different senders may come in any order.
+class RoundOver(Exception):
+    """The all-reduce has failed; nobody need wait any more."""
 
-    It stands where hivemind's TensorPartReducer would, which lets all senders wait for the slowest at each part.
 
-    :param sums: room for each part; what it holds does not matter
+class Reducer(ABC):
+    """Makes one vector out of what the members of one round send of each part that this peer reduces.
+
+    Parts of different senders may come in any order, also before it is known who is to send.
+
+    :param room: float32 [numel] for each part, which the results may lie in; what it holds does not matter
     """
 
-    def __init__(self, sums: Sequence[torch.Tensor]) -> None:
+    def __init__(self, room: Sequence[Tensor]) -> None:
         loop = asyncio.get_running_loop()
-        self._sums = sums
-        self._received = [0] * len(sums)
-        self._means: list[asyncio.Future[torch.Tensor]] = [loop.create_future() for _ in sums]
-        self._senders, self._weight = 0, 0.0
-        self.finished = asyncio.Event()
+        self.room = room
+        self.weights: Mapping[str, float] | None = None
+        """Of the members that send anything, in samples; none until that is known."""
+        self._results: list[asyncio.Future[Tensor]] = [loop.create_future() for _ in room]
 
-    def expect(self, senders: int, weight: float) -> None:
-        """How many senders there are and what their weights sum to."""
-        self._senders, self._weight = senders, weight
-        for index in range(len(self._sums)):
-            self._finish(index)
+    def expect(self, weights: Mapping[str, float]) -> None:
+        """Who sends parts, and how much they count."""
+        self.weights = weights
+        for part in range(len(self.room)):
+            self.reduce_if_complete(part)
 
-    def add(self, index: int, part: torch.Tensor, weight: float) -> None:
-        if self._received[index]:
-            self._sums[index].add_(part, alpha=weight)
-        else:
-            torch.mul(part, weight, out=self._sums[index])
-        self._received[index] += 1
-        self._finish(index)
+    @abstractmethod
+    def add(self, sender: str, part: int, values: Tensor, weight: float) -> None:
+        """A member's values of a part, float32 [numel]; the caller will overwrite them."""
 
-    def _finish(self, index: int) -> None:
-        if self._senders and self._received[index] == self._senders and not self._means[index].done():
-            self._means[index].set_result(self._sums[index].div_(self._weight))
+    @abstractmethod
+    def reduce_if_complete(self, part: int) -> None:
+        """Call `finish` with the result if everyone who is expected has sent this part, and it was not called yet."""
 
-    async def mean(self, index: int) -> torch.Tensor:
-        """The mean of a part, as soon as everyone has sent it; raises AllreduceException if the round fails."""
-        return await asyncio.shield(self._means[index])
+    def finish(self, part: int, result: Tensor) -> None:
+        if not self._results[part].done():
+            self._results[part].set_result(result)
 
-    def finalize(self) -> None:
+    async def result(self, part: int) -> Tensor:
+        """As soon as everyone has sent it; raises RoundOver if the round fails."""
+        return await asyncio.shield(self._results[part])
+
+    def abandon(self) -> None:
         """Let go of whoever still waits."""
-        for mean in self._means:
-            if not mean.done():
-                mean.set_exception(AllreduceException("the round is over"))
-                mean.exception()  # not everyone waits: without this asyncio complains
-        self.finished.set()
+        for result in self._results:
+            if not result.done():
+                result.set_exception(RoundOver("the round is over"))
+                result.exception()  # not everyone waits: without this asyncio complains
 
 
-def safe_fractions(shares: Sequence[int]) -> tuple[float, ...]:
-    """The shares, the first a quarter of a value larger.
+class MeanReducer(Reducer):
+    """The mean weighted by samples; parts are added up as they come and forgotten."""
 
-    hivemind computes the borders between peers by a floating point division and rounds down; without the quarter a
-    border may come out one value too low.
-    """
-    first = next(index for index, share in enumerate(shares) if share)
-    return tuple(share + 0.25 * (index == first) for index, share in enumerate(shares))
+    def __init__(self, room: Sequence[Tensor]) -> None:
+        super().__init__(room)
+        self._received = [0] * len(room)
+
+    def add(self, sender: str, part: int, values: Tensor, weight: float) -> None:
+        if self._received[part]:
+            self.room[part].add_(values, alpha=weight)
+        else:
+            torch.mul(values, weight, out=self.room[part])
+        self._received[part] += 1
+        self.reduce_if_complete(part)
+
+    def reduce_if_complete(self, part: int) -> None:
+        if self.weights and self._received[part] == len(self.weights):
+            self._received[part] = 0
+            self.finish(part, self.room[part].div_(sum(self.weights.values())))

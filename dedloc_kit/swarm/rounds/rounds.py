@@ -9,9 +9,10 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.averager import GradientAverager
-from dedloc_kit.swarm.averaging.group import Gathering, Round
-from dedloc_kit.swarm.averaging.matchmaking import leaders_of
+from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.averager import Averager, PendingGroup
+from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.signing import Signer
@@ -34,6 +35,7 @@ before, for each is work for all who are asked."""
 class Rounds:
     """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended.
 
+    :param grouping: who has to come to a round, and who leads it
     :param follower: this peer contributes no samples
     :param session: hexadecimal name of this session; contributions of one session count up
     :param warn: told in plain words about what went wrong and was dealt with
@@ -45,10 +47,12 @@ class Rounds:
         run: RunConfig,
         state: TrainingState,
         gradients: Gradients,
-        averager: GradientAverager,
+        averager: Averager,
         tracker: Tracker,
         signer: Signer,
         *,
+        grouping: Grouping,
+        client_mode: bool,
         follower: bool,
         session: str,
         name: str,
@@ -57,9 +61,10 @@ class Rounds:
     ) -> None:
         self._run, self._state, self._gradients, self._averager = run, state, gradients, averager
         self._tracker, self._signer, self._follower = tracker, signer, follower
+        self._grouping, self._client_mode = grouping, client_mode
         self._session, self._name, self._warn, self._troubles = session, name, warn, troubles
         self._pace = Pace()
-        self._gathering: Gathering | None = None
+        self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()
         self._not_before = 0.0  # when the next round may begin
@@ -72,7 +77,7 @@ class Rounds:
     @property
     def under_way(self) -> bool:
         """Is there a group that is being found, gathers or averages?"""
-        return self._gathering is not None
+        return self._group is not None
 
     @property
     def begun(self) -> bool:
@@ -125,7 +130,7 @@ class Rounds:
         shortest = min(USUAL_PERIOD, max(SHORTEST_PERIOD, whole / LOOKS_PER_BATCH))
         return min(LONGEST_PERIOD, max(shortest, left / LOOKS_LEFT))
 
-    def gather_if_due(self, samples_per_second: float) -> Round | None:
+    def gather_if_due(self, samples_per_second: float) -> RoundResult | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
         self._watch_the_batch()
         left, expected = self._probably_left(samples_per_second), self._expected()
@@ -133,39 +138,36 @@ class Rounds:
             return None
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
-            alone = left == 0.0 and not self._averager.client_mode and self._tracker.alone()
+            alone = left == 0.0 and not self._client_mode and self._tracker.alone()
             return self._alone() if alone and not self._tracker.connections.cut_off() else None
         self._awaited = frozenset(expected)
-        self._averager.bandwidth = self._pace.bandwidth
-        self._gathering = self._averager.gather(
-            step=self._state.step + 1,
-            after=self._state.round,
-            leaders=leaders_of(
-                self._state.round,
-                self._signer.peer,
-                self._follower,
-                expected,
-                client_mode=self._averager.client_mode,
-            ),
-            expected=expected,
-            window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
-            unwelcome=self._tracker.shunned(),
+        after, follower, client = self._state.round, self._follower, self._client_mode
+        self._group = self._averager.gather(
+            GroupRequest(
+                step=self._state.step + 1,
+                after=after,
+                leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
+                expected=self._awaited,
+                unwelcome=self._tracker.shunned(),
+                window=self._pace.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+                bandwidth=self._pace.bandwidth,
+            )
         )
         return None
 
-    def advance(self) -> Round | None:
+    def advance(self) -> RoundResult | None:
         """Begin the round under way if the batch is full, or finish it; a complete round, once it is."""
-        gathering = self._gathering
-        if gathering is None:
+        group = self._group
+        if group is None:
             return None
         if not self._begun:
             self._watch_the_batch()
-            self._begin_if_full(gathering)
+            self._begin_if_full(group)
         # While we look for a group, or wait in one, the swarm may move on.
         nobody_comes = not self._begun and self._tracker.newest(self._state.position).step > self._state.step
-        return self._finish(gathering) if gathering.control.done() or nobody_comes else None
+        return self._finish(group) if group.done or nobody_comes else None
 
-    def leave(self) -> Round | None:
+    def leave(self) -> RoundResult | None:
         """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""
         deadline = time.monotonic() + self._pace.patience
         while self._begun and time.monotonic() < deadline and self._averager.is_alive():
@@ -177,8 +179,8 @@ class Rounds:
 
     def call_off(self) -> None:
         """Leave the group, if there is one."""
-        if self._gathering is not None:
-            self._finish(self._gathering)
+        if self._group is not None:
+            self._finish(self._group)
 
     def drop_stale(self) -> None:
         """Gradients of old parameters are of no use; exact training takes none that is old at all."""
@@ -192,14 +194,15 @@ class Rounds:
         return self._tracker.at(self._state.step, self._state.round)
 
     def _expected(self) -> dict[str, Progress]:
-        """Who has to come to the next round: the mates, and those who are about to finish the last one.
+        """Who has to come to the next round.
 
-        Without the latter a quick peer would begin with the few who were as quick, and the swarm would part. Whoever
-        missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody waits.
+        Whoever missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody
+        waits.
         """
         others = self._tracker.others()
         before = self._state.step - 1
-        return self._mates() | {p: others[p] for p in self.companions & others.keys() if others[p].step == before}
+        late = {p: others[p] for p in self.companions & others.keys() if others[p].step == before}
+        return self._grouping.expected(self._mates(), late)
 
     def _watch_the_batch(self) -> None:
         if self.swarm_samples() < self._run.global_batch:
@@ -207,33 +210,29 @@ class Rounds:
         elif not self._full_at:
             self._full_at = time.monotonic()
 
-    def _begin_if_full(self, gathering: Gathering) -> None:
-        members = gathering.gathered()
+    def _begin_if_full(self, group: PendingGroup) -> None:
+        members = group.members
         if members is None:
             return
         others = self._tracker.others()
         samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
-            self._averager.call_off(gathering)
-        elif samples >= self._run.global_batch or gathering.called:
+            self._averager.call_off(group)
+        elif self._grouping.enough_samples(samples) or group.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._awaited:  # otherwise it is the window that it took
-                self._pace.gathered(gathering.seconds(), self.gather_seconds)
+                self._pace.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
             boundary = max((progress.boundary_seconds for progress in self._mates().values()), default=0.0)
             self._begun = True
-            self._averager.begin(
-                gathering,
-                contribution,
-                patience=self._pace.patience,
-                start_patience=self._pace.patience + START_MARGIN + boundary,
-                limit=self._pace.limit + boundary,
-            )
+            usual = self._pace.patience
+            patience = Patience(usual, usual + START_MARGIN + boundary)
+            self._averager.begin(group, contribution, patience, self._pace.limit + boundary)
 
     def _contribution(self) -> Contribution:
         """Take a snapshot of our gradients and say what is in it."""
         self.drop_stale()
-        with self._averager.get_tensors() as (flat,):
+        with self._averager.vector.held() as flat:
             self._gradients.load_outgoing(flat)
         return Contribution(
             run_id=self._run.run_id,
@@ -246,25 +245,21 @@ class Rounds:
             time=get_dht_time(),
         )
 
-    def _alone(self) -> Round | None:
+    def _alone(self) -> RoundResult | None:
         mine = self._contribution()
         if mine.samples < self._run.global_batch:
             return None
         self.gather_seconds = self._full_at = 0.0
         peer = self._signer.peer
         name = hashlib.sha256(f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode())
-        return Round("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
+        return RoundResult("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
 
-    def _finish(self, gathering: Gathering) -> Round | None:
-        begun, self._gathering, self._begun, self._full_at = self._begun, None, False, 0.0
-        if not gathering.control.done():
-            self._averager.call_off(gathering)
+    def _finish(self, group: PendingGroup) -> RoundResult | None:
+        begun, self._group, self._begun, self._full_at = self._begun, None, False, 0.0
+        if not group.done:
+            self._averager.call_off(group)
             return None
-        try:
-            outcome: Round = gathering.control.result()
-        except BaseException as error:  # hivemind found no group, or its process is gone
-            outcome = Round("failed", detail=repr(error)[:200])
-        members = gathering.gathered()
+        outcome, members = group.result(), group.members
         if members is not None:
             self._tracker.suspect(self._awaited - members)
         match outcome.outcome:
@@ -282,7 +277,7 @@ class Rounds:
                 self._failed(outcome, begun)
         return None
 
-    def _failed(self, outcome: Round, begun: bool) -> None:
+    def _failed(self, outcome: RoundResult, begun: bool) -> None:
         self._pace.failed()
         self._not_before = time.monotonic() + self._pace.pause
         if not begun:

@@ -165,7 +165,7 @@ def test_a_member_that_calls_the_group_off_ends_the_round_and_nobody_is_blamed(t
 
 
 def test_a_search_that_is_called_off_is_over_and_the_next_one_begins(tmp_path: Path) -> None:
-    with group(tmp_path, ["", "calls off haltingly"]) as members:
+    with group(tmp_path, ["", "calls off a search"]) as members:
         answers = a_round(members)
     assert [answer["outcome"] for answer in answers] == ["complete"] * 2, answers
     assert answers[1]["seconds"] < 20.0, "called off, not timed out"
@@ -207,4 +207,4 @@ def test_a_minority_of_the_swarm_averages_nothing(tmp_path: Path) -> None:
 def test_members_at_different_steps_never_meet(tmp_path: Path) -> None:
     with group(tmp_path, ["", ""], samples=10) as members:
         answers = a_round(members, steps=(1, 2), window=2.0)
-    assert all("could not find a group" in answer["detail"] for answer in answers), answers
+    assert all("no group was found in time" in answer["detail"] for answer in answers), answers
