@@ -29,8 +29,9 @@ def join(
     """Let this machine take part in a run, and show how it goes.
 
     In Jupyter the cell returns, and the panel's buttons pause and leave; on Colab, whose buttons are dead while
-    something else goes on, the cell runs until its stop button leaves. In a script or terminal it shows a compact view
-    and Ctrl-C leaves.
+    something else goes on, the cell runs until its stop button leaves, and where nobody sits before the notebook, as
+    with `nbconvert --execute`, until the run is over. In a script or terminal it shows a compact view and Ctrl-C
+    leaves.
 
     :param invitation: a coordinator's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
     :param name: shown on the dashboard; without one the name of your Hub account, if you are logged in, else anonymous

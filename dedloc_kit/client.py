@@ -11,8 +11,9 @@ from urllib3.exceptions import HTTPError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, invitation_text
-from dedloc_kit.machine.answers import PLAIN, body
+from dedloc_kit.machine.answers import PLAIN, Unfit, body
 from dedloc_kit.machine.home import check_organizer
+from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import (
     Announcement,
@@ -195,7 +196,7 @@ def _fetch(where: str, what: str, kind: type[Answer]) -> Answer:
     try:
         return kind.model_validate_json(_get(url, what))
     except ValueError:
-        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+        raise _no_coordinator(url) from None
 
 
 class Measured(Record):
@@ -224,7 +225,7 @@ def fetch_measured(url: str, after: int) -> list[Measured]:
             found.append(Measured.model_validate_json(json.dumps(values)))
         return found
     except (ValueError, LookupError, TypeError):
-        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+        raise _no_coordinator(url) from None
 
 
 def fetch_ledger(url: str, path: Path, most_bytes: int) -> None:
@@ -254,7 +255,7 @@ def fetch_standing(url: str, peer: str, after: int) -> Standing:
     try:
         return Standing.parse(json.loads(_get(url, "standing", peer=peer, after=str(after))))
     except ValueError:
-        raise UserError(f"{url} did not answer like a coordinator; check the address") from None
+        raise _no_coordinator(url) from None
 
 
 def _is_url(where: str) -> bool:
@@ -280,17 +281,34 @@ def _get(url: str, what: str, **query: str) -> str:
             f"{url} shows no certificate that this machine trusts, so somebody may stand between; ask the organizer "
             "(one that the organizer has made is trusted with REQUESTS_CA_BUNDLE=FILE in the environment)"
         ) from None
-    except requests.RequestException:
+    except Unfit:
+        raise _no_coordinator(url) from None
+    except (requests.RequestException, ValueError):  # a proxy's address may be one that no library can read
+        if obstacle := proxy_obstacle(address):
+            raise NoAnswer(obstacle) from None
         raise NoAnswer(
-            f"no coordinator answers at {url}; is it running, and can this machine reach it? Ask the organizer"
+            f"no coordinator answers at {url}{_through(address)}; is it running, and can this machine reach it? "
+            "Ask the organizer"
         ) from None
     if answer.status_code != 200:
         _explain(text, url)
     if answer.status_code >= 500:  # a proxy in front of it
-        raise NoAnswer(f"no coordinator answers behind {url} ({answer.status_code}); is it running? Ask the organizer")
+        raise NoAnswer(
+            f"no coordinator answers behind {url}{_through(address)} ({answer.status_code}); is it running? Ask the "
+            "organizer"
+        )
     if answer.status_code != 200:
         raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
     return text
+
+
+def _no_coordinator(url: str) -> UserError:
+    return UserError(f"{url} did not answer like a coordinator; check the address")
+
+
+def _through(address: str) -> str:
+    proxy = proxy_for(address)
+    return f" through {proxy}" if proxy else ""
 
 
 def _explain(answer: str, url: str) -> None:

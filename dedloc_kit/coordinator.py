@@ -13,13 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress
+from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, GlobalStep, Instructions, Progress
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
@@ -33,6 +35,8 @@ DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 POLL_SECONDS = 0.1
 PEERS_SECONDS = 1.0
 COLLECT_SECONDS = 15.0
+LASTING = (IDENTITY_FILE, INVITATION_FILE)
+"""Files that a run cannot do without, beside its ledger and its checkpoints."""
 DISK_SECONDS = 5.0
 """How long to wait after the ledger could not be written."""
 
@@ -108,6 +112,8 @@ class _Coordinator:
         self._ended_at: int | None = None
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
+        self._newest: Path | None = None
+        self._lasting = dict.fromkeys((peer.folder / name for name in LASTING), b"")
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
@@ -149,6 +155,7 @@ class _Coordinator:
                 self._emit(peers)
                 self._record_swarm(peers)
                 self._remember()
+                self._rescue()
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -236,17 +243,40 @@ class _Coordinator:
             return
         tensors, info = self._me.optimizer.state.copy()
         try:
-            self._checkpoints.save(tensors, info, spare=None if self._evaluation is None else self._evaluation_step)
+            spare = None if self._evaluation is None else self._evaluation_step
+            self._newest = self._checkpoints.save(tensors, info, spare)
             self._saved = info
         except (UserError, ValueError) as error:  # a full disk must not end the run
             self._warn(f"no checkpoint of step {info.step}: {error}")
+
+    def _rescue(self) -> None:
+        """Write anew what has to last and is gone, from what is held here, and tell the organizer."""
+        with self._despite_a_full_disk():
+            lost = ["the ledger"] if self._ledger.rescue() else []
+            if self._newest is not None and not self._newest.exists():
+                lost.append("the newest checkpoint")
+                self._checkpoints = Checkpoints(self._checkpoints.folder, self._peer.keep_checkpoints)
+                tensors, info = self._me.optimizer.state.copy()
+                self._newest, self._saved = self._checkpoints.save(tensors, info), info
+            for path, held in self._lasting.items():
+                if path.exists():
+                    self._lasting[path] = path.read_bytes()
+                elif held:
+                    lost.append(path.name)
+                    path.touch(mode=0o600)
+                    path.write_bytes(held)
+            if lost:
+                text = (
+                    f"{' and '.join(lost)} had gone from {self._peer.folder} and stands there again; who deletes there?"
+                )
+                self._emit(Warned(text=text, alert=True))
 
     @contextmanager
     def _despite_a_full_disk(self) -> Iterator[None]:
         """What cannot be written is worth a warning: the swarm needs its coordinator all the more."""
         try:
             yield
-        except UserError as error:
+        except (UserError, OSError) as error:
             self._warn(str(error))
 
     def _start_evaluation(self) -> None:

@@ -75,6 +75,10 @@ class PeerSeen(BaseModel):
     samples_per_second: float
     upload: float | None = None
     """Bytes per second."""
+    files: int = 0
+    unreadable_files: int = 0
+    bad_rows: int = 0
+    """What it could not read of the training data; see records.Progress."""
     follower: bool
     client_mode: bool
 
@@ -175,6 +179,8 @@ class Warned(Event):
 
     event: Literal["warning"] = "warning"
     text: str
+    alert: bool = False
+    """Whether the organizer is to be told at once, wherever they are."""
 
 
 class Failed(Event):

@@ -9,7 +9,17 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+)
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import has_signed, public, sign
@@ -44,6 +54,11 @@ WheelFile = Annotated[
     str, Field(max_length=200, pattern=r"^dedloc_kit-[0-9A-Za-z.+]+-py3-none-any\.whl#sha256=[0-9a-f]{64}$")
 ]
 """The name of a wheel and its digest, as pip and uv check it behind a URL."""
+StepLoss = Annotated[
+    tuple[Count, float],
+    WithJsonSchema({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}),
+]
+"""A global step and its loss; described as a list, because many readers of descriptions know no tuples."""
 Signed = Annotated[str, Field(max_length=2048, pattern=r"^[0-9A-Za-z+/]*=*$")]
 """A key or a signature in base64; see `keys`."""
 
@@ -220,6 +235,12 @@ class Progress(Record):
     team: PeerText = ""
     upload: Annotated[float, Field(ge=0, le=1e12)] | None = None
     """Bytes per second at which the peer got rid of its gradients in recent rounds; none before the first."""
+    files: Count = 0
+    """Of the training data, where any are lost for this peer."""
+    unreadable_files: Count = 0
+    """How many of them this peer could not read, or not to their end."""
+    bad_rows: Count = 0
+    """Rows of the training data that this peer had to leave out."""
     time: Time
 
 
@@ -356,7 +377,7 @@ class Standing(Record):
     contributors: Count
     volunteers: Count
     """Who trains now."""
-    losses: Annotated[tuple[tuple[Count, float], ...], Field(max_length=1000, strict=False)]
+    losses: Annotated[tuple[StepLoss, ...], Field(max_length=1000, strict=False)]
     """Global steps with their training loss, thinned to what a small chart shows."""
 
 

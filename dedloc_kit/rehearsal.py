@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, SampleCost, State, Warned
@@ -30,6 +31,9 @@ from dedloc_kit.training.microbatch import MOST_SAMPLES, find_microbatch, larges
 _BATCHES = 4
 """So many are measured: samples are not all alike."""
 _MOST_SECONDS = 15.0
+_SURVEY_SECONDS = 15.0
+"""For looking into the files of all sources."""
+_FEW = 8
 
 
 def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
@@ -81,22 +85,65 @@ def _check_vocabulary(run: RunConfig) -> None:
 
 
 def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn) -> tuple[Source, ...]:
-    """Take a sample from every source by itself, the held-out data too: each must be there and hold what it should.
+    """Look into every source by itself, the held-out data too: each must be there and hold what it should.
 
-    Returns the training sources that could be read: offline only those on this machine. Raises UserError.
+    Returns the training sources that could be read: offline only those on this machine. Raises UserError once all
+    have been looked into, for all that must be mended is told in one go.
     """
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    readable = []
-    for source in (*run.data.train, *filter(None, [run.data.evaluation])):
+    readable: list[Source] = []
+    faults: list[str] = []
+    trained: set[int] = set()
+    sources = (*run.data.train, *filter(None, [run.data.evaluation]))
+    for source in sources:
         if HF_HUB_OFFLINE and not Path(source.dataset).is_absolute():
             warn(f"{source.dataset} is on the Hub and is not looked at: offline")
             continue
         emit(State(text=f"reading a few samples of {source.dataset}, {source.split}"))
-        next(task_of(run, (source,), peer, shuffle_buffer=1).batches(1, 0, warn))
+        surveyed = Survey() if source.tokenized else survey(source, _SURVEY_SECONDS / len(sources), warn)
+        for line in surveyed.lines:
+            emit(State(text=line))
+        if source not in run.data.train and surveyed.documents & trained:
+            both = len(surveyed.documents & trained)
+            surveyed.odd.append(
+                f"{both} of {len(surveyed.documents)} held-out documents that were read are training data too; "
+                "hold out others"
+            )
+        if not surveyed.faults:
+            try:
+                _describe_samples(run, task_of(run, (source,), peer, shuffle_buffer=1), source, emit, surveyed.odd)
+            except UserError as error:
+                surveyed.faults.append(str(error))
+        for line in surveyed.odd:
+            warn(line)
+        faults += surveyed.faults
         if source in run.data.train:
             readable.append(source)
+            trained |= surveyed.documents
+    if len(faults) > 1:
+        for fault in faults:
+            warn(fault)
+        raise UserError(f"the {len(faults)} faults of the data that the lines above name must be mended; {faults[0]}")
+    if faults:
+        raise UserError(faults[0])
     return tuple(readable)
+
+
+def _describe_samples(
+    run: RunConfig, task: Task, source: Source, emit: Callable[[AnyEvent], None], odd: list[str]
+) -> None:
+    """Take a few samples and tell how much of them is used, where they have an attention mask."""
+    batches = list(islice(task.batches(_FEW, 0, lambda _: None), _BATCHES))
+    masks = [batch["attention_mask"] for batch in batches if "attention_mask" in batch]
+    if not masks:
+        return
+    length = run.task.options.get("sequence_length", max(mask.shape[1] for mask in masks))
+    tokens = fmean(float(mask.sum(1).float().mean()) for mask in masks)
+    told = f"{source.dataset}, {source.split}: {tokens:.0f} tokens in a sample of {length} ({tokens / length:.0%} used)"
+    emit(State(text=told))
+    if tokens < length / 4:
+        odd.append(f"{told}: the documents are short; join those that belong together, or lower task.sequence_length")
 
 
 def _cost(

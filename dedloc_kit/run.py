@@ -16,8 +16,8 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-PLAIN_TEXT = r"^\P{Cc}*$"
-"""The pattern of a text without control characters."""
+PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""The pattern of a text without control characters, in what regular expressions have in common: others read it too."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
 

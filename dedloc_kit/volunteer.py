@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.events import Announced, AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.machine.account import CODE
@@ -37,6 +38,18 @@ def volunteer(
 
     def warn(text: str) -> None:
         emit(Warned(text=text))
+
+    losses: dict[str, Loss] = {}
+
+    def of_data(text: str) -> None:
+        warn(text)
+        if isinstance(text, Loss):
+            losses[text.dataset] = text
+            me.optimizer.left_out = (
+                sum(loss.files for loss in losses.values()),
+                sum(loss.unreadable for loss in losses.values()),
+                sum(loss.rows for loss in losses.values()),
+            )
 
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         mine = contributions.get(me.signer.peer)
@@ -72,7 +85,7 @@ def volunteer(
         )
         seed = seed_of(run.run_id, me.signer.peer, me.session)
         size = peer.microbatch or run.microbatch
-        with Prefetch(me.task.batches(size or largest_microbatch(run), seed, warn), size=4) as batches:
+        with Prefetch(me.task.batches(size or largest_microbatch(run), seed, of_data), size=4) as batches:
             microbatches = Microbatches(batches)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial

@@ -28,6 +28,8 @@ from typing import IO, Any, Literal, cast
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.events import AnyEvent, Failed, State, parse_event
 from dedloc_kit.machine.account import CODE
+from dedloc_kit.machine.isolation import isolated
+from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
 
@@ -57,8 +59,10 @@ class Worker:
     ) -> None:
         """Start the process. `on_event` is called from a thread of its own, in the order of the events.
 
-        Without a job it gets ready and waits for `begin`. Raises UserError if the folder cannot be written.
+        Without a job it gets ready and waits for `begin`. Raises UserError if the folder cannot be written or
+        something else in the surroundings would end it.
         """
+        check_surroundings()
         self.failure: str | None = None
         """The one line that explains why the worker could not go on."""
         self._on_event = on_event
@@ -76,7 +80,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**KEPT_MEMORY, **os.environ, "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
+                env={**KEPT_MEMORY, **isolated({"TOKENIZERS_PARALLELISM": "false", **(environment or {})})},
             )
         if job is not None:
             self.begin(job)
@@ -129,6 +133,11 @@ class Worker:
         self._reader.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return code
 
+    def _note(self) -> None:
+        """Let the log say as well why the worker could not go on; one that was killed cannot do so itself."""
+        with contextlib.suppress(OSError), self.log.open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self.failure}\n")
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -138,10 +147,12 @@ class Worker:
                 continue  # a half-written line of a killed process
             if isinstance(event, Failed):
                 self.failure = event.text
+                self._note()
             self._on_event(event)
         code = self._process.wait()
         if code != 0 and self.failure is None and not self._stopping:
             self.failure = f"the worker ended unexpectedly ({_cause(code)}); its log is {self.log}"
+            self._note()
             self._on_event(Failed(text=self.failure))
 
 

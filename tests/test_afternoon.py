@@ -87,7 +87,7 @@ def prepared(hub: LoopbackHub) -> Path:
     pinned = re.search(r'tokenizer = "us/tokenizer@\w+"', said)
     assert pinned is not None, said
     text = run.read_text(encoding="utf-8")
-    text = text.replace("global_batch = 192", "global_batch = 64").replace('access = "open"', 'access = "invite"')
+    text = text.replace("global_batch = 256", "global_batch = 64").replace('access = "open"', 'access = "invite"')
     lines = [pinned[0] if line.startswith("tokenizer = ") else line for line in text.splitlines()]
     run.write_text("\n".join(lines), encoding="utf-8")
     return run
@@ -142,4 +142,4 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
         loaded = subprocess.run(
             [sys.executable, "-c", load], capture_output=True, text=True, check=False, env=os.environ
         )
-        assert loaded.stdout.strip() == "256", loaded.stderr
+        assert loaded.stdout.strip() == "128", loaded.stderr

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from itertools import pairwise
@@ -215,5 +216,27 @@ def test_on_a_full_disk_the_run_goes_on_and_the_ledger_catches_up_when_there_is_
     assert [step.step for step in ledger.steps()] == list(range(1, last + 1)), "no gap"
     ledger.close()
     newest = Checkpoints(tmp_path / "coordinator" / "checkpoints").newest(pytest.fail)
+    assert newest is not None
+    assert newest[1].step == last
+
+
+def test_a_folder_that_is_deleted_while_the_run_goes_on_is_written_anew_and_told(tmp_path: Path) -> None:
+    folder = tmp_path / "coordinator"
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        coordinator = swarm.coordinator(checkpoint_every=1)
+        swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=8)
+        coordinator.wait_for_step(2)
+        identity = (folder / "identity.key").read_bytes()
+        shutil.rmtree(folder, ignore_errors=True)  # something may be written there meanwhile
+        told = coordinator.wait_for(Warned, lambda event: event.alert)
+        assert "the ledger" in told.text
+        coordinator.wait_for_step(coordinator.steps[-1].step.step + 3)
+        assert coordinator.worker.stop() == 0
+    last = coordinator.steps[-1].step.step
+    ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+    assert [step.step for step in ledger.steps()] == list(range(1, last + 1)), "no gap"
+    ledger.close()
+    assert (folder / "identity.key").read_bytes() == identity
+    newest = Checkpoints(folder / "checkpoints").newest(pytest.fail)
     assert newest is not None
     assert newest[1].step == last

@@ -693,3 +693,27 @@ def test_a_reader_notices_that_another_process_has_written(path: Path) -> None:
     assert reader.version() == before
     ledger.record_step(a_step(1), {})
     assert reader.version() != before
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_file_that_is_lost_is_written_anew_with_all_that_was_recorded(path: Path, how: str) -> None:
+    ledger = Ledger(path)
+    assert not ledger.rescue(), "nothing is lost"
+    ledger.record_step(a_step(1), {"p": given(1, 64, 64)})
+    reader = Ledger(path, read_only=True)
+    for file in path.parent.glob("ledger.sqlite*"):
+        file.unlink()
+    if how == "replaced":
+        Ledger(path).close()
+    assert ledger.rescue()
+    ledger.record_step(a_step(2), {"p": given(2, 64, 128)})
+    assert reader.replaced
+    assert not ledger.rescue()
+    for opened in (ledger, reader):
+        opened.close()
+    kept = Ledger(path, read_only=True)
+    assert not kept.replaced
+    assert [step.step for step in kept.steps()] == [1, 2]
+    assert [person.samples for person in kept.contributors()] == [128]
+    kept.close()
+    assert not list(path.parent.glob(".*tmp*"))

@@ -56,6 +56,16 @@ class Command:
         except AssertionError:
             raise AssertionError(f"no {pattern!r} in:\n{self.output[after:][-3000:]}") from None
 
+    def took(self) -> int:
+        """The newest global step that has samples of this volunteer in it."""
+        return max(map(int, re.findall(r"step (\d+) of .* of its samples were mine", self.output)), default=0)
+
+    def takes_a_step_after(self, step: int) -> None:
+        try:
+            wait_until(lambda: self.took() > step, "", DEADLINE)
+        except AssertionError:
+            raise AssertionError(f"no step after {step} with samples of its own in:\n{self.output[-3000:]}") from None
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(DEADLINE)
@@ -109,10 +119,11 @@ def test_a_line_that_is_down_and_a_machine_that_sleeps_for_a_minute_are_back_at_
         before = len(steady.output)
         steady.wait_for("of its samples were mine", after=before)  # the others are not held up
         time.sleep(max(0.0, end - time.monotonic()))  # the outage itself
+        gone_on = steady.took()
         network.restore(1)
         wake(sleeping)
         for peer in (cut, asleep):
-            peer.wait_for("of its samples were mine", after=len(peer.output))
+            peer.takes_a_step_after(gone_on)
             assert "Traceback" not in peer.output
         for peer in (cut, asleep, steady, coordinator):
             assert peer.stop() == 0

@@ -2,10 +2,11 @@
 
 import base64
 import json
+import unicodedata
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import public
@@ -14,6 +15,7 @@ from dedloc_kit.records import (
     Evaluation,
     GlobalStep,
     Invitation,
+    PeerText,
     Picture,
     Progress,
     Record,
@@ -328,3 +330,13 @@ def test_a_picture_is_square_and_small(pixels: bytes) -> None:
     with pytest.raises(ValueError, match="Picture"):
         Picture.parse({"pixels": pixels})
     assert Picture(pixels=bytes(3 * 48**2)).side == 48
+
+
+def test_a_plain_text_has_no_control_character_and_may_have_any_other() -> None:
+    text = TypeAdapter(PeerText)
+    for code in range(0x110000):
+        if unicodedata.category(chr(code)) == "Cc":
+            with pytest.raises(ValidationError):
+                text.validate_python(f"a{chr(code)}b")
+    for plain in ("", "আশা রহমান", "a b", "\u00a0\u00ad", "\u202e\u200b", "😀\ue000"):
+        assert text.validate_python(plain) == plain

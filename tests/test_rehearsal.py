@@ -1,5 +1,6 @@
 """What a run takes, tried with real data and a real model; and the runs that cannot work, each refused with its fix."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Rehearsed, Warned
+from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, parse_run
 from dedloc_kit.swarm.averaging.compression import codec_of
@@ -23,7 +24,7 @@ TOKENS = 39
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     assert train_tokenizer(iter([SENTENCES] * 20), 60, folder / "tokenizer") == TOKENS
-    (folder / "corpus.txt").write_text(SENTENCES * 200)
+    (folder / "corpus.txt").write_text((SENTENCES + "\n") * 200)
     (folder / "rows.jsonl").write_text('{"content": "A text."}\n')
     return folder
 
@@ -96,9 +97,12 @@ def test_a_run_that_cannot_work_is_refused_with_the_fix(folder: Path) -> None:
     assert "sequence_length must be at most" in refusal({"sequence_length": 2 * LENGTH})
     assert "dedloc tokenizer RUN.toml" in refusal({"tokenizer": str(folder / "none")})
     rows = folder / "rows.jsonl"
-    assert f"{rows} has no column 'text'; set the column to one of: content" in refusal(data=source(rows))
+    assert (
+        f"{rows} has no usable row among 1: row 1 has no column 'text'; set the column to one of: content"
+        in refusal(data=source(rows))
+    )
     both = {**source(folder / "corpus.txt"), "evaluation": {"dataset": str(rows)}}
-    assert f"{rows} has no column 'text'" in refusal(data=both)
+    assert f"{rows} has no usable row among 1" in refusal(data=both)
     second = {"train": [{"dataset": str(folder / "corpus.txt")}, {"dataset": str(folder / "nowhere")}]}
     assert "nowhere does not exist" in refusal(data=second)
 
@@ -113,3 +117,25 @@ def test_offline_what_is_on_the_hub_is_left_alone_and_said(folder: Path, monkeyp
     assert any(isinstance(event, Warned) and "owner/name" in event.text for event in events)
     assert isinstance(events[-1], Rehearsed)
     assert events[-1].cost is None
+
+
+def test_all_faults_of_the_data_are_told_at_once_with_what_a_sample_holds(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "wide.txt").write_text(SENTENCES, encoding="utf-16")
+    texts = [f"{number}. {SENTENCES}" for number in range(99)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "good.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=folder, device="cpu", threads=1, microbatch=4)
+    bad = [{"dataset": str(tmp_path / "wide.txt")}, {"dataset": str(tmp_path / "nowhere")}]
+    data = {
+        "train": [{"dataset": str(tmp_path / "good.jsonl")}, *bad],
+        "evaluation": {"dataset": str(tmp_path / "held_out.jsonl")},
+    }
+    with pytest.raises(UserError, match="the 2 faults of the data that the lines above name must be mended"):
+        rehearse(parse_run(values(folder, {}, data=data)), peer, heard.append, threading.Event())
+    told = [event.text for event in heard if isinstance(event, Warned | State)]
+    for words in ("wide.txt is UTF-16", "nowhere does not exist", "99 of 99 held-out documents that were read are"):
+        assert len([text for text in told if words in text]) == 1
+    (used,) = [text for text in told if "good.jsonl, train: " in text and "tokens in a sample of 32 (" in text]
+    tokens = int(used.split(" tokens")[0].rpartition(" ")[2])
+    assert 8 <= tokens <= 32

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from dedloc_kit.events import Left, LocalProgress, State, Warned
+from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.run import seed_of
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import Peer, Swarm
+from tests.tasks.test_causal import run_of
 from tests.tiny import tiny_run
 
 SMALL = {"TINY_MEMORY": "2", "TINY_PAUSE": "0.01"}
@@ -58,3 +59,23 @@ def test_in_a_run_with_a_microbatch_volunteers_take_it_without_a_trial(tmp_path:
 def memory_warnings(volunteer: Peer) -> list[str]:
     """What it warned of that has to do with memory."""
     return [event.text for event in volunteer.events if isinstance(event, Warned) and "memory" in event.text]
+
+
+def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that_is(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    run = run_of(data)
+    lines = "".join(f'{{"text": {text}}}\n' for text in ['"the boat is on the river. it is wide."'] * 99 + ["7"])
+    (data / "rows.jsonl").write_text(lines)
+    (data / "broken.parquet").write_bytes(b"PAR1 this is not Parquet")
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(task_module="tests.causal")
+        volunteer = swarm.volunteer("volunteer", task_module="tests.causal")
+        lost = (3, 1, 1)
+        coordinator.wait_for(
+            Peers, lambda event: lost in [(p.files, p.unreadable_files, p.bad_rows) for p in event.peers]
+        )
+        volunteer.wait_for(LocalProgress)
+    warned = [event.text for event in volunteer.events if isinstance(event, Warned)]
+    assert len([text for text in warned if "broken.parquet" in text]) == 1
+    assert len([text for text in warned if "row 100 of" in text and "holds int, not text" in text]) == 1

@@ -2,7 +2,9 @@
 
 import sys
 
-from dedloc_kit.cli.main import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # `python -m` has put the current folder there: what lies in it is not for us
+    from dedloc_kit.cli.main import main
+
     sys.exit(main())

@@ -16,6 +16,8 @@ from dedloc_kit.events import AnyEvent, Reached
 from dedloc_kit.machine.account import who_am_i
 from dedloc_kit.machine.dialling import own_address
 from dedloc_kit.machine.ports import advice
+from dedloc_kit.machine.proxies import proxy_obstacle
+from dedloc_kit.machine.surroundings import obstacles
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look
 from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records import INVITATION_FILE, Invitation
@@ -35,7 +37,7 @@ class Finding:
     """Nothing works before it is fixed."""
 
     @classmethod
-    def of(cls, error: UserError) -> "Finding":
+    def of(cls, error: UserError | str) -> "Finding":
         """An error says what is wrong and, behind a semicolon, what to do."""
         what, _, fix = str(error).partition("; ")
         return cls(what, fix or "see above", must=True)
@@ -50,6 +52,7 @@ def examine(where: str | None, *, port: int, swarm_port: int) -> Iterator[Findin
     """
     folder = Path(where) if where and Path(where).is_dir() else None
     yield from _software("organizer" if folder else "")
+    yield from _surroundings(where)
     invitation: Invitation | None = None
     if where:
         try:
@@ -82,6 +85,16 @@ def _software(extra: str) -> Iterator[Finding]:
         yield Finding(", ".join(wrong), "install the kit again, in an environment of its own", must=True)
     else:
         yield Finding(f"dedloc_kit {metadata.version('dedloc_kit')} has the packages that it needs")
+
+
+def _surroundings(where: str | None) -> Iterator[Finding]:
+    from huggingface_hub.constants import ENDPOINT
+
+    found = [Finding.of(obstacle) for obstacle in obstacles()]
+    ways = [where, ENDPOINT] if where and where.startswith(("http://", "https://")) else [ENDPOINT]
+    said = dict.fromkeys(obstacle for url in ways if (obstacle := proxy_obstacle(url)))
+    found += [Finding.of(obstacle) for obstacle in said]
+    yield from found or [Finding("home, temporary files, shared memory and proxies are as they should be")]
 
 
 def _unsatisfied(extra: str) -> Iterator[str]:

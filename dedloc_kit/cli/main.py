@@ -1,7 +1,9 @@
 """The `dedloc` command; what each of its commands takes and does is in `dedloc_kit.cli.commands`."""
 
 import argparse
+import os
 import signal
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -49,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 1 a bug, 2 something that the person at the keyboard can put right."""
+    _open_standard_streams()
     commands = parser()
     options = commands.parse_args(arguments)
     if options.command is None:
@@ -70,6 +73,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _open_standard_streams() -> None:
+    """Whoever started us may have closed some; what is opened next would take their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end of the process)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:

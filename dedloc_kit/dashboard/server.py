@@ -19,14 +19,15 @@ import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.http.caching import Recent
 from dedloc_kit.dashboard.http.connections import AT_ONCE, Listener, raise_file_limit
 from dedloc_kit.dashboard.http.headers import SecureHeaders
 from dedloc_kit.dashboard.http.limits import RateLimits, address_of
+from dedloc_kit.dashboard.http.methods import Heads, refused
 from dedloc_kit.dashboard.http.openapi import DESCRIPTION, answering
+from dedloc_kit.dashboard.http.place import BehindProxy
 from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, Certificate, listen, own_address, url_of
 from dedloc_kit.dashboard.live.stream import EventStream, Viewers
 from dedloc_kit.dashboard.live.view import RunView
@@ -97,8 +98,8 @@ class Dashboard:
         raise_file_limit()
         proxies = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
         # Who is behind a proxy is told here and not by uvicorn, which would not say any more who connected.
-        served: Any = SecureHeaders(RateLimits(self._application()))
-        served = ProxyHeadersMiddleware(served, proxies)
+        served: Any = SecureHeaders(RateLimits(Heads(self._application())))
+        served = BehindProxy(served, proxies, self._public if "://" in self._public else "")
         config = uvicorn.Config(
             listener.telling(served),
             log_config=None,
@@ -156,7 +157,7 @@ class Dashboard:
         # The generated documentation pages would load scripts from elsewhere.
         app = FastAPI(**DESCRIPTION, docs_url=None, redoc_url=None, lifespan=self._lifespan)
         app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
-        app.add_exception_handler(HTTPException, lambda _request, error: message(error.detail, error.status_code))
+        app.add_exception_handler(HTTPException, lambda _request, error: refused(error))
         app.add_exception_handler(Denied, denial)
         state = Recent(self._state, _FACTS_SECONDS)
         app.include_router(pages.routes(state))

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.shards import Shard, Warn, one_line, read_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
@@ -23,36 +24,43 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """What is decoded; Pillow knows others that start programs (PostScript) or that nobody fuzzes."""
 MOST_PIXELS = 64_000_000
 """Of a picture when it is decoded, some 200 MB: a small file can hold a very large one."""
-MOST_IN_A_ROW = 256
-"""So many pictures in a row that cannot be decoded are no accident."""
+MOST_IN_A_ROW = 2048
+"""So many pictures that cannot be decoded, before any that can, are no accident."""
 
 
-def encoded_images(source: Source, shard: Shard, warn: Warn, label: str | None = None) -> Iterator[Labelled[bytes]]:
+def encoded_images(
+    source: Source, shard: Shard, warn: Warn, label: str | None = None
+) -> Iterator[Labelled[bytes] | BadRow]:
     """The pictures of a shard as files, each with what its column `label` holds, if there is to be one.
 
-    Rows without that label are left out. Raises UserError if the source's column holds no pictures, or if `label`
-    holds no classes.
+    Rows without that label are left out; where the columns hold something else than pictures and classes it is a bad
+    row.
     """
-    for row in read_rows(shard, (source.column, *([label] if label else [])), warn):
+    for number, row in enumerate(read_rows(shard, (source.column, *([label] if label else [])), warn), start=1):
+        if isinstance(row, BadRow):
+            yield row
+            continue
         name = row[label] if label else None
         if label and name is None:
             continue
+        data = _file(row[source.column])
         if not isinstance(name, int | str | None):
-            raise UserError(
-                f"the column '{label}' of {shard.path} holds {type(name).__name__}, not classes; set task.label"
+            yield BadRow(number, f"holds {type(name).__name__}, not classes, in column '{label}'; set task.label")
+        elif data is None:
+            kind = type(row[source.column]).__name__
+            yield BadRow(
+                number,
+                f"holds {kind}, not pictures, in column '{source.column}'; set the source's column to one that does",
             )
-        yield _file(row[source.column], source, shard), name
+        else:
+            yield data, name
 
 
-def _file(value: Any, source: Source, shard: Shard) -> bytes:
+def _file(value: Any) -> bytes | None:
+    """A picture's bytes, empty for a missing one; none if the value is no picture."""
     # Only ever the bytes: a path in someone's data may point at anything on this machine.
     data = value.get("bytes", b"") if isinstance(value, dict) and value.keys() <= {"bytes", "path"} else value
-    if data is not None and not isinstance(data, bytes):
-        raise UserError(
-            f"the column '{source.column}' of {shard.path} holds {type(value).__name__}, not pictures; "
-            "set the source's column to one that holds them"
-        )
-    return data or b""
+    return data or b"" if data is None or isinstance(data, bytes) else None
 
 
 def decode(data: bytes, size: int) -> Pixels:
@@ -68,6 +76,9 @@ def decode(data: bytes, size: int) -> Pixels:
             picture.draft("RGB", (size, size))  # a JPEG is then read at a fraction of its size
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
+            if picture.mode.startswith("I"):  # 16 bits of gray, of which Pillow would make white
+                gray = Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+                return np.asarray(ImageOps.fit(gray.convert("RGB"), (size, size), Image.Resampling.BILINEAR))
             # A palette's transparency has to become a channel before it can be dropped.
             colours = picture.convert("RGBA") if picture.has_transparency_data else picture
             fitted = ImageOps.fit(colours.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
@@ -80,11 +91,11 @@ def decoded(items: Iterator[Labelled[bytes]], size: int, warn: Warn) -> Iterator
     """The pictures in their order, decoded a few ahead in threads (Pillow lets other threads run meanwhile).
 
     Those that cannot be decoded are left out and counted; `warn` hears of the 1st, 10th, 100th ... Raises UserError
-    if none of very many in a row can be.
+    if none of very many at the beginning can be.
     """
     threads = min(8, os.cpu_count() or 1)
     waiting: deque[Labelled[Future[Pixels]]] = deque()
-    seen = broken = in_a_row = 0
+    seen = broken = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
             while True:
@@ -97,16 +108,15 @@ def decoded(items: Iterator[Labelled[bytes]], size: int, warn: Warn) -> Iterator
                 try:
                     pixels = future.result()
                 except ValueError as error:
-                    broken, in_a_row = broken + 1, in_a_row + 1
+                    broken += 1
                     if broken == 10 ** (len(str(broken)) - 1):
                         warn(f"{broken} of {seen} pictures cannot be decoded and are left out (the last: {error})")
-                    if in_a_row == MOST_IN_A_ROW:
+                    if seen == broken == MOST_IN_A_ROW:
                         raise UserError(
-                            f"none of {in_a_row} pictures in a row can be decoded ({error}); "
+                            f"none of the first {broken} pictures can be decoded ({error}); "
                             "check the source and its column"
                         ) from None
                     continue
-                in_a_row = 0
                 yield pixels, label
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -20,7 +20,7 @@ _FIRST_WINDOW, _WINDOW = 4, 32
 _LENGTH_UNIT = 8
 """Tokens: rows of a multiple of this length suit the matrix units of GPUs."""
 _BARREN_DOCUMENTS = 10_000
-"""So many documents in a row without a single pair mean that the data does not suit the task."""
+"""So many documents without a single pair, before any other, mean that the data does not suit the task."""
 
 
 def segment_bounds(ends: Ids, longest: int) -> list[int]:
@@ -92,16 +92,21 @@ class PairBuilder:
         pair of a document is seldom full, and padding is computed like text. Arrays: `input_ids`, `token_type_ids`
         (int32), `attention_mask` (bool) and `labels` (int64) [instances, length], and `sentence_order_label`
         [instances]: 0 where A comes first in the document, 1 where the two are swapped.
-        Raises UserError if 10,000 documents in a row have not a single pair of sentences.
+        Raises UserError if the first 10,000 documents have not a single pair of sentences.
         """
         window = _FIRST_WINDOW * microbatch
         pairs: list[Pair] = []
         barren = 0
         for document in documents:
             made = self._pairs(document, generator)
-            barren = 0 if made else barren + 1
+            if made or barren < 0:
+                barren = -1  # the data suits; a file of it that does not costs nothing
+            else:
+                barren += 1
             if barren >= _BARREN_DOCUMENTS:
-                raise UserError(f"{barren} documents in a row have no two sentences; choose data with longer documents")
+                raise UserError(
+                    f"the first {barren} documents have no two sentences; choose data with longer documents"
+                )
             pairs += made
             while len(pairs) >= window:
                 yield from self._cut(pairs[:window], microbatch, generator)

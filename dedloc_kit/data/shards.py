@@ -1,13 +1,20 @@
 """The shard files of a data source: which there are, and how one is read to its end over a shaky line."""
 
 import glob
-import re
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import pyarrow
+
+from dedloc_kit.data.formats import BadRow, Row, Unusable, csv_rows, json_rows, parquet_rows, text_rows
+from dedloc_kit.data.splits import canonical, files_in, split_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
 
@@ -19,9 +26,27 @@ RETRY_PAUSES = (1.0, 4.0, 15.0, 30.0)
 LABELS_FILE = "labels.json"
 """In a local dataset: the names of the classes of each column of numbers, as `{"ner_tags": ["O", "B-PER"]}`."""
 
-_LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "text", ".tar": "webdataset"}
+_LOADERS = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".txt": "text",
+    ".arrow": "arrow",
+    ".tar": "webdataset",
+}
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+_READERS: dict[str, Callable[[Any, tuple[str, ...]], Iterator[Row]]] = {
+    "parquet": parquet_rows,
+    "json": json_rows,
+    "csv": partial(csv_rows, delimiter=","),
+    "tsv": partial(csv_rows, delimiter="\t"),
+    "text": text_rows,
+}
+"""What is read here; the rest by `datasets`."""
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
-_SPLIT_NAME = re.compile(r"^(train|test|validation|valid|val|dev|eval)(?=[-_.])|^(\w+)(?=-\d+-of-\d+\.)")
 
 
 @dataclass(frozen=True)
@@ -31,17 +56,18 @@ class Shard:
     path: str
     """A local path or a URL such as `hf://datasets/OWNER/NAME@REVISION/FILE`."""
     loader: str
-    """The loader of `datasets` that reads it: `parquet`, `json`, `text` or, from the Hub, another one."""
+    """What reads it: `parquet`, `json`, `csv`, `tsv`, `text`, or the loader of `datasets` of that name."""
 
 
 def find_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
     """The source's files in a fixed order; raises UserError if the dataset, its split or its files do not exist.
 
-    A local folder holds its files itself or in a subfolder `data`; `SPLIT-*` belongs to a split, and a file that
-    names no split is training data (but for `labels.json`, which names classes). A single file is whatever split the
-    source names.
+    A local folder holds its files itself or in folders below; `splits.py` says which split a file belongs to. A single
+    file is whatever split the source names.
     """
     splits = find_splits(source, warn)
+    if source.split not in splits and canonical(source.split) in splits:
+        return splits[canonical(source.split)]
     if source.split not in splits:
         names = ", ".join(sorted(splits)) or "none at all"
         raise UserError(
@@ -63,32 +89,68 @@ def find_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:
 
 
 def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
-    """The values of a column, in the file's order; otherwise as `read_rows`."""
+    """The values of a column, and the bad rows, in the file's order; otherwise as `read_rows`."""
     for row in read_rows(shard, (column,), warn):
-        yield row[column]
+        yield row if isinstance(row, BadRow) else row[column]
 
 
-def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[dict[str, Any]]:
-    """The rows, in the file's order; each holds the columns, among others.
+def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]:
+    """The rows, in the file's order; each holds the columns, maybe among others, or says why it cannot be used.
 
-    Network errors are announced through `warn` and retried from the row that was reached. Raises UserError if there
-    is no such column, and whatever the loader raises if the file cannot be read.
+    Network errors are announced through `warn` and retried from the row that was reached. Raises Unusable if the file
+    has no such column or is not what its name says, and whatever its reader raises if it cannot be read.
     """
     retries = Retries(shard.path, warn)
     rows_read = 0
     while True:
         try:
-            for row in _open(shard).skip(rows_read):
-                for column in columns:
-                    if column not in row:
-                        names = ", ".join(sorted(row))
-                        raise UserError(f"{shard.path} has no column '{column}'; set the column to one of: {names}")
+            for row in islice(_rows(shard, tuple(columns)), rows_read, None):
                 rows_read += 1
                 retries.failures = 0
                 yield row
             return
+        except Unusable as error:
+            raise Unusable(f"{shard.path} {error}") from None
         except Exception as error:
             retries.wait_or_raise(error)
+
+
+def opened(path: str) -> Any:
+    """A file of a dataset to read bytes from, unpacked if its name says that it is packed."""
+    # A local name may hold anything; fsspec would look for protocols in it.
+    file: Any = fsspec.open(path, "rb").open() if "://" in path else Path(path).open("rb")  # noqa: SIM115
+    packed = _PACKED.get(Path(path).suffix.lower())
+    if packed == "zstd":  # Python has no codec for it before 3.14
+        return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), packed)
+    return fsspec.compression.compr[packed](file, mode="rb") if packed else file
+
+
+def _rows(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
+    read = _READERS.get(shard.loader)
+    # The Hub has archives too, such as .zip, that only `datasets` opens.
+    if read is None or _loader_of(Path(shard.path)) is None:
+        yield from _rows_of_datasets(shard, columns)
+        return
+    with opened(shard.path) as file:
+        yield from read(file, columns)
+
+
+def _rows_of_datasets(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
+    rows = _open(shard)
+    # `decode(False)` leaves values of mixed types as JSON, texts too.
+    encoded = [name for name, feature in (rows.features or {}).items() if type(feature).__name__ == "Json"]
+    for number, row in enumerate(rows, start=1):
+        missing = [column for column in columns if column not in row]
+        if missing:
+            names = ", ".join(sorted(row))
+            raise Unusable(f"has no column '{missing[0]}'; set the column to one of: {names}")
+        decoded = {name: json.loads(row[name]) for name in encoded if isinstance(row.get(name), str)}
+        try:
+            "".join(value for column in columns if isinstance(value := row[column], str)).encode()
+        except UnicodeEncodeError:
+            yield BadRow(number, "is not UTF-8")
+            continue
+        yield row | decoded
 
 
 def class_names(shard: Shard, column: str, warn: Warn) -> list[str] | None:
@@ -116,7 +178,7 @@ class Retries:
 
     def wait_or_raise(self, error: Exception) -> None:
         """Announce the error and wait; raises it if trying again would not help or has been done enough."""
-        if not _is_transient(error) or self.failures >= len(RETRY_PAUSES):
+        if not is_transient(error) or self.failures >= len(RETRY_PAUSES):
             raise error
         pause = RETRY_PAUSES[self.failures]
         self.failures += 1
@@ -132,7 +194,8 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__
 
 
-def _is_transient(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
+    """Whether an error is one of the line, so that the same may work later."""
     from datasets.utils.file_utils import CONNECTION_ERRORS_TO_RETRY
 
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -159,15 +222,16 @@ def _open(shard: Shard) -> Any:
 
 
 def _loader_of(path: Path) -> str | None:
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    return _LOADERS.get(suffixes[-1].lower()) if suffixes else None
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    return _LOADERS.get(suffixes[-1]) if suffixes else None
 
 
 def _local_shard(path: Path) -> Shard:
     loader = _loader_of(path)
     if loader is None:
         raise UserError(
-            f"{path} is none of the known kinds of data; use one of: {', '.join(_LOADERS)} (text also as .gz)"
+            f"{path} is none of the known kinds of data; use one of: {', '.join(_LOADERS)} "
+            f"(text also packed: {', '.join(_PACKED)})"
         )
     return Shard(str(path), loader)
 
@@ -182,24 +246,22 @@ def _folder_splits(source: Source) -> dict[str, tuple[Shard, ...]]:
     folder = local_folder(source)
     if not folder.is_dir():
         raise UserError(f"{folder.parent} has no subset '{folder.name}'; correct the subset or leave it out")
-    files = sorted(
-        path
-        for place in (folder, folder / "data")
-        if place.is_dir()
-        for path in place.iterdir()
-        if path.is_file() and path.name != LABELS_FILE and not path.name.startswith(".") and _loader_of(path)
-    )
-    if not files:
-        raise UserError(f"{folder} holds no data; put {', '.join(_LOADERS)} files into it")
     splits: dict[str, tuple[Shard, ...]] = {}
-    for path in files:
-        splits[_split_of(path)] = (*splits.get(_split_of(path), ()), _local_shard(path))
+    for path in sorted(files_in(folder)):
+        if _loader_of(path):
+            split = split_of(path.relative_to(folder))
+            splits[split] = (*splits.get(split, ()), _local_shard(path))
+    if not splits:
+        raise UserError(f"{folder} holds no data; put {', '.join(_LOADERS)} files into it")
     return splits
 
 
-def _split_of(path: Path) -> str:
-    named = _SPLIT_NAME.match(path.name)
-    return (named[1] or named[2]) if named else "train"
+def strays(source: Source) -> list[str]:
+    """The files of a local folder that are not read, for their kind is unknown."""
+    folder = local_folder(source)
+    if not folder.is_dir():
+        return []
+    return [str(path.relative_to(folder)) for path in files_in(folder) if not _loader_of(path)]
 
 
 def _hub_splits(source: Source, warn: Warn) -> dict[str, tuple[Shard, ...]]:

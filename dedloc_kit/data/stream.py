@@ -9,13 +9,15 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
+from dedloc_kit.data.formats import BadRow, Unusable
+from dedloc_kit.data.losses import HOPELESS, Losses
 from dedloc_kit.data.shards import Shard, Warn, find_shards, one_line, read_shard
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source, seed_of
 
 Item = TypeVar("Item")
 Reader = Callable[[Source, Shard, Warn], Iterator[Any]]
-"""What a shard of a source holds and the task can use; raises UserError for a wrong column."""
+"""What a shard of a source holds and the task can use, and each bad row; raises Unusable if it is of no use."""
 
 _FIRST_BUFFER = 64
 
@@ -24,22 +26,23 @@ def documents(sources: Sequence[Source], *, seed: int, shuffle_buffer: int, warn
     """Texts of a weighted mixture of sources, endless, in an order that depends on `seed` alone.
 
     Every pass over a source takes its shards in a new order; `shuffle_buffer` texts are held in memory and the next
-    one is drawn from them at random. Blank texts are left out, and so is what follows the place where a shard cannot
-    be read (bytes that are not UTF-8, a truncated file); `warn` gets the names of the shard and the column.
-    Raises UserError, at once or while reading, if a source is missing or cannot be read at all, or if a shard has no
-    such column or holds something else than text in it.
+    one is drawn from them at random. Blank texts are left out. A bad row (not UTF-8, no text, a line cut in two) costs
+    that row, and a shard that cannot be read what follows the place; `warn` is told what is lost as a `Loss`.
+    Raises UserError, at once or while reading, if a source is missing or nothing of it can be used.
     """
     return mixture(sources, texts, seed=seed, shuffle_buffer=shuffle_buffer, warn=warn)
 
 
 def in_order(source: Source, read: Reader, *, warn: Warn) -> Iterator[Any]:
-    """What a source holds, once, in the order of its files: the same on every machine.
+    """What a source holds, once, in the order of its files: the same on every machine. Bad rows are told and left out.
 
     Raises UserError if a shard cannot be read, for what is measured or made of the rest would not compare.
     """
-    for shard in find_shards(source, warn):
+    shards = find_shards(source, warn)
+    losses = Losses(source.dataset, len(shards), warn)
+    for shard in shards:
         try:
-            yield from read(source, shard, warn)
+            yield from losses.usable(shard, read(source, shard, warn))
         except UserError:
             raise
         except Exception as error:
@@ -67,51 +70,45 @@ def mixture(
     return _shuffled(mixed, shuffle_buffer, np.random.default_rng(seed_of(seed, "shuffle")))
 
 
-def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str]:
-    """The texts of a shard that are not blank; raises UserError if the source's column holds something else."""
+def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str | BadRow]:
+    """The texts of a shard that are not blank; what is no text is a bad row."""
     if source.tokenized:
         raise UserError(f"{source.dataset} holds token ids; name the texts that they were made of")
-    for value in read_shard(shard, source.column, warn):
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise UserError(
-                f"the column '{source.column}' of {shard.path} holds {type(value).__name__}, not text; "
-                "set the source's column to one that holds text"
-            )
-        if value.strip():
+    for number, value in enumerate(read_shard(shard, source.column, warn), start=1):
+        if isinstance(value, BadRow) or (isinstance(value, str) and value.strip()):
             yield value
+        elif value is not None and not isinstance(value, str):
+            yield BadRow(
+                number,
+                f"holds {type(value).__name__}, not text, in the column '{source.column}'; "
+                "if most do, set the source's column to one that holds text",
+            )
 
 
 def _passes(source: Source, shards: tuple[Shard, ...], read: Reader, seed: int, warn: Warn) -> Iterator[Any]:
     """What a source holds, pass after pass, each in a new order of the shards."""
-    named: set[str] = set()
-    number = 0
+    losses = Losses(source.dataset, len(shards), warn)
+    found = number = 0
     while True:
-        unreadable = found = 0
+        before = found
         for index in np.random.default_rng(seed_of(seed, "pass", number)).permutation(len(shards)):
             shard, rows = shards[index], 0
             try:
-                for value in read(source, shard, warn):
+                for value in losses.usable(shard, read(source, shard, warn)):
                     rows += 1
                     found += 1
                     yield value
-            except UserError:
-                raise
+            except UserError as error:
+                if not isinstance(error, Unusable):
+                    raise
+                losses.lose(shard, error, rows, source.column)
             except Exception as error:  # whatever a broken file makes its decoder raise
-                unreadable += 1
-                if shard.path not in named:
-                    named.add(shard.path)
-                    warn(
-                        f"{shard.path} cannot be read and is left out after {rows} usable rows "
-                        f"(column '{source.column}', {one_line(error)})"
-                    )
-        if unreadable == len(shards):
-            raise UserError(
-                f"no file of the dataset {source.dataset} can be read to its end; "
-                "check the Internet connection and the files that the warnings name"
-            )
-        if not found:
+                losses.lose(shard, error, rows, source.column)
+            if not found and len(losses.unreadable) >= HOPELESS:
+                break
+        if found == before:
+            if losses.unreadable:
+                raise UserError(f"no file of the dataset {source.dataset} can be read: {losses.reason}")
             raise UserError(
                 f"the column '{source.column}' of {source.dataset} is empty; set the source's column to another one"
             )

@@ -5,14 +5,13 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from dedloc_kit.data.shards import Retries, Shard, Warn
+from dedloc_kit.data.formats import Unusable
+from dedloc_kit.data.shards import Retries, Shard, Warn, opened
 from dedloc_kit.data.tokens import Document, Ids, ids_dtype
-from dedloc_kit.errors import UserError
 
 TOKENS, SENTENCES = "tokens", "sentences"
 """The columns: a list of ids, and a list of the number of tokens up to each sentence's end."""
@@ -54,15 +53,15 @@ def write_token_shards(documents: Iterable[Document], folder: Path, vocabulary_h
 def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: Warn) -> Iterator[Document]:
     """The documents of a shard, in its order.
 
-    Network errors are announced through `warn` and retried from the row group that was reached. Raises UserError if
+    Network errors are announced through `warn` and retried from the row group that was reached. Raises Unusable if
     the file holds no token ids or those of another vocabulary, and whatever pyarrow raises if it cannot be read.
     """
     retries = Retries(shard.path, warn)
     done = 0
     while True:
         try:
-            with fsspec.open(shard.path, "rb") as opened:
-                file = parquet.ParquetFile(opened)
+            with opened(shard.path) as content:
+                file = parquet.ParquetFile(content)
                 _check(file, shard, vocabulary_hash)
                 for group in range(done, file.num_row_groups):
                     table = file.read_row_group(group, columns=[TOKENS, SENTENCES])
@@ -77,12 +76,12 @@ def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: 
 def _check(file: Any, shard: Shard, vocabulary_hash: str) -> None:
     schema = file.schema_arrow
     if not {TOKENS, SENTENCES} <= set(schema.names):
-        raise UserError(
+        raise Unusable(
             f"{shard.path} has no columns '{TOKENS}' and '{SENTENCES}'; "
             "write it with: dedloc tokenizer RUN.toml --shards, or leave 'tokenized' out of the source"
         )
     if (schema.metadata or {}).get(VOCABULARY) != vocabulary_hash.encode():
-        raise UserError(
+        raise Unusable(
             f"{shard.path} was written with another tokenizer than the run's; "
             "write it again with: dedloc tokenizer RUN.toml --shards"
         )
@@ -99,7 +98,7 @@ def _documents(table: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:
     last = np.zeros_like(lengths)
     last[counts > 0] = ends[end_starts[1:][counts > 0] - 1]
     if ids.max(initial=0) >= vocabulary or (steps <= 0).any() or (last != lengths).any():
-        raise UserError(f"{shard.path} holds token ids or sentence ends that cannot be; write it again")
+        raise Unusable(f"{shard.path} holds token ids or sentence ends that cannot be; write it again")
     for row in range(table.num_rows):
         yield Document(ids[starts[row] : starts[row + 1]].copy(), ends[end_starts[row] : end_starts[row + 1]].copy())
 
@@ -108,9 +107,9 @@ def _flat(column: Any, shard: Shard) -> tuple[Ids, Any]:
     """All values of a column of lists, and where each list starts."""
     lists = column.combine_chunks()
     if not pyarrow.types.is_list(lists.type) or not pyarrow.types.is_unsigned_integer(lists.type.value_type):
-        raise UserError(f"{shard.path} holds {lists.type} where token ids should be; write it again")
+        raise Unusable(f"{shard.path} holds {lists.type} where token ids should be; write it again")
     if lists.null_count or lists.values.null_count:
-        raise UserError(f"{shard.path} has empty values; write it again")
+        raise Unusable(f"{shard.path} has empty values; write it again")
     offsets = lists.offsets.to_numpy().astype(np.int64)
     return lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dedloc_kit.data.classes import named, names_of
+from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.shards import Shard, Warn, find_splits, one_line, read_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import DATASETS, Settings
@@ -95,6 +96,8 @@ def _examples(
             names = names_of(source, shard, label_column, warn)
             for number, row in enumerate(read_rows(shard, (source.column, label_column), warn), start=1):
                 try:
+                    if isinstance(row, BadRow):
+                        raise ValueError(row.reason)
                     example = check(row[source.column], named(row[label_column], names))
                 except ValueError as error:
                     raise UserError(

@@ -3,7 +3,6 @@
 A copy comes from the Hub or from another coordinator: nothing in it is believed before it was looked at.
 """
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.ledger import Ledger
 from dedloc_kit.ledger.tables import VERSION_KEY, columns_of, read_query, read_snapshot, table_names, write_parquet
+from dedloc_kit.machine.isolation import isolated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,11 +59,15 @@ def restore(ledger: Path, copy: Path) -> None:
 
 def _fill(fresh: Path, copy: Path) -> None:
     command = [sys.executable, "-m", "dedloc_kit.ledger.filling", str(fresh), str(copy)]
-    # Arrow's other allocators take hold of more than they use, which would count.
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
     try:
         filled = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=FILL_SECONDS, check=False
+            command,
+            # Arrow's other allocators take hold of more than they use, which would count.
+            env=isolated({"ARROW_DEFAULT_MEMORY_POOL": "system"}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=FILL_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"the copy of a ledger in {copy} takes too long to read") from None

@@ -10,10 +10,11 @@ the first part gave after the rewind is forgotten, the second part counts from t
 
 import json
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -70,10 +71,40 @@ class Ledger(Reader):
             raise UserError(f"{path}: the ledger cannot be opened ({error}); {fix}") from None
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} is not a ledger ({error}); move it away or choose another folder") from None
+        self._file = _file_at(path)
 
     @property
     def path(self) -> Path:
         return self._path
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another file lies in the place of the one that is open here."""
+        return _file_at(self._path) not in (None, self._file)
+
+    def rescue(self) -> bool:
+        """Write the file anew if it was deleted or replaced; whether it had to be. The open one still has everything.
+
+        Raises UserError if it cannot be written.
+        """
+        with self._lock:
+            if _file_at(self._path) == self._file:
+                return False
+            fresh = self._path.with_name(f".{self._path.name}.tmp")
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                fresh.unlink(missing_ok=True)
+                with closing(sqlite3.connect(fresh)) as target:
+                    self._connection.backup(target)
+                self._connection.close()  # before there is a new one: it takes away what lies beside the path
+                for beside in ("-wal", "-shm"):
+                    self._path.with_name(self._path.name + beside).unlink(missing_ok=True)
+                os.replace(fresh, self._path)
+                self._connection, self._guests = self._open(read_only=False), {}
+            except (OSError, sqlite3.Error) as error:
+                raise UserError(f"{self._path}: the lost ledger cannot be written anew ({error})") from None
+            self._file = _file_at(self._path)
+            return True
 
     def record_step(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         """Record a finished global step with the contributions known by then; a second time changes nothing.
@@ -375,3 +406,12 @@ class Ledger(Reader):
         if execute("DELETE FROM people WHERE peer = ? AND samples = 0", (peer,)).rowcount:
             execute("DELETE FROM visits WHERE peer = ?", (peer,))
             execute("DELETE FROM devices WHERE peer = ?", (peer,))
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Which file lies there now; none if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -12,6 +12,7 @@ from typing import IO
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.surroundings import user_home
 
 DRIVE = Path("/content/drive/MyDrive")
 """A volunteer's Google Drive on Colab, once it is mounted."""
@@ -26,15 +27,17 @@ def home() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "dedloc"
+    return (Path(cache) if cache else user_home() / ".cache") / "dedloc"
 
 
 @contextmanager
-def peer_folder(chosen: Path | None) -> Iterator[Path]:
+def peer_folder(chosen: Path | None, user: str = "volunteer") -> Iterator[Path]:
     """A volunteer's folder that no other process uses: the chosen one, or the first free one of this volunteer's.
 
     Two volunteers on one machine so get two identities, and each has the same one in its next session.
     Raises UserError if the chosen folder is in use or cannot be written.
+
+    :param user: who uses it, for that error
     """
     candidates = [chosen] if chosen else [_keeping() / "peers" / str(number) for number in range(1, 100)]
     for folder in candidates:
@@ -43,7 +46,7 @@ def peer_folder(chosen: Path | None) -> Iterator[Path]:
             with lock, _leased(folder):
                 yield folder
             return
-    raise UserError(f"another volunteer uses {candidates[0]}; choose another folder with --folder")
+    raise UserError(f"another {user} uses {candidates[0]}; choose another folder with --folder")
 
 
 def check_organizer(run_id: str, organizer: str) -> None:

@@ -60,7 +60,7 @@ def join(
     """See `dedloc_kit.join`."""
     where = platform()
     if block is None:
-        block = where in ("colab", "kaggle batch", "terminal")
+        block = where in ("colab", "kaggle batch", "terminal") or not _has_front_end()
     session = _sessions.get(invitation)
     if session is None or session.ended.is_set():
         if where == "colab":
@@ -120,6 +120,13 @@ def platform() -> Literal["colab", "kaggle batch", "kaggle", "jupyter", "termina
     if service == "kaggle" and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
         return "kaggle batch"
     return service or "jupyter"
+
+
+def _has_front_end() -> bool:
+    """Whether somebody sits before the notebook: what only executes it (nbconvert, papermill) takes no questions from
+    the kernel, and ends the kernel with the last cell."""
+    request: dict[str, Any] = sys.modules["IPython"].get_ipython().kernel.get_parent("shell")
+    return bool(request.get("content", {}).get("allow_stdin", True))
 
 
 def _keep_up_to_date(session: Session, panel: Any) -> None:

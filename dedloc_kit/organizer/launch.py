@@ -160,7 +160,7 @@ def launch(
     :param webhook: the secret address to which alerts are posted as well
     """
     with (
-        peer_folder(peer.folder),
+        peer_folder(peer.folder, "launch of this run"),
         RunDisplay(run.global_batch) as display,
         _alerting(run, peer, 60.0 * stall_minutes, webhook, display) as alerts,
     ):

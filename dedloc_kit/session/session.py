@@ -17,6 +17,7 @@ from dedloc_kit.events import Announced, Joined, Left, Loading, LocalProgress, S
 from dedloc_kit.machine.account import CODE, Account, who_am_i
 from dedloc_kit.machine.home import next_session, peer_folder
 from dedloc_kit.machine.meters import Meters, Reading
+from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
@@ -64,6 +65,7 @@ class Session:
         self._wish: Literal["train", "pause", "leave"] = "train"
         self._account: Account | None = None
         self._peer = ""
+        self._stopped = ""  # why the worker before this one has ended, until this one has joined
         self._worker_samples = 0  # given by the worker that runs now
         self._earlier_samples = 0  # given by those before
         self._heard = time.monotonic()  # from the training
@@ -134,8 +136,12 @@ class Session:
 
     def _check_machine(self, invitation: Invitation) -> None:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
+        from huggingface_hub.constants import ENDPOINT
+
         for text in check(look(self._folder), invitation.parameters, device=self._settings.get("device", "auto")):
             self._warn(text)
+        if told := proxy_obstacle(ENDPOINT):  # much data is there, not all
+            self._warn(told)
         skew = clock_skew(invitation.url) if invitation.url else None
         if skew is not None and (told := check_clock(skew)):
             self._warn(told)
@@ -158,6 +164,9 @@ class Session:
                 self._earlier_samples += self._worker_samples
                 self._worker_samples, self._heard, self._peer = 0, time.monotonic(), notice.peer
                 self._usual_gap = None
+                if self._stopped:  # training hides what was told meanwhile, and somebody may want to know
+                    self._warn(f"the training was started again; it had stopped: {self._stopped}")
+                    self._stopped = ""
                 # `#me`: the page says so, and remembers it in this browser.
                 own_page = f"{self._now.url}/people/{self._peer}#me" if self._now.url else None
                 self._set(phase="training", text="training", step=notice.step, device=notice.device, own_page=own_page)
@@ -177,9 +186,10 @@ class Session:
             case Resting(why=why, seconds=seconds):
                 self._set(
                     phase="restarting",
-                    text=f"the training stopped and starts again in {seconds:.0f} s",
+                    text=f"the training stopped and starts again in {seconds:.0f} s: {why}",
                     details=self._details(why),
                 )
+                self._stopped = why
             case Paused():
                 self._set(phase="paused", text="paused: nothing runs on this machine", samples_per_second=0.0)
 

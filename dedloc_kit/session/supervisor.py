@@ -1,5 +1,6 @@
 """Keeps a volunteer's worker at work: starts it again after a crash, lets it rest while the volunteer wants a pause."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Joined
+from dedloc_kit.events import AnyEvent, Joined, LocalProgress
 from dedloc_kit.worker import NOT_WELCOME, Worker
 
 FIRST_REST, LONGEST_REST = 2.0, 60.0
@@ -17,6 +18,10 @@ GOOD_SECONDS = 300.0
 """Who has taken part for so long begins with the first rest again."""
 MOST_FALSE_STARTS = 4
 """A worker that so often in a row ended before it took part will not do so at the next try either."""
+MOST_REPEATS = 3
+"""Nor will one that so often in a row ended for one reason, without one sample in between."""
+_VARYING = re.compile(r"\d+")
+"""In what is otherwise one reason: ports, sizes, moments."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Supervisor:
         self._worker: Worker | None = None
         self._dismissed = False  # the worker was asked to leave
         self._joined = self._has_joined = False  # the worker took part; any worker did
+        self._computed = False  # the worker did at least one sample
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
@@ -105,7 +111,7 @@ class Supervisor:
             self.ended.set()
 
     def _supervise(self) -> None:
-        rest, false_starts = FIRST_REST, 0
+        rest, false_starts, repeats, before = FIRST_REST, 0, 0, ""
         while True:
             if self._wish == "pause":
                 self._tell(Paused())
@@ -121,11 +127,17 @@ class Supervisor:
             if code == 0:
                 return  # the run is over
             why = worker.failure or "the training process ended"
+            reason = _VARYING.sub("#", why)
+            repeats = repeats + 1 if reason == before and not self._computed else 1
+            before = reason
             false_starts = 0 if self._joined else false_starts + 1
             # What stops a volunteer that has taken part may well pass, such as a line that is down.
             refused = code == NOT_WELCOME or (code == 2 and not self._has_joined)
             if refused or false_starts >= MOST_FALSE_STARTS:
                 raise UserError(why)
+            if repeats >= MOST_REPEATS:
+                fix = "" if "; " in why else f"; report it, with the log {worker.log}"
+                raise UserError(f"the training stopped {repeats} times in a row without one sample: {why}{fix}")
             if self._joined and time.monotonic() - began > GOOD_SECONDS:
                 rest = FIRST_REST
             self._tell(Resting(why, rest))
@@ -137,7 +149,7 @@ class Supervisor:
         with self._changed:
             if self._wish != "train":
                 return None
-            self._dismissed = self._joined = False
+            self._dismissed = self._joined = self._computed = False
             self._worker = Worker("volunteer", folder=self._folder, on_event=self._heard, environment=self._environment)
             return self._worker
 
@@ -160,6 +172,8 @@ class Supervisor:
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
             self._joined = self._has_joined = True
+        if isinstance(event, LocalProgress) and event.session_samples:
+            self._computed = True
         self._tell(event)
 
     def _tell(self, notice: Notice) -> None:

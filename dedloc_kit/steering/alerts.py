@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from dedloc_kit.display.human import count, duration, size
-from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, PushFailed, StepDone
+from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, PushFailed, StepDone, Warned
 from dedloc_kit.records import Record, Time
 from dedloc_kit.steering.journal import Journal
 
@@ -31,7 +31,7 @@ FREE_BYTES = 1e9
 """Less than this, or than three checkpoints need, is an almost full disk."""
 _LOG = "alerts.jsonl"
 
-Kind = Literal["loss", "progress", "disk", "coordinator", "hub"]
+Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record"]
 
 
 class Alert(Record):
@@ -83,6 +83,8 @@ class Alerts:
                         self._raise("coordinator", f"the coordinator has started again, at global step {step}")
                 case Failed(text=text) if self._up:  # what keeps it from starting is said where it was started
                     self._raise("coordinator", f"the coordinator stopped: {text}")
+                case Warned(text=text, alert=True):
+                    self._raise("record", text)
                 case StepDone(step=step):
                     self._stepped(step.step, step.loss, now)
                 case Peers():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -103,10 +105,13 @@ def create_task(run: RunConfig, module: str | None = None) -> Task:
     """The task that a run names; raises UserError if there is none of that name or its options are wrong.
 
     `module` is a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
-    it, never the network.
+    it, never the network. It is found where other modules are, and last in the current folder: a volunteer that names
+    a module vouches for what lies beside it, but nothing there may hide a library.
     """
     tasks: dict[str, Callable[[RunConfig], Task]] = {name: partial(_load, path) for name, path in _TASKS.items()}
     if module is not None:
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
         try:
             tasks |= import_module(module).TASKS
         except (ImportError, AttributeError) as error:

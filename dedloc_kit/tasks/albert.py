@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
+from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.pairs import Arrays, PairBuilder
 from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
@@ -152,7 +153,7 @@ class Albert:
         generator = np.random.default_rng(seed_of(seed, "pairs"))
         return map(_tensors, self.pairs.batches(self._texts.documents(items), microbatch, generator))
 
-    def _read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document]:
+    def _read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document | BadRow]:
         if source.tokenized:
             return read_token_shard(shard, self._vocabulary_hash, len(self.tokenizer), warn)
         return texts(source, shard, warn)
@@ -195,6 +196,7 @@ class Albert:
         """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
         pretrained: Any = model
         pretrained.save_pretrained(folder)
+        self.tokenizer.model_max_length = self.options.sequence_length  # where truncation=True cuts
         self.tokenizer.save_pretrained(folder)
         return Usage("transformers", "fill-mask", _USAGE.format(repository=repository))
 

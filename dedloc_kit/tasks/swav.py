@@ -22,6 +22,7 @@ from torch import nn
 
 from dedloc_kit.data.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
 from dedloc_kit.data.classes import named, names_of
+from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.images import Labelled, Pixels, decoded, encoded_images
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture
@@ -246,10 +247,10 @@ class Swav:
     def _labelled(self, source: Source) -> Iterator[Labelled[Pixels]]:
         """The source's pictures at the size of a large crop, with the names of their classes, in their order."""
 
-        def read(source: Source, shard: Shard, warn: Warn) -> Iterator[Labelled[bytes]]:
+        def read(source: Source, shard: Shard, warn: Warn) -> Iterator[Labelled[bytes] | BadRow]:
             names = names_of(source, shard, self.options.label, warn)
-            for data, label in encoded_images(source, shard, warn, self.options.label):
-                yield data, named(label, names)
+            for item in encoded_images(source, shard, warn, self.options.label):
+                yield item if isinstance(item, BadRow) else (item[0], named(item[1], names))
 
         return decoded(in_order(source, read, warn=_logger.warning), self.options.large.size, _logger.warning)
 

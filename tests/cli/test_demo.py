@@ -1,13 +1,20 @@
 """The demo, as its user runs it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributions import Categorical
 
+from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.run import load_run
+from dedloc_kit.tasks import create_task
 from tests.swarm.harness import processes_of, wait_until
 
 
@@ -38,19 +45,29 @@ def _parent_of(stat: Path) -> int | None:
         return None  # it has just ended
 
 
+def loss_by_frequency(recipe: Path) -> float:
+    """What knowing how frequent each token is, and nothing of what stands around it, is worth."""
+    task = create_task(load_run(recipe / "run.toml"))
+    batches = islice(task.batches(32, 0, warn=print), 200)
+    labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
+    entropy = float(Categorical(torch.bincount(labels).float()).entropy())
+    return entropy + math.log(2)  # and the order of sentences
+
+
 @pytest.mark.slow
-def test_two_volunteers_train_for_four_global_steps(home: Path, tmp_path: Path) -> None:
+def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(home: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
-    demo = start_demo(home, tmp_path, "--volunteers", "2", "--steps", "4", "--report", str(report))
+    demo = start_demo(home, tmp_path, "--volunteers", "2", "--steps", "80", "--report", str(report))
     said, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, said
     result = json.loads(report.read_text())
-    assert result["global_steps"] == 4
+    assert result["global_steps"] == 80
     assert all(samples >= result["global_batch"] for samples in result["samples_per_step"])
     assert len(result["contributions"]) == 2
     assert sum(result["contributions"].values()) == result["samples_total"] == sum(result["samples_per_step"])
-    assert result["loss_last"] < result["loss_first"] - 0.2
-    assert result["eval_loss_last"] < result["eval_loss_first"] - 0.4
+    assert result["loss_last"] < result["loss_first"] - 1.0
+    # Below it at all is proof; by how much after 80 steps hangs on the samples a loaded machine gets in (0.2 to 0.35).
+    assert result["eval_loss_last"] < loss_by_frequency(home / "demo" / "albert-demo") - 0.05
     assert result["max_parameter_difference"] == 0.0, "everyone applied the same bits"
     assert 0 < result["seconds_to_first_step"] < result["wall_seconds"]
     assert list(tmp_path.glob("dedloc-demo-*")) == [], "nothing is left on the disk"

@@ -122,7 +122,7 @@ def test_a_dashboard_port_in_use_is_said_with_the_fix(tmp_path: Path, taken_port
 
 
 def test_a_swarm_port_in_use_is_said_with_the_fix(tmp_path: Path, tokenizer: Path, taken_port: int) -> None:
-    (tmp_path / "corpus.txt").write_text("One sentence. And another one.\n" * 100)
+    (tmp_path / "corpus.txt").write_text("One sentence. And another one.\n\n" * 100)
     path = run_file(tmp_path, tokenizer=str(tokenizer), dataset="./corpus.txt")
     result = launch(path, "--host", "127.0.0.1", "--swarm-port", str(taken_port))
     assert_refused(result, f"127.0.0.1:{taken_port}", "--swarm-port")

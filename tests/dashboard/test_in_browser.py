@@ -53,6 +53,8 @@ MORE_OF_THE_SAME = [":is(tbody tr, .timeline li):nth-child(n + 5)"]
 WIDTHS = (360, 800, 1280, 1920)
 PICTURED: dict[Literal["light", "dark"], tuple[int, ...]] = {"light": (360, 1280), "dark": (800, 1920)}
 FIRST_PAINT_BYTES = 300_000
+MOST_MOVED = 0.05
+"""Cumulative layout shift (web.dev/articles/cls); 0.1 is still called good."""
 CHARTS_FIT = """() => new Promise((resolve) => {
   const width = (element) => Math.round(element.getBoundingClientRect().width);
   const fits = (svg) => width(svg) === width(svg.closest(".chart"));
@@ -128,6 +130,15 @@ def step_of(page: Page) -> int:
     return int(page.locator("#step").inner_text().replace(",", ""))
 
 
+def expect_charts(page: Page, count: int) -> None:
+    """A chart is drawn when a reader comes near it."""
+    expect(page.locator(".chart")).to_have_count(count)
+    for chart in page.locator(".chart:visible").all():
+        chart.scroll_into_view_if_needed()
+    expect(page.locator(".chart .main-svg:first-child")).to_have_count(count)
+    page.evaluate("scrollTo(0, 0)")
+
+
 def photograph(page: Page, name: str) -> None:
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png", full_page=True)
@@ -141,7 +152,7 @@ def test_a_view_fits_every_screen_in_light_and_dark_and_has_no_barriers(
     page.emulate_media(color_scheme="light", reduced_motion="reduce")
     path, charts = VIEWS[view]
     opened(page, dashboard, path)
-    expect(page.locator(".chart .main-svg:first-child")).to_have_count(charts)
+    expect_charts(page, charts)
     if view != "organizer":
         expect(page.locator(f"main >> text={NAMES[0]}").first).to_be_visible()
     for theme in PICTURED:
@@ -278,7 +289,7 @@ def test_everything_is_reached_by_keyboard_and_the_focus_is_seen(page: Page, das
 
 def test_the_first_paint_needs_little_and_the_charts_come_later(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
-    expect(page.locator(".chart .main-svg:first-child")).to_have_count(1)
+    expect_charts(page, 1)
     painted, resources = page.evaluate(
         """() => [
           performance.getEntriesByName("first-contentful-paint")[0].startTime,
@@ -293,9 +304,35 @@ def test_the_first_paint_needs_little_and_the_charts_come_later(page: Page, dash
     assert sum(one["transferSize"] for one in others) < FIRST_PAINT_BYTES
 
 
+@pytest.mark.parametrize("width", [412, 1280])
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_read_already_does_not_move_when_more_arrives(
+    page: Page, dashboard: Dashboard, view: str, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 823})
+    page.add_init_script(
+        """window.moved = 0;
+        new PerformanceObserver((list) => {
+          for (const shift of list.getEntries()) window.moved += shift.value;
+        }).observe({ type: "layout-shift", buffered: true });"""
+    )
+    opened(page, dashboard, VIEWS[view][0])
+    page.wait_for_load_state("load")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("window.moved") < MOST_MOVED
+
+
+def test_on_a_small_screen_the_charts_are_loaded_when_they_come_near(page: Page, dashboard: Dashboard) -> None:
+    page.set_viewport_size({"width": 412, "height": 823})
+    opened(page, dashboard)
+    page.wait_for_load_state("load")
+    assert page.evaluate("window.Plotly") is None
+    expect_charts(page, 1)
+
+
 def test_the_curve_follows_its_controls(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
-    expect(page.locator(".chart .main-svg:first-child")).to_have_count(1)
+    expect_charts(page, 1)
     layout = "chart => ({x: chart.layout.xaxis.type, y: chart.layout.yaxis.type, range: chart.layout.xaxis.range})"
     chart = page.locator(".chart")
     assert chart.evaluate(layout)["y"] == "linear"
@@ -516,12 +553,12 @@ def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Pag
         stack.callback(volunteer.worker.kill)
         expect(status).to_have_text("Training", timeout=LONG_DEADLINE)
         expect(page.locator("#step")).to_have_text(re.compile(r"^([4-9]|[1-9][0-9]+)$"), timeout=LONG_DEADLINE)
-        expect(page.locator(".chart .main-svg:first-child")).to_have_count(1)
+        expect_charts(page, 1)
         photograph(page, "real-overview")
         page.get_by_role("link", name="Swarm").click()
         row = page.get_by_role("region", name="The peers in a table").get_by_role("row").filter(has_text="Asha")
         expect(row).to_contain_text("Testers")
-        expect(page.locator(".chart .main-svg:first-child")).to_have_count(2)
+        expect_charts(page, 2)
         photograph(page, "real-swarm")
         page.get_by_role("link", name="People", exact=True).click()
         page.get_by_role("region", name="Everyone in a table").get_by_role("link", name="Asha").click()

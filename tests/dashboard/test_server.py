@@ -21,6 +21,7 @@ from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, 
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
+from tests.dashboard.runs import fill
 from tests.invitations import invited
 
 DEADLINE = 20.0
@@ -518,3 +519,16 @@ def test_garbage_collection_passes_over_all_that_stood_before_the_page_was_serve
         assert not any(each is before for each in gc.get_objects())
     finally:
         served.stop()
+
+
+def test_a_ledger_that_was_lost_and_written_anew_is_read_on(dashboard: Dashboard, path: Path) -> None:
+    fill(path, steps=2)
+    assert state_of(dashboard)["step"] == 2
+    ledger = Ledger(path)
+    for file in path.parent.glob("ledger.sqlite*"):
+        file.unlink()
+    assert state_of(dashboard)["step"] == 2, "what was known stays"
+    assert ledger.rescue()
+    ledger.close()
+    fill(path, steps=4)
+    assert state_of(dashboard)["step"] == 4

@@ -123,6 +123,21 @@ def caddy(folder: Path, port: int, page: int, chain: Path, key: Path) -> list[st
     return ["caddy", "run", "--adapter", "caddyfile", "--config", str(folder / "Caddyfile")]
 
 
+def nginx_below_a_path(folder: Path, port: int, page: int, chain: Path, key: Path) -> list[str]:
+    """As the comment in the documented file says."""
+    command = nginx(folder, port, page, chain, key)
+    text = (folder / "nginx.conf").read_text()
+    for line, below in (
+        ("location / {", "location /user/x/proxy/8000/ {"),
+        (f"proxy_pass http://127.0.0.1:{page};", f"proxy_pass http://127.0.0.1:{page}/;"),
+        ('X-Forwarded-Prefix "";', "X-Forwarded-Prefix /user/x/proxy/8000;"),
+    ):
+        assert line in text
+        text = text.replace(line, below)
+    (folder / "nginx.conf").write_text(text)
+    return command
+
+
 def nginx(folder: Path, port: int, page: int, chain: Path, key: Path) -> list[str]:
     text = (DOCUMENTED / "nginx.conf").read_text(encoding="utf-8")
     text, _, redirection = text.rpartition("\nserver {")
@@ -140,13 +155,46 @@ def nginx(folder: Path, port: int, page: int, chain: Path, key: Path) -> list[st
     return ["nginx", "-e", "stderr", "-p", str(folder), "-c", str(folder / "nginx.conf")]
 
 
-@pytest.mark.parametrize("proxy", [caddy, nginx])
+@pytest.mark.parametrize(
+    ("proxies", "told"), [("127.0.0.1", "https://host.example:8/a/b/"), ("192.0.2.1", "http://127.0.0.1:{port}/")]
+)
+def test_where_the_page_is_reached_is_believed_of_a_configured_proxy_only(
+    proxies: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", proxies)
+    with served(tmp_path) as dashboard:
+        said = {"Proto": "https", "Host": "host.example:8", "Prefix": "/a/b"}
+        headers = {f"X-Forwarded-{name}": value for name, value in said.items()}
+
+        def feed(**more: str) -> str:
+            return requests.get(f"{dashboard.url}/feed.atom", headers={**headers, **more}, timeout=DEADLINE).text
+
+        address = told.format(port=dashboard.url.rpartition(":")[2])
+        assert f'href="{address}feed.atom"' in feed()
+        for hostile in ("//evil.example", "/a b", '/"onload=', "a", "/" + "a" * 200):
+            port = dashboard.url.rpartition(":")[2]
+            host = "https://host.example:8/" if proxies == "127.0.0.1" else f"http://127.0.0.1:{port}/"
+            assert f'href="{host}feed.atom"' in feed(**{"X-Forwarded-Prefix": hostile}), "as if it said nothing"
+        assert "evil" not in feed(**{"X-Forwarded-Host": "evil.example/x"})
+
+
+def test_a_path_that_a_proxy_takes_off_without_a_word_is_that_of_the_pages_own_address(tmp_path: Path) -> None:
+    port = free_port()
+    with served(tmp_path, port=port, public="https://run.example.org/run"):
+        said = {"Host": "run.example.org", "X-Forwarded-Proto": "https"}
+        told = requests.get(f"http://127.0.0.1:{port}/requirements.txt", headers=said, timeout=DEADLINE).text
+        assert told.startswith("dedloc_kit @ https://run.example.org/run/wheel/")
+        past_the_proxy = requests.get(f"http://127.0.0.1:{port}/requirements.txt", timeout=DEADLINE).text
+        assert past_the_proxy.startswith(f"dedloc_kit @ http://127.0.0.1:{port}/wheel/")
+
+
+@pytest.mark.parametrize("proxy", [caddy, nginx, nginx_below_a_path])
 def test_a_proxy_as_documented_serves_the_page_over_tls(
     proxy: Callable[[Path, int, int, Path, Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain, key = self_signed(tmp_path)
     port, page = free_port(), free_port()
-    url = f"https://localhost:{port}"
+    url = f"https://localhost:{port}" + ("/user/x/proxy/8000" if proxy is nginx_below_a_path else "")
     (command, *arguments) = proxy(tmp_path, port, page, chain, key)
     program = shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None and not os.environ.get("REQUIRE_PROXIES"):
@@ -169,6 +217,30 @@ def test_a_proxy_as_documented_serves_the_page_over_tls(
             assert fetch_invitation(url).url == url
             told = requests.get(f"{url}/requirements.txt", timeout=DEADLINE).text
             assert told == f"dedloc_kit @ {url}/wheel/{running_wheel().pinned}\n"
+            shown = requests.get(f"{url}/people", timeout=DEADLINE).text
+            assert f'<meta property="og:image" content="{url}/card.png">' in shown
+            assert f'href="{url}/feed.atom"' in shown
+            assert f'href="{url}/"' in requests.get(f"{url}/feed.atom", timeout=DEADLINE).text
+            pip: list[str | Path] = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--no-index",
+                "--cert",
+                chain,
+            ]
+            pip += ["--target", tmp_path / "installed", "-r", f"{url}/requirements.txt"]
+            installed = subprocess.run(pip, capture_output=True, text=True)
+            assert installed.returncode == 0, installed.stderr
+            assert (tmp_path / "installed" / "dedloc_kit" / "worker.py").is_file()
+            told = dedloc("join", url, "--task-module", "tests.tiny", folder=tmp_path).stderr
+            assert "nobody answers at 127.0.0.1, port 9" in told, "it has read the invitation, whose peer is nobody"
+            made_up = {"X-Forwarded-Prefix": "/made/up"}
+            told = requests.get(f"{url}/requirements.txt", timeout=DEADLINE, headers=made_up).text
+            assert told.startswith(f"dedloc_kit @ {url}/wheel/"), "a visitor is not believed"
             with requests.get(f"{url}/api/events", timeout=DEADLINE, stream=True) as events:
                 assert next(events.iter_lines()) == b"event: state", "news come at once"
         finally:

@@ -57,10 +57,17 @@ def test_any_kind_of_picture_becomes_red_green_and_blue(data: bytes) -> None:
     assert is_red(data)
 
 
-@pytest.mark.parametrize("mode", ["L", "1", "LA", "I;16"])
-def test_a_picture_without_colours_is_gray(mode: str) -> None:
-    pixels = decode(encoded(Image.new("L", (9, 9), 255).convert(mode)), 8)
+@pytest.mark.parametrize(("mode", "levels"), [("L", 256), ("1", 2), ("LA", 256), ("I;16", 256)])
+def test_a_picture_without_colours_keeps_its_grays(mode: str, levels: int) -> None:
+    """A gray that goes from black to white in four bars."""
+    bars = Image.new("L", (8, 8))
+    grays = [0, 80, 160, 255] if levels > 2 else [0, 0, 255, 255]
+    for number, gray in enumerate(grays):
+        bars.paste(gray, (2 * number, 0, 2 * number + 2, 8))
+    picture = Image.fromarray(np.asarray(bars).astype(np.uint16) * 256) if mode == "I;16" else bars.convert(mode)
+    pixels = decode(encoded(picture), 8).astype(int)
     assert (pixels == pixels[..., :1]).all()
+    assert abs(pixels[4, ::2, 0] - np.array(grays)).max() <= 1
 
 
 def test_a_picture_is_resized_whole_up_to_its_middle_square() -> None:
@@ -105,14 +112,13 @@ def test_broken_pictures_are_left_out_and_counted_and_the_rest_keeps_order_and_l
 
 def test_a_stream_of_nothing_but_broken_pictures_ends_with_what_to_do() -> None:
     broken = ((b"x", None) for _ in range(2 * MOST_IN_A_ROW))
-    with pytest.raises(UserError, match=r"none of 256 pictures in a row .*check the source"):
+    with pytest.raises(UserError, match=r"none of the first 2048 pictures .*check the source"):
         list(decoded(broken, 8, lambda _: None))
 
 
 def test_a_path_in_the_data_is_never_opened(tmp_path: Path) -> None:
     write_pictures(tmp_path / "train.parquet", [None], [0])
-    ((data, _),) = encoded_images(*only_shard(tmp_path), no_warning)
-    assert data == b""
+    assert list(encoded_images(*only_shard(tmp_path), no_warning)) == [(b"", None)]
 
 
 def only_shard(folder: Path) -> tuple[Source, Shard]:
@@ -122,13 +128,25 @@ def only_shard(folder: Path) -> tuple[Source, Shard]:
 
 
 def test_a_column_that_holds_no_pictures_or_no_classes_is_named(tmp_path: Path) -> None:
-    source, shard = only_shard(striped(tmp_path, 4))
-    with pytest.raises(UserError, match=r"column 'label' of .* holds int, not pictures"):
-        list(encoded_images(source.model_copy(update={"column": "label"}), shard, no_warning))
-    with pytest.raises(UserError, match=r"column 'image' of .* holds dict, not classes"):
-        list(encoded_images(source, shard, no_warning, label="image"))
+    source, _ = only_shard(striped(tmp_path, 4))
+
+    def read(column: str, label: str | None) -> None:
+        wrong = source.model_copy(update={"column": column})
+        list(in_order(wrong, partial(encoded_images, label=label), warn=lambda _: None))
+
+    with pytest.raises(UserError, match=r"holds int, not pictures, in column 'label'"):
+        read("label", None)
+    with pytest.raises(UserError, match=r"holds dict, not classes, in column 'image'"):
+        read("image", "image")
     with pytest.raises(UserError, match="no column 'colour'"):
-        list(encoded_images(source, shard, no_warning, label="colour"))
+        read("image", "colour")
+
+
+def test_a_shard_of_broken_pictures_costs_that_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dedloc_kit.data.images.MOST_IN_A_ROW", 8)
+    files = [(numbered(7), None), *[(b"x", None)] * 100, (numbered(9), None)]
+    found = [int(pixels[0, 0, 0]) for pixels, _ in decoded(iter(files), 4, lambda _: None)]
+    assert found == [7, 9]
 
 
 def test_the_order_depends_on_the_seed_alone_however_the_threads_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine import home as home_module
 from dedloc_kit.machine.home import LEASE_SECONDS, home, next_session, peer_folder
+from tests.cli.test_main import assert_refused, launch
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +96,14 @@ def test_a_file_system_without_locks_is_no_hindrance(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "flock", refuse)
     with peer_folder(tmp_path / "there") as folder:
         assert folder.is_dir()
+
+
+def test_a_second_launch_in_a_folder_is_told_that_a_launch_uses_it(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('name = "tiny"\nglobal_batch = 64\n[task]\nname = "tiny"\n[[data.train]]\ndataset = "none/none"\n')
+    with peer_folder(tmp_path / "folder"):
+        told = launch(run, "--folder", str(tmp_path / "folder"))
+    assert_refused(told, "another launch of this run uses", "choose another folder with --folder")
 
 
 def test_on_kaggle_the_key_does_not_lie_where_a_notebook_publishes_it(

@@ -55,7 +55,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> type[Hub]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    (tmp_path / "corpus.txt").write_text("the river runs to the sea, and it runs by day and by night.\n" * 50)
+    (tmp_path / "corpus.txt").write_text("the river runs to the sea, and it runs by day and by night.\n\n" * 50)
     (tmp_path / "run.toml").write_text(RUN.format(vocabulary=25))
     return tmp_path / "run.toml"
 

@@ -21,6 +21,16 @@ from dedloc_kit.steering.orders import OrderBook
 from tests.swarm.harness import processes_of, wait_until
 from tests.tiny import tiny_run
 
+BROKEN = """
+from tests.tiny import TinyTask
+
+class Broken(TinyTask):
+    def loss(self, *given):
+        raise LookupError("shard 7 has no text")
+
+TASKS = {"tiny": Broken}
+"""
+"""A task that takes part, and fails at its first microbatch."""
 CHECKOUT = str(Path(__file__).parents[2])
 
 
@@ -115,20 +125,26 @@ def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_REST", 1.0)
+    monkeypatch.setenv("https_proxy", "http://proxy:none")  # on the way to the Hub
     with (
         coordinator_of(tiny_run(), tmp_path) as coordinator,
         session_at(coordinator.dashboard.url, tmp_path / "volunteer") as session,
     ):
         before = wait_for(session, lambda now: now.session_samples >= 64)
+        assert any("the proxy that https_proxy names has no address" in warning for warning in before.warnings)
         assert session.worker is not None
         first = session.worker.pid
         os.kill(first, signal.SIGKILL)
         restarting = wait_for(session, lambda now: now.phase == "restarting")
         assert "starts again" in restarting.text
+        assert "SIGKILL" in restarting.text
+        log = next((tmp_path / "volunteer" / "logs").glob("volunteer-*.log"))
+        assert "ended unexpectedly (signal SIGKILL)" in log.read_text()
         assert "SIGKILL" in restarting.details
         assert "hivemind" in restarting.details
         goal = before.session_samples + 64
-        wait_for(session, lambda now: now.phase == "training" and now.session_samples >= goal)
+        again = wait_for(session, lambda now: now.phase == "training" and now.session_samples >= goal)
+        assert any("it had stopped: " in warning and "SIGKILL" in warning for warning in again.warnings)
         assert session.worker.pid != first
         wait_until(lambda: not processes_of(first), "a process of the killed training is left")
 
@@ -205,6 +221,31 @@ def test_a_training_that_never_gets_to_work_is_not_started_for_ever(
         assert "unexpected error" in failed.problem
         assert "Traceback" not in failed.problem
         assert "ValueError" in failed.details
+
+
+def test_a_training_that_stops_three_times_for_one_reason_without_a_sample_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_REST", 0.1)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    with (
+        coordinator_of(tiny_run(), tmp_path) as coordinator,
+        session_at(
+            coordinator.dashboard.url,
+            tmp_path / "volunteer",
+            {"PYTHONPATH": f"{CHECKOUT}{os.pathsep}{tmp_path}"},
+            task_module="broken",
+        ) as session,
+    ):
+        assert session.ended.wait(180.0)
+        failed = session.snapshot()
+        assert failed.session_samples == 0
+        assert failed.problem is not None
+        assert "stopped 3 times in a row without one sample" in failed.problem
+        assert "shard 7 has no text" in failed.problem
+        assert "; " in failed.problem, "with what to do"
+        logs = "".join(path.read_text() for path in (tmp_path / "volunteer" / "logs").glob("volunteer-*.log"))
+        assert "unexpected error ended this worker: LookupError: shard 7 has no text" in logs
 
 
 def test_a_volunteer_who_leaves_at_once_is_gone_at_once(tmp_path: Path) -> None:

@@ -215,3 +215,9 @@ def test_a_full_disk_does_not_keep_an_alert_from_being_told(tmp_path: Path, cloc
     gone = Watched(tmp_path / "gone", clock)
     gone.alerts.take(Failed(text="no space left"))
     assert gone.texts() == ["the coordinator stopped: no space left"]
+
+
+def test_what_the_coordinator_found_gone_is_told_at_once_and_no_other_warning(watched: Watched) -> None:
+    watched.alerts.take(Warned(text="the hub is slow"))
+    watched.alerts.take(Warned(text="the ledger had gone", alert=True))
+    assert [(alert.kind, alert.text) for alert in watched.told] == [("record", "the ledger had gone")]

@@ -59,7 +59,8 @@ def test_albert_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(
     run = albert_run(tmp_path)
     coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.told_albert")
     warning = volunteers[0].wait_for(Warned)
-    assert "train-00001-of-00003.parquet cannot be read and is left out" in warning.text
+    assert "1 of 3 files of" in warning.text
+    assert "train-00001-of-00003.parquet" in warning.text
 
     expected = plain_loop(run, "tests.told_albert", volunteers, coordinator)
     found = coordinator.parameters()
@@ -71,10 +72,12 @@ def test_albert_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(
 def albert_run(folder: Path) -> RunConfig:
     """A very small ALBERT on real text in three shards, the second of which is damaged."""
     documents = collect_documents(characters=400_000)
+    data = folder / "data"
+    data.mkdir()
     for number in range(3):
         table = pa.table({"text": documents[number:60:3]})  # few, so that everyone comes to each shard
-        pq.write_table(table, folder / f"train-{number:05d}-of-00003.parquet")
-    (folder / "train-00001-of-00003.parquet").write_bytes(b"PAR1 this is not Parquet PAR1")
+        pq.write_table(table, data / f"train-{number:05d}-of-00003.parquet")
+    (data / "train-00001-of-00003.parquet").write_bytes(b"PAR1 this is not Parquet PAR1")
     train_tokenizer(iter(documents), 1000, folder / "tokenizer")
     sizes = {"embedding_size": 32, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     # No dropout: it draws at random, and nobody else draws the same.
@@ -89,7 +92,7 @@ def albert_run(folder: Path) -> RunConfig:
                 "sequence_length": 64,
                 "model": {**model, "intermediate_size": 128, "max_position_embeddings": 64},
             },
-            "data": {"train": [{"dataset": str(folder)}], "shuffle_buffer": 100},
+            "data": {"train": [{"dataset": str(data)}], "shuffle_buffer": 100},
             "optimizer": {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 100},
             "averaging": {"overlap": False, "compression": "none"},
         }

@@ -18,8 +18,8 @@ TEXT = "the boat is on the river. the river is wide.\n"
 
 
 def run_of(folder: Path, **options: Any) -> RunConfig:
-    (folder / "train.txt").write_text("".join(f"{number}: {TEXT}" for number in range(500)), encoding="utf-8")
-    (folder / "test.txt").write_text("the river is on the boat.\n" * 20, encoding="utf-8")
+    (folder / "train.txt").write_text("".join(f"{number}: {TEXT}\n" for number in range(500)), encoding="utf-8")
+    (folder / "test.txt").write_text("the river is on the boat.\n\n" * 20, encoding="utf-8")
     source = {"dataset": str(folder)}
     return parse_run(
         {

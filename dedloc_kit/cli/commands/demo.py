@@ -9,7 +9,7 @@ from dedloc_kit.cli.options import Commands, positive
 def add(commands: Commands) -> None:
     parser = commands.add_parser("demo", help="a whole collaboration on this machine")
     parser.add_argument("--volunteers", type=positive, default=3, metavar="N")
-    parser.add_argument("--steps", type=positive, default=20, metavar="N", help="global steps, then everyone leaves")
+    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="global steps, then everyone leaves")
     parser.add_argument("--recipe", default="albert-demo", metavar="NAME")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write what happened to this file")
     parser.add_argument("--no-browser", action="store_true", help="do not open the live page")

@@ -66,7 +66,7 @@ class RateLimits:
             return
         headers, limit, address = Headers(scope=scope), limit_of(scope["path"]), address_of(scope)
         answered = self._answered.setdefault(limit, Shares(limit.at_once))
-        refusal = _too_much(scope["method"], headers) or self._too_often(address, limit) or _no_room(answered, address)
+        refusal = _too_much(headers) or self._too_often(address, limit) or _no_room(answered, address)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -88,7 +88,7 @@ class RateLimits:
                 begin()
             return part
 
-        if headers.get("content-length", "0") == "0":
+        if headers.get("content-length", "0") == "0" or scope["method"] in ("GET", "HEAD"):  # whose body nobody reads
             begin()
         try:
             await self._app(scope, receive_whole, _in_time(send, connection))
@@ -123,13 +123,12 @@ def address_of(scope: Scope) -> str:
     return household(scope["client"][0] if scope.get("client") else "")
 
 
-def _too_much(method: str, headers: Headers) -> Response | None:
+def _too_much(headers: Headers) -> Response | None:
     """The refusal of a body that would fill the memory: it is read before anybody asks who sends it."""
     if "transfer-encoding" in headers:
         return message("say how long the body is (Content-Length)", 411)
-    most = 0 if method in ("GET", "HEAD") else MOST_SENT
-    if int(headers.get("content-length", 0)) > most:  # the server has checked that it is a number
-        return message(f"the body is longer than {most} bytes", 413)
+    if int(headers.get("content-length", 0)) > MOST_SENT:  # the server has checked that it is a number
+        return message(f"the body is longer than {MOST_SENT} bytes", 413)
     return None
 
 

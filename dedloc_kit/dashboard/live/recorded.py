@@ -30,7 +30,8 @@ class Recorded:
         self._ledger: Ledger | None = None
         self._opening = threading.Lock()
         self._counting = threading.Lock()
-        self._counted: int | None = None
+        self._counted: tuple[int, int] | None = None
+        self._opened = 0
         self._people: list[Person] = []
         self._summary: dict[str, Any] = _NOTHING
 
@@ -45,9 +46,10 @@ class Recorded:
             self._report(f"the ledger cannot be read ({error})")
             return None
 
-    def version(self) -> int | None:
-        """Another number than before once the coordinator has written something; none without a ledger."""
-        return self.read(Ledger.version)
+    def version(self) -> tuple[int, int] | None:
+        """Something else than before once the coordinator has written something; none without a ledger."""
+        written = self.read(Ledger.version)
+        return None if written is None else (self._opened, written)
 
     def people(self) -> list[Person]:
         """Everyone who gave samples, most samples first."""
@@ -76,9 +78,13 @@ class Recorded:
 
     def _open(self) -> Ledger | None:
         with self._opening:
+            if self._ledger is not None and self._ledger.replaced:  # it was lost, and written anew
+                self._ledger.close()
+                self._ledger = None
             if self._ledger is None and self._path.exists():
                 try:
                     self._ledger = Ledger(self._path, read_only=True)
+                    self._opened += 1
                     self.problem = None
                 except UnreadyLedger:
                     pass

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dedloc_kit.dashboard import schemas
+from dedloc_kit.dashboard.live.losses import left_out
 from dedloc_kit.dashboard.live.milestones import Milestone, milestones
 from dedloc_kit.dashboard.live.recorded import Recorded
 from dedloc_kit.display.human import without_hosts
@@ -50,10 +51,14 @@ class RunView:
         self._heard = 0.0  # monotonic time of the last event
         self._events = 0
         self._message = ""
+        self._data_notice: schemas.Notice | None = None
         self._notices: deque[schemas.Notice] = deque(maxlen=NOTICES)
         self._checkpoint: schemas.Checkpoint | None = None
         self._revision = 0
-        self._revised: tuple[int | None, float] = (None, -math.inf)  # the ledger's version then, and the monotonic time
+        self._revised: tuple[tuple[int, int] | None, float] = (
+            None,
+            -math.inf,
+        )  # the ledger's version then, and the monotonic time
         self._peers_changed = False
         self._listed: tuple[list[Person], set[str], list[schemas.PersonRow], int] = ([], set(), [], 0)
 
@@ -72,6 +77,7 @@ class RunView:
                     self._joined, self._gone = True, False
                 case Peers(peers=peers):
                     self._joined, self._gone, self._peers, self._wanted = True, False, peers, event
+                    self._notice_of_data(left_out(peers))
                 case Pushed(step=step, url=url):
                     self._checkpoint = schemas.Checkpoint(step=step, url=url)
                 case Warned(text=text):
@@ -81,6 +87,11 @@ class RunView:
                 case Left(step=step):
                     self._gone, self._peers, self._message = True, (), f"the coordinator left at global step {step}"
             self._peers_changed |= (self._peers, self._wanted.countries) != before
+
+    def _notice_of_data(self, text: str) -> None:
+        """It stays one notice, of the time when its words changed."""
+        if text != (self._data_notice.text if self._data_notice else ""):
+            self._data_notice = schemas.Notice(time=time.time(), text=text) if text else None
 
     def version(self) -> Hashable:
         """Something else than before as soon as an answer may differ."""
@@ -333,7 +344,7 @@ class RunView:
             "access": self._run.access.who,
             "status": status,
             "message": self._message[:NOTICE_LENGTH],
-            "notices": list(self._notices),
+            "notices": [*self._notices, *filter(None, [self._data_notice])],
             "total_steps": self._run.optimizer.total_steps,
             "global_batch": self._run.global_batch,
             "eta_seconds": max(0, self._run.global_batch - samples) / rate if rate > 0 else None,

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard.http.caching import cached_answer
 from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.render.certificate import Certificate, certificate_svg
 from dedloc_kit.dashboard.routes.pictures import SVG
@@ -33,7 +34,7 @@ def routes(run: RunConfig, view: RunView) -> APIRouter:
             seconds=person.seconds,
             since=person.first_seen,
             until=person.last_seen,
-            address=f"{request.base_url}people/{person.peer}",
+            address=f"{page_address(request)}people/{person.peer}",
         )
 
     @router.get("/certificate.svg", summary="A certificate as a picture", responses=answering(SVG, cached=True))

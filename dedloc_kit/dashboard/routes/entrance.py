@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.schemas import State, json_answer
 from dedloc_kit.distribution import running_wheel
@@ -64,7 +65,7 @@ class Entrance:
         async def requirements(request: Request) -> Response:
             # As the one who asks reached us: behind a tunnel that is not the address that we know of ourselves.
             wheel = await self._at_once(running_wheel)
-            return PlainTextResponse(f"dedloc_kit @ {request.base_url}wheel/{wheel.pinned}\n")
+            return PlainTextResponse(f"dedloc_kit @ {page_address(request)}wheel/{wheel.pinned}\n")
 
         @router.get("/wheel/{name}", summary="That dedloc_kit", responses=answering("application/octet-stream"))
         async def wheel(name: str) -> Response:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard.http.caching import Recent, cached_answer
 from dedloc_kit.dashboard.http.openapi import answering
+from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.live.milestones import Milestone
 from dedloc_kit.run import RunConfig
 
@@ -48,7 +49,7 @@ def routes(run: RunConfig, milestones: Callable[[], Sequence[Milestone]]) -> API
         "/feed.atom", tags=["pictures"], summary="Milestones as an Atom feed", responses=answering(_ATOM, cached=True)
     )
     def atom(request: Request) -> Response:
-        document = feed(run, recent(), str(request.base_url))
+        document = feed(run, recent(), page_address(request))
         return cached_answer(request, document, _ATOM, _SECONDS, shared=False)
 
     return router

@@ -95,7 +95,7 @@ def routes(folder: Path, fingerprint: str) -> APIRouter:
             raise Denied(403, "this order came from the page of another site")
 
     router = APIRouter()
-    denials: dict[int | str, dict[str, Any]] = {status: {"model": Message} for status in (401, 403, 409, 429)}
+    denials: dict[int | str, dict[str, Any]] = {status: {"model": Message} for status in (400, 401, 403, 409, 429)}
     protected = APIRouter(
         prefix="/api/organizer", tags=["organizer"], dependencies=[Depends(organizer_only)], responses=denials
     )

@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
+from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.render.sharing import sharing_tags
 from dedloc_kit.dashboard.schemas import State
 from dedloc_kit.records import PeerId
@@ -25,7 +26,7 @@ def routes(current: Callable[[], State]) -> APIRouter:
     page = (_STATIC / "index.html").read_text(encoding="utf-8")
 
     def rendered(request: Request) -> str:
-        return page.replace("<!-- sharing -->", sharing_tags(current(), str(request.base_url)))
+        return page.replace("<!-- sharing -->", sharing_tags(current(), page_address(request)))
 
     @router.get("/", include_in_schema=False)
     @router.get("/people", include_in_schema=False)

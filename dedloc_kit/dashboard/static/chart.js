@@ -1,4 +1,4 @@
-// Charts by plotly, which is large: it is loaded after the page has been painted, once, when a view wants a chart.
+// Charts by plotly, which is large: it is loaded after the page has been painted, once, when a chart is about to be seen.
 
 import { build } from "./dom.js";
 import { addressOf } from "./server.js";
@@ -20,6 +20,20 @@ function loadPlotly() {
   return plotly;
 }
 
+/** Settled when the reader has come near the element. */
+const near = (element) =>
+  new Promise((resolve) => {
+    const watch = new IntersectionObserver(
+      (entries) => {
+        if (!entries.some((entry) => entry.isIntersecting)) return;
+        watch.disconnect();
+        resolve();
+      },
+      { rootMargin: "25%" },
+    );
+    watch.observe(element);
+  });
+
 /** A colour or font of the page's style, as plotly needs it. */
 export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -30,8 +44,10 @@ export const token = (name) => getComputedStyle(document.documentElement).getPro
 export function chart(make, signal) {
   const element = build("div", { class: "chart", role: "img" });
   let drawn = false;
+  const seen = near(element);
 
   async function draw() {
+    await seen;
     const Plotly = await loadPlotly().catch(() => null);
     if (!Plotly || signal.aborted || !element.isConnected) return;
     const { traces, layout, label } = make();

@@ -1,7 +1,7 @@
 // Which view belongs to which address, and the way from one to the other without loading the page anew.
 
 import { build, setText } from "./dom.js";
-import { run } from "./run.js";
+import { answered, run } from "./run.js";
 import { ROOT, addressOf } from "./server.js";
 
 const VIEWS = [
@@ -71,9 +71,13 @@ async function show({ fromLink }) {
   if (signal.aborted) return;
   const root = document.getElementById("view");
   root.replaceChildren();
-  root.className = `view-${view.path || "overview"}`;
+  // Seen all at once: what is read already must not move because something else arrives.
+  root.className = `view-${view.path || "overview"} filling`;
   retitle(view.name ?? "");
-  module.show(root, { parameter: view.parameter, signal });
+  await module.show(root, { parameter: view.parameter, signal });
+  await answered();
+  if (signal.aborted) return;
+  root.classList.remove("filling");
   if (fromLink) {
     scrollTo(0, 0);
     root.focus({ preventScroll: true }); // a screen reader begins to read here

@@ -13,6 +13,12 @@ export const run = {
   connected: false,
 };
 
+let told;
+/** Settled once the first state and its curves are there. */
+export const known = new Promise((resolve) => {
+  told = resolve;
+});
+
 const subscribers = new Set();
 
 /** Calls `act(what)` whenever something is new: "state", "history" or "connection"; until the signal. */
@@ -39,7 +45,7 @@ function onEvent(name, values) {
   }
   // A new connection begins with the whole state; the server may be a new one too.
   run.state = name === "state" ? values : { ...run.state, ...values };
-  if (name === "state") loadHistory();
+  if (name === "state") loadHistory().then(told);
   tell("state");
 }
 
@@ -62,6 +68,11 @@ function addHistory({ after, last_step: lastStep, steps, evaluations }) {
   history.evaluations.push(...evaluations.filter((evaluation) => evaluation.step > measured));
   tell("history");
 }
+
+const first = []; // the first answers to what a new view has asked
+
+/** Settled once a new view has what it has asked for; a server that is away counts as an answer. */
+export const answered = () => Promise.all(first.splice(0));
 
 /**
  * Keeps a list up to date: asks for `path()` now, whenever the run's revision grows, and when the returned function is
@@ -90,6 +101,6 @@ export function keepAsking(path, show, signal) {
     timer = setTimeout(askNow, Math.max(0, at + FETCH_PAUSE - Date.now()));
   }, signal);
   signal.addEventListener("abort", () => clearTimeout(timer));
-  askNow();
+  first.push(askNow());
   return askNow;
 }

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import struct
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -166,14 +166,15 @@ class AllReduce:
                 return
             if isinstance(self._failure.result(), Refused):
                 # The others need our introduction to see the same; a stream that breaks before looks like a fault.
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._told.wait(), self._patience.usual)
+                all_told, usual = asyncio.create_task(self._told.wait()), self._patience.usual
+                await asyncio.wait({all_told, collecting}, timeout=usual, return_when=asyncio.FIRST_COMPLETED)
+                all_told.cancel()
             raise self._failure.result()
         finally:
             collecting.cancel()  # closes every stream of this round, so that the others need not wait for a timeout
             await asyncio.wait({collecting})
-            if collecting.cancelled() or collecting.exception() is not None:
-                self._reducer.abandon()
+            _look_at(collecting)
+            self._reducer.abandon()
 
     async def _let_all_begin(self) -> None:
         """A member without samples may begin after this peer has everything: its averages are still to be had here."""
@@ -328,8 +329,7 @@ class AllReduce:
             arrivals: list[float] = []
             receiving = asyncio.create_task(self._receive(sender, stream, arrivals))
             receiving.add_done_callback(_look_at)
-            signed = list((await self.introductions()).signed)
-            await stream.send(bytes([Says.INTRODUCTIONS]) + MSGPackSerializer.dumps(signed))
+            await stream.send(told((await self.introductions()).signed))
             for index in range(self._parts[self._mine]):
                 average = await asyncio.shield(self._encoding(index))
                 waited = time.monotonic() - arrivals[index] if index < len(arrivals) else 0.0
@@ -409,6 +409,11 @@ def _look_at(done: "asyncio.Future[Any]") -> None:
     """When a round fails, nobody may be left to ask how this ended: without this asyncio complains."""
     if not done.cancelled():
         done.exception()
+
+
+def told(signed: Sequence[bytes]) -> bytes:
+    """Tells a member what everyone brings, as each of them has signed it."""
+    return bytes([Says.INTRODUCTIONS]) + bytes(MSGPackSerializer.dumps(list(signed)))
 
 
 def gave_up(me: str, culprits: Collection[str], named: Collection[str]) -> bytes:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused, gave_up
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused, gave_up, told
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
@@ -117,7 +117,7 @@ class AveragingService(Service):
         self._rounds: dict[int, _Round] = {}
         self._standing: dict[str, _Round] = {}
         self._searching = asyncio.Lock()
-        self._over: dict[str, bytes] = {}
+        self._over: dict[str, list[bytes]] = {}
         """The last group, and what late members hear of it."""
 
     # Called by the training
@@ -168,7 +168,7 @@ class AveragingService(Service):
         async with self._searching:  # one that is called off may still be on its way out
             began = time.monotonic()
             group = await self._groups.find(current.request)
-        culprits = named = frozenset[str]()
+        over = [gave_up(self._signer.peer, (), ())]
         self._standing[group.id] = current
         try:
             current.found.set_result(Found(frozenset(group.peers), time.monotonic() - began))
@@ -176,10 +176,12 @@ class AveragingService(Service):
                 detail = f"{len(group.members)} of {group.expected_size:g} peers"
                 return RoundResult("refused", group.id, detail=detail)
             result = await self._all_reduce(current, group, await current.start)
-            culprits, named = result.culprits, result.named
+            over = [gave_up(self._signer.peer, result.culprits, result.named)]
+            if result.outcome == "refused":
+                over.insert(0, told(result.signed))  # who comes late sees the same
             return result
         finally:
-            self._over = {group.id: gave_up(self._signer.peer, culprits, named)}
+            self._over = {group.id: over}
             del self._standing[group.id]
 
     async def _all_reduce(self, current: _Round, group: Group, start: Start) -> RoundResult:
@@ -208,8 +210,8 @@ class AveragingService(Service):
         except Refused as refusal:
             assert runner is not None
             self._forget_round()
-            brought = (await runner.introductions()).contributions
-            return RoundResult("refused", group.id, brought, detail=str(refusal))
+            brought = await runner.introductions()
+            return RoundResult("refused", group.id, brought.contributions, brought.signed, detail=str(refusal))
         except Exception as error:
             self._forget_round()
             detail = str(error)[:200] or repr(error)
@@ -289,7 +291,8 @@ class AveragingService(Service):
                 current.called.set_result(None)
             runner = await asyncio.shield(current.runner)
         except RoundOver:
-            await stream.send(self._over.get(opening.group, gave_up(self._signer.peer, (), ())))
+            for message in self._over.get(opening.group, [gave_up(self._signer.peer, (), ())]):
+                await stream.send(message)
             await stream.closed()
             return
         await runner.serve(peer, opening.introduction, stream)

@@ -115,8 +115,12 @@ class Tracker(threading.Thread):
         self._speaking = True
 
     def others(self) -> dict[str, Progress]:
-        """Everyone else who is alive and not under suspicion, by peer id."""
-        now = time.monotonic()
+        """Everyone else who is alive and not under suspicion, by peer id.
+
+        The organizer counts whenever it speaks, also while rounds with it fail again and again: what it says is how
+        this peer knows how far the swarm is.
+        """
+        shunned = self.shunned() - {self.belief.organizer}
         with self._lock:
             return {
                 peer: progress
@@ -124,7 +128,7 @@ class Tracker(threading.Thread):
                 if _alive(progress)
                 and not self._refuses(peer)
                 and self._suspects.get(peer, 0.0) < progress.time
-                and self._shunned.get(peer, 0.0) < now
+                and peer not in shunned
             }
 
     def gone(self, peers: Collection[str]) -> frozenset[str]:
@@ -139,15 +143,20 @@ class Tracker(threading.Thread):
             return any(_alive(progress) for peer, progress in self._others.items() if not self._refuses(peer))
 
     def alone(self) -> bool:
-        """Have looks found nobody alive for as long as a record lives, or ever?
+        """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
 
         That all records have lapsed is not enough: on a machine that slept they have, and a look right after it may
-        find its connections dead.
+        find its connections dead. Nor do looks count that were made while the line was down.
         """
         with self._lock:
             lately = get_dht_time() - self._looked <= TIME_TO_LIVE
             lonely = self._lonely >= TIME_TO_LIVE
-        return lately and lonely and not self.anyone()
+        if not (lately and lonely) or self.anyone():
+            return False
+        if self.connections.cut_off():
+            self._lonely = 0.0
+            return False
+        return True
 
     def at(self, step: int, round_id: str) -> dict[str, Progress]:
         """The others who hold the state that this round led to."""

@@ -16,8 +16,8 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.access.denials import Denied, explained
 from dedloc_kit.access.guests import Admitted
 from dedloc_kit.access.hub_account import may_be_token, whose_token
+from dedloc_kit.access.minutes import PerMinute
 from dedloc_kit.access.office import Office, check_secret
-from dedloc_kit.access.shares import Shares
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
@@ -62,10 +62,10 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
 
     def __init__(self, run: RunConfig, office: Office, signer: Signer, host_of: HostOf) -> None:
         self._run, self._office, self._signer, self._host_of = run, office, signer, host_of
-        self._members = Shares(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
-        self._strangers = Shares(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
-        self._addresses = Shares(QUESTIONS_OF_AN_ADDRESS, ALL_STRANGERS_QUESTIONS)
-        self._look_ups = Shares(LOOK_UPS_OF_AN_ADDRESS, ALL_LOOK_UPS)
+        self._members = PerMinute(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
+        self._strangers = PerMinute(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
+        self._addresses = PerMinute(QUESTIONS_OF_AN_ADDRESS, ALL_STRANGERS_QUESTIONS)
+        self._look_ups = PerMinute(LOOK_UPS_OF_AN_ADDRESS, ALL_LOOK_UPS)
         self._looking_up: Counter[str] = Counter()
 
     async def answer(self, peer: str, question: AccessRequest) -> AccessAnswer:
@@ -130,8 +130,8 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
         return self._office.member(account, organizations)
 
 
-def _take(shares: Shares, name: str) -> None:
-    if not shares.take(name):
+def _take(allowance: PerMinute, name: str) -> None:
+    if not allowance.take(name):
         raise Denied("busy")
 
 

@@ -58,7 +58,7 @@ def bounds_of(service: str) -> Bounds:
     return _BOUNDS.get(service.rpartition(".")[2], _SMALL)
 
 
-class Shares:
+class AtATime:
     """What is served at the same time: the fewer places are left, the fewer may one peer have."""
 
     def __init__(self, each: int, together: int) -> None:
@@ -118,7 +118,7 @@ class BoundedP2P(P2P):
 
     def __init__(self) -> None:
         super().__init__()
-        self._streams, self._calls = Shares(*STREAMS_AT_A_TIME), Shares(*CALLS_AT_A_TIME)
+        self._streams, self._calls = AtATime(*STREAMS_AT_A_TIME), AtATime(*CALLS_AT_A_TIME)
 
     # What others ask of us
 

@@ -13,12 +13,13 @@ from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
+from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Record
-from dedloc_kit.swarm.network.bounds import BoundedP2P
+from dedloc_kit.swarm.network.bounds import BoundedP2P, Capped
 from dedloc_kit.swarm.network.unpacking import unpack
 
 CONNECT_SECONDS = 10.0
@@ -100,12 +101,11 @@ class Stream:
 
 
 class Service(ABC):
-    """Answers peers, one stream each; it is registered by the `Endpoint` of the process in which it lives."""
+    """Answers peers that may take part, one stream each; it is registered by the `Endpoint` of the process in which it
+    lives."""
 
     name: str
     """On the network, behind the run's."""
-    gated = True
-    """Whether only those are served who may take part."""
 
     @abstractmethod
     async def serve(self, peer: str, stream: Stream) -> None:
@@ -118,6 +118,9 @@ class RecordService(Service, Generic[Q, A]):
 
     question: type[Q]
     reply: type[A]
+    gated = True
+    """Whether only those are served who may take part. Others ask in one call, which p2pd bounds: strangers' streams
+    would take the places of the members'."""
 
     @abstractmethod
     async def answer(self, peer: str, question: Q) -> A:
@@ -163,10 +166,11 @@ class Endpoint:
                 self._serving.discard(task)
 
         name = protocol(self.run_id, service.name)
-        if service.gated:
-            await self.p2p.add_binary_stream_handler(name, handle)
+        if isinstance(service, RecordService) and not service.gated:
+            answer = partial(_answer, service)
+            await BoundedP2P._add_protobuf_unary_handler(self.p2p, name, answer, BytesValue)
         else:
-            await BoundedP2P.add_binary_stream_handler(self.p2p, name, handle)
+            await self.p2p.add_binary_stream_handler(name, handle)
 
     @asynccontextmanager
     async def open(self, peer: str, service: Service | type[Service], first: bytes = b"") -> AsyncIterator[Stream]:
@@ -177,12 +181,9 @@ class Endpoint:
         Raises OSError if the peer is not reached or takes no part; TimeoutError is one.
         """
         name = protocol(self.run_id, service.name)
-        call = (
-            self.p2p.call_binary_stream_handler if service.gated else partial(P2P.call_binary_stream_handler, self.p2p)
-        )
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, reader, writer = await call(PeerID.from_base58(peer), name)
+                _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer), name)
         except P2PDaemonError as error:
             raise ConnectionError(str(error)) from None
         with closing(writer):
@@ -196,7 +197,25 @@ class Endpoint:
     ) -> A:
         """What a peer's service answers within so many seconds; raises NoAnswer."""
         try:
-            async with asyncio.timeout(seconds), self.open(peer, service, encode(question)) as stream:
-                return await stream.receive_record(service.reply)
-        except (OSError, EOFError, ValueError) as error:
+            async with asyncio.timeout(seconds):
+                if not service.gated:
+                    return await self._call(peer, service, question)
+                async with self.open(peer, service, encode(question)) as stream:
+                    return await stream.receive_record(service.reply)
+        except (OSError, EOFError, ValueError, P2PDaemonError, P2PHandlerError) as error:
             raise NoAnswer(f"{peer} does not answer: {str(error) or repr(error):.200}") from None
+
+    async def _call(self, peer: str, service: RecordService[Q, A] | type[RecordService[Q, A]], question: Q) -> A:
+        """Past the gates, ours and theirs."""
+        name, kind = protocol(self.run_id, service.name), Capped(BytesValue, MAX_RECORD_BYTES)
+        call = P2P._call_unary_protobuf_handler(
+            self.p2p, PeerID.from_base58(peer), name, BytesValue(value=encode(question)), kind
+        )
+        return service.reply.parse(decode((await call).value))
+
+
+async def _answer(service: RecordService[Any, Any], request: BytesValue, context: P2PContext) -> BytesValue:
+    if len(request.value) > MAX_RECORD_BYTES:
+        raise ValueError("too long")
+    question = service.question.parse(decode(request.value))
+    return BytesValue(value=encode(await service.answer(context.remote_id.to_base58(), question)))

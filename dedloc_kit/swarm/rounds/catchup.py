@@ -50,7 +50,9 @@ class CatchUp:
         self._run, self._signer, self._stop = run, signer, stop
         self._on_loading, self._warn = on_loading, warn
         self._liars: set[str] = set()
-        self._one_by_one = False  # since a state was wrong, and it could be any of its donors
+        # Since a state was wrong, and it could be any of its donors; or the swarm was faster than its witnesses answer,
+        # of whom the organizer needs none.
+        self._one_by_one = False
 
     def behind(self) -> bool:
         """Is there a newer state, or another one that more peers hold?"""
@@ -146,6 +148,7 @@ class CatchUp:
                 self._blame(donors)
             if verdict != "moved on" or self._stop.is_set():
                 break
+            self._one_by_one = True
             self._look()
         return verdict == "right"
 
@@ -163,7 +166,10 @@ class CatchUp:
         )
         if found is None:
             if certain or witnesses.verdict == "unproven":
-                self._tracker.suspect(donors)  # what they say of a newer state must not hold us up for ever
+                # What they say of a newer state must not hold us up for ever. But without the organizer's word we would
+                # not even know that there is one: however often it fails over a bad line, it counts when it speaks.
+                self._tracker.suspect(set(donors) - {self._tracker.belief.organizer})
+                self._tracker.doubt(donors)
             return witnesses.verdict
         metadata, tensors = found
         try:

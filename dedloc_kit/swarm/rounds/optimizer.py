@@ -109,6 +109,8 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
+        self.left_out = (0, 0, 0)
+        """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
         self.instructions: Instructions | None = None
         """Told to the others; volunteers do what the coordinator says here."""
         self._averager, self._transfers, self._host = exchange.averager, exchange.transfers, exchange.host
@@ -315,7 +317,7 @@ class CollaborativeOptimizer:
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
-        self._rounds.companions = frozenset(contributions)
+        self._rounds.stepped(contributions)
         self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm
@@ -331,6 +333,7 @@ class CollaborativeOptimizer:
         self._report()
 
     def _report(self) -> None:
+        files, unreadable_files, bad_rows = self.left_out
         self.tracker.report(
             Progress(
                 run_id=self.run.run_id,
@@ -350,6 +353,9 @@ class CollaborativeOptimizer:
                 name=self._name,
                 team=self._team,
                 upload=self._rounds.upload,
+                files=files,
+                unreadable_files=unreadable_files,
+                bad_rows=bad_rows,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

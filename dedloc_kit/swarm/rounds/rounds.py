@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hivemind.utils import get_dht_time
 
@@ -71,8 +71,7 @@ class Rounds:
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
-        self.companions: frozenset[str] = frozenset()
-        """Who contributed to the global step whose parameters this peer holds."""
+        self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
 
     @property
     def under_way(self) -> bool:
@@ -139,7 +138,7 @@ class Rounds:
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._client_mode and self._tracker.alone()
-            return self._alone() if alone and not self._tracker.connections.cut_off() else None
+            return self._alone() if alone else None
         self._awaited = frozenset(expected)
         after, follower, client = self._state.round, self._follower, self._client_mode
         self._group = self._averager.gather(
@@ -177,6 +176,10 @@ class Rounds:
         self.call_off()
         return None
 
+    def stepped(self, members: Collection[str]) -> None:
+        """This peer holds the parameters that these members' round led to."""
+        self._last_members = frozenset(members)
+
     def call_off(self) -> None:
         """Leave the group, if there is one."""
         if self._group is not None:
@@ -191,7 +194,8 @@ class Rounds:
 
     def _mates(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
-        return self._tracker.at(self._state.step, self._state.round)
+        mates, shunned = self._tracker.at(*self._state.position), self._tracker.shunned()
+        return {peer: progress for peer, progress in mates.items() if peer not in shunned}
 
     def _expected(self) -> dict[str, Progress]:
         """Who has to come to the next round.
@@ -200,8 +204,8 @@ class Rounds:
         waits.
         """
         others = self._tracker.others()
-        before = self._state.step - 1
-        late = {p: others[p] for p in self.companions & others.keys() if others[p].step == before}
+        before, able = self._state.step - 1, self._last_members & others.keys() - self._tracker.shunned()
+        late = {peer: others[peer] for peer in able if others[peer].step == before}
         return self._grouping.expected(self._mates(), late)
 
     def _watch_the_batch(self) -> None:
@@ -214,8 +218,8 @@ class Rounds:
         members = group.members
         if members is None:
             return
-        others = self._tracker.others()
-        samples = self._gradients.samples + sum(others[peer].samples for peer in members & others.keys())
+        mates = self._mates()  # what a member has told of the step before is in that step
+        samples = self._gradients.samples + sum(mates[peer].samples for peer in members & mates.keys())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:

@@ -381,3 +381,22 @@ def test_hostile_names_stay_text_in_every_list(client: TestClient, recording: Re
         answer = client.get(f"/api/{path}")
         assert answer.headers["content-type"] == "application/json"
         assert answer.json()[where][0][key] == HOSTILE
+
+
+def test_what_volunteers_cannot_use_of_the_data_is_one_notice(client: TestClient, dashboard: Dashboard) -> None:
+    def notices(*lost: tuple[int, int, int]) -> list[str]:
+        peers = [
+            seen(f"Qm{number}").model_copy(update={"files": files, "unreadable_files": unreadable, "bad_rows": rows})
+            for number, (files, unreadable, rows) in enumerate(lost)
+        ]
+        dashboard.publish(Peers(peers=tuple(peers)))
+        return [notice["text"] for notice in client.get("/api/state").json()["notices"]]
+
+    assert notices((0, 0, 0), (0, 0, 0)) == []
+    assert notices(*[(40, 2, 0)] * 7, (0, 0, 0)) == ["2 of 40 files of the data cannot be read by 7 volunteers"]
+    # One that lies does not decide, nor one whose numbers cannot be.
+    assert notices((4, 1, 3), (4, 1, 5), (10**12, 10**12, 10**12), (1, 2, 0)) == [
+        "1 of 4 files of the data cannot be read by 3 volunteers; 5 rows of the data left out by 3 volunteers"
+    ]
+    assert notices((0, 0, 1)) == ["1 row of the data left out by 1 volunteer"]
+    assert notices((0, 0, 0)) == []

@@ -189,11 +189,12 @@ def test_a_member_that_claims_a_huge_weight_is_not_believed(tmp_path: Path) -> N
 
 
 def test_a_group_without_enough_samples_averages_nothing(tmp_path: Path) -> None:
-    with group(tmp_path, ["", ""], samples=1) as members:  # 1 + 2 of 10
-        answers = a_round(members)
-    assert [answer["outcome"] for answer in answers] == ["refused"] * 2, answers
+    with group(tmp_path, ["", "", ""], samples=1) as members:  # 1 + 2 + 3 of 10
+        answers = [answer for _ in range(3) for answer in a_round(members, patience=60.0)]
+    assert [answer["outcome"] for answer in answers] == ["refused"] * 9, answers
     assert all(answer["unchanged"] for answer in answers)
-    assert all(answer["members"] == 2 for answer in answers)
+    assert all(answer["members"] == 3 for answer in answers)
+    assert all(answer["seconds"] < 30.0 for answer in answers), "who begins last is told, and waits for nobody"
 
 
 def test_a_minority_of_the_swarm_averages_nothing(tmp_path: Path) -> None:

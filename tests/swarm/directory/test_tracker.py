@@ -17,6 +17,7 @@ from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.training.gradients import MOST_BATCHES
 from tests.swarm.directory.test_directory import Plain
 from tests.swarm.harness import RUN_ID, belief, progress, wait_until
 
@@ -40,8 +41,8 @@ class Spotty(Plain):
         return SimpleNamespace(result=lambda timeout: found)
 
 
-def a_tracker(dht: Any, signer: Signer) -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer))
+def a_tracker(dht: Any, signer: Signer, organizer: str = "organizer") -> Tracker:
+    return Tracker(dht, signer, RUN_ID, 10, (), pytest.fail, Troubles(pytest.fail), belief(signer.peer, organizer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
@@ -111,3 +112,61 @@ def test_after_a_round_that_came_to_nothing_peers_tell_each_other_their_samples_
 def _told(dht: Plain, samples: int) -> bool:
     entries = [entry for records in dht.keys.values() for entry in records.values()]
     return any(Progress.parse(entry.value).samples == samples for entry in entries)
+
+
+def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of(tmp_path: Path) -> None:
+    dht: Any = Spotty()
+    mine, honest, boasts = (Signer(Identity(tmp_path / name)) for name in ("mine", "honest", "boasts"))
+    told: list[str] = []
+    batch = 10
+    me = Tracker(dht, mine, RUN_ID, batch, (), pytest.fail, Troubles(told.append), belief(mine.peer))
+    directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail)
+    for signer, samples in ((honest, MOST_BATCHES * batch), (boasts, MOST_BATCHES * batch + 1)):
+        directory.store(signer, progress(samples=samples), peers=1)
+    me.look()
+    assert me.others().keys() == {honest.peer}
+    assert len(told) == 1
+    assert f"claims {MOST_BATCHES * batch + 1} samples" in told[0]
+
+
+def test_a_peer_that_failed_again_and_again_is_shunned_and_one_that_is_only_doubted_counts_when_it_speaks(
+    tmp_path: Path,
+) -> None:
+    dht: Any = Spotty()
+    mine, other = (Signer(Identity(tmp_path / name)) for name in ("mine", "other"))
+    me = a_tracker(dht, mine)
+    for failing, back in ((me.doubt, True), (me.suspect, False)):
+        for _ in range(3):
+            says(dht, other)
+            me.look()
+            failing({other.peer})
+        assert not me.others()
+        says(dht, other)
+        me.look()
+        assert bool(me.others()) is back
+
+
+def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_word_counts(tmp_path: Path) -> None:
+    dht: Any = Spotty()
+    mine, organizer = (Signer(Identity(tmp_path / name)) for name in ("mine", "organizer"))
+    me = a_tracker(dht, mine, organizer.peer)
+    for _ in range(4):
+        says(dht, organizer)
+        me.look()
+        me.suspect({organizer.peer})
+    assert not me.others(), "not what it said before"
+    says(dht, organizer)
+    me.look()
+    assert me.others().keys() == me.shunned() == {organizer.peer}
+
+
+def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = a_tracker(Spotty(), Signer(Identity(tmp_path / "mine")))
+    me.look()
+    assert me.alone()
+    with monkeypatch.context() as down:
+        down.setattr(me.connections, "cut_off", lambda: True)
+        assert not me.alone()
+    assert not me.alone(), "the line has just come back"

@@ -195,7 +195,7 @@ def memory_of(peer: Peer) -> int:
 
 def test_a_peer_has_one_place_in_the_directory_and_does_not_choose_it(swarm: Swarm, guest: Hostile) -> None:
     key = DHTID.generate(PROGRESS_KEY)
-    places = [node_id_of(guest.p2p.peer_id), *(DHTID(key ^ number) for number in range(1, 20))]
+    places = [*(DHTID(key ^ number) for number in range(1, 20)), node_id_of(guest.p2p.peer_id)]
 
     def known() -> bool:
         """Until it is asked for something and does not answer: so it says again where it is."""

@@ -24,7 +24,8 @@ from huggingface_hub import constants
 from dedloc_kit import client
 from dedloc_kit.access.denials import Denied
 from dedloc_kit.access.hub_account import whose_token
-from dedloc_kit.client import NoAnswer, fetch_invitation
+from dedloc_kit.client import fetch_invitation
+from dedloc_kit.errors import UserError
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.steering.webhook import Webhook
@@ -32,7 +33,7 @@ from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
 from dedloc_kit.swarm.averaging.group import MOST_ANNOUNCED_BYTES, read_members
 from dedloc_kit.swarm.network import bounds
-from dedloc_kit.swarm.network.bounds import MOST_MEMBERS, BoundedP2P, Shares, TooMuch
+from dedloc_kit.swarm.network.bounds import MOST_MEMBERS, AtATime, BoundedP2P, TooMuch
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
 from dedloc_kit.swarm.transfer.protocol import Request, encode
@@ -209,7 +210,7 @@ def test_a_message_that_begins_and_does_not_end_holds_its_stream_for_so_long_onl
 
 
 def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
-    shares, held = Shares(8, 64), ExitStack()
+    shares, held = AtATime(8, 64), ExitStack()
 
     def takes_all(peer: str) -> int:
         for number in range(100):
@@ -385,7 +386,7 @@ def test_a_page_that_answers_without_end_gets_no_memory(packed: bool, monkeypatc
         monkeypatch.setattr(constants, "ENDPOINT", url)
         warned: list[str] = []
         memory = Memory([os.getpid()])
-        with pytest.raises(NoAnswer):
+        with pytest.raises(UserError, match="did not answer like a coordinator"):
             fetch_invitation(url)
         with pytest.raises(Denied):
             whose_token("hf_x")

@@ -91,7 +91,7 @@ def assert_nobody_followed(*peers: Peer) -> None:
         assert max(steps) < 500
 
 
-@pytest.mark.parametrize("access", ["open", "invite"])
+@pytest.mark.parametrize("access", ["open", pytest.param("invite", marks=pytest.mark.slow)])
 def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_path: Path, access: str) -> None:
     run = tiny_run("claimed", global_batch=32, access=access)
     with Swarm(run, tmp_path) as swarm:
@@ -120,6 +120,7 @@ def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_p
     assert_ledger_sums(coordinator, run.global_batch)
 
 
+@pytest.mark.slow  # `contributions.possible` and the ledger are tested by themselves
 def test_a_stranger_who_says_it_has_given_to_step_0_is_not_in_the_ledger(tmp_path: Path) -> None:
     run = tiny_run("given", global_batch=32)
     with Swarm(run, tmp_path) as swarm:
@@ -167,6 +168,7 @@ def places_taken(swarm: Swarm, count: int) -> Iterator[None]:
             each.result(DEADLINE)
 
 
+@pytest.mark.slow  # as are the witnesses
 def test_a_newcomer_is_given_a_forged_state_by_the_only_donor_and_refuses_it(tmp_path: Path) -> None:
     run = tiny_run("forged", global_batch=32)
     with Swarm(run, tmp_path) as swarm:

@@ -18,7 +18,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from dedloc_kit.access.guests import Admissions, Admitted, write_admissions
 from dedloc_kit.access.office import Office, invite
 from dedloc_kit.events import Peers, Warned
-from dedloc_kit.keys import IDENTITY_FILE
+from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine import dials
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, AccessAnswer, AccessRequest, Invitation, Reached, Token
@@ -169,7 +169,8 @@ def test_who_asks_without_end_is_not_answered_and_others_are(
 
 def invite_in(there: Coordinator, name: str, machines: int = 10) -> str:
     address = f"/ip4/192.0.2.1/tcp/9/p2p/{there.signer.peer}"
-    (there.folder / INVITATION_FILE).write_text(Invitation.of(there.run, (address,)).model_dump_json())
+    invitation = Invitation.of(there.run, (address,)).signed(read_key(there.folder / IDENTITY_FILE))
+    (there.folder / INVITATION_FILE).write_text(invitation.model_dump_json())
     return invite(there.folder, name, days=1, machines=machines)
 
 
@@ -230,6 +231,7 @@ def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
             with visitor:
                 visitor.settimeout(30.0)
                 with suppress(OSError):
+                    visitor.sendall(b"220 this is a mail server, and nothing else\r\n")
                     said.append(visitor.recv(100))
 
         def serve() -> None:

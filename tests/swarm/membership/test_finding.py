@@ -24,9 +24,12 @@ def wait_for_contributors(peer: Peer, others: set[str]) -> StepDone:
 
 @pytest.mark.slow
 def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_path: Path) -> None:
-    with Swarm(tiny_run(global_batch=64), tmp_path) as swarm:
+    # Steps of some seconds: who comes asks several about one state, which all of them must still hold.
+    with Swarm(tiny_run(global_batch=256), tmp_path) as swarm:
         first = swarm.coordinator(listed=True)
         stays = swarm.volunteer("stays", SLOWLY, microbatch=4, listed=True)
+        # Without the coordinator a newcomer, who knows nobody yet, takes the word of three.
+        others = [swarm.volunteer(name, SLOWLY, microbatch=4) for name in ("one", "another")]
         returns = swarm.volunteer("returns", SLOWLY, microbatch=4)
         assert stays.joined.addresses, "it was found to be reachable"
         wait_for_contributors(first, {stays.joined.peer, returns.joined.peer})
@@ -49,12 +52,12 @@ def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_pat
         assert back.joined.step >= alone.step.step - 1
         swarm.invitation = Invitation.of(swarm.run, (*first.joined.addresses, *told.listed))
         newcomer = swarm.volunteer("newcomer", SLOWLY, microbatch=4)
-        three = {peer.joined.peer for peer in (stays, back, newcomer)}
-        assert wait_for_contributors(stays, three).step.step > alone.step.step
+        all_five = {peer.joined.peer for peer in (stays, *others, back, newcomer)}
+        assert wait_for_contributors(stays, all_five).step.step > alone.step.step
 
         second = swarm.coordinator()
         assert second.joined.addresses == first.joined.addresses
-        second.wait_for(StepDone, lambda event: event.step.peers == 4 and three <= set(event.contributions))
+        second.wait_for(StepDone, lambda event: event.step.peers == 6 and all_five <= set(event.contributions))
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class Dialling:
     def _dial(self, _dht: Any, peers: dict[str, tuple[str, ...]]) -> "Future[dict[str, tuple[str, ...]]]":
         self._dialled.append(set(peers))
         met: Future[dict[str, tuple[str, ...]]] = Future()
-        met.set_result({peer: addresses for peer, addresses in peers.items() if peer in self.there})
+        met.set_result({peer: addresses if peer in self.there else () for peer, addresses in peers.items()})
         return met
 
     def after(self, seconds: float) -> list[set[str]]:

@@ -48,7 +48,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         folder = tmp_path / (name or str(len(nodes)))
         config = PeerConfig(folder=folder, **{"host": "127.0.0.1", **settings})
         identity = Identity(folder / "identity.key")
-        node = open_node(config, identity, peers, gate=gate_of(identity), may_start_alone=may_start_alone)
+        organizer = peers[0].rpartition("/p2p/")[2] if peers else ""
+        gate = gate_of(identity, organizer=organizer)
+        node = open_node(config, identity, peers, gate=gate, may_start_alone=may_start_alone)
         signers[node] = Signer(identity)
         nodes.append(node)
         return node

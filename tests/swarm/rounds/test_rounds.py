@@ -12,6 +12,7 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress, Receipt
+from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
@@ -32,6 +33,7 @@ class Averager:
     """Whoever is expected comes at once; what it is asked to do then is noted."""
 
     client_mode = False
+    grouping = OneGroup(10)
 
     def __init__(self, size: int) -> None:
         self.asked: list[str] = []
@@ -81,7 +83,9 @@ class Peer:
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
-        told = progress(run_id=self._run_id, step=0, round="", samples=samples or 0, time=time, **more)
+        told = progress(
+            **{"run_id": self._run_id, "step": 0, "round": "", "samples": samples or 0, "time": time} | more
+        )
         directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
         directory.store(self.other, told if samples is not None else None, peers=1)
         self.tracker.look()
@@ -120,6 +124,19 @@ def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_
     me.rounds.advance()
     assert me.averager.asked == [], "nobody has told of a full batch"
     me.hear(8, time=get_dht_time(), samples_per_second=2.0)
+    me.rounds.advance()
+    assert me.averager.asked == ["begin"]
+
+
+def test_what_a_member_tells_of_another_step_does_not_fill_this_batch(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.gradients.add(1.0, 4, 0)
+    me.hear(5, time=get_dht_time())
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.hear(9, time=get_dht_time(), step=1)
+    me.rounds.advance()
+    assert me.averager.asked == []
+    me.hear(6, time=get_dht_time())
     me.rounds.advance()
     assert me.averager.asked == ["begin"]
 

@@ -13,7 +13,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch
 from hivemind.compression import serialize_torch_tensor
 from hivemind.utils import MPFuture
 
-from dedloc_kit.records import Record, StateInfo
+from dedloc_kit.records import Receipt, Record, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
 from dedloc_kit.swarm.network.identity import Identity
@@ -29,10 +31,13 @@ from dedloc_kit.swarm.transfer import donor as giving
 from dedloc_kit.swarm.transfer import places, protocol
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.download import Opened
-from dedloc_kit.swarm.transfer.service import StateSharing
+from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSharing
+from dedloc_kit.training.sketch import SEED_BYTES
+from tests.swarm.harness import wait_until
 
 RUN = "sharing-0123456789abcdef"
 NUMBERS = 6_000_000  # 24 MB
+RECEIPT, RECEIPT_BYTES = "ab", 100_000  # more than a pipe takes before somebody reads, as after some tens of steps
 
 
 class Faults:
@@ -167,18 +172,20 @@ class Peer:
             prefix=RUN,
             client_mode=config.client_mode,
             current_state=self.current_state,
-            current_info=lambda: self.info,
+            current_info=lambda: self.state[0],
         )
         answer({"peer": self.node.peer_id.to_base58(), "addresses": addresses_of(self.node)})
 
     def be(self, step: int, round: str, seed: int, run: str = RUN) -> None:
-        self.info = StateInfo(run_id=run, step=step, rounds=(round,) if round else ())
-        self.tensors = state_of(seed)
+        # Both at once: somebody may be downloading.
+        self.state = StateInfo(run_id=run, step=step, rounds=(round,) if round else ()), state_of(seed)
 
     @contextlib.contextmanager
     def current_state(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
         self.snapshots += 1
-        yield {"info": self.info.model_dump(), "receipts": []}, self.tensors
+        info, tensors = self.state
+        receipt = Receipt(step=info.step, round=RECEIPT, time=1.0, seconds=1.0, signed=(bytes(RECEIPT_BYTES),))
+        yield {"info": info.model_dump(), "receipts": [receipt.model_dump()]}, tensors
 
     def in_averager(self, method: str, **arguments: Any) -> None:
         done = MPFuture()
@@ -201,13 +208,23 @@ class Peer:
             average = averager.download_average(job["after"], job["donors"], max_bytes=10_000_000, **arguments)
             result = None if average is None else {"digest": digest_of_average(average)}
         else:
-            like = [torch.empty_like(tensor) for tensor in self.tensors]
+            like = [torch.empty_like(tensor) for tensor in self.state[1]]
+            question = partial(self.question, job["donors"][0]) if job["question"] else lambda _: True
             state = averager.download_state(
-                job["donors"], like, on_version=lambda _: True, on_progress=on_progress, **arguments
+                job["donors"], like, on_version=question, on_progress=on_progress, **arguments
             )
             result = None if state is None else {"digest": digest_of_state(state[1]), "info": state[0]["info"]}
         counts = averager.counts[: len(job["donors"])]
         answer({"result": result, "progress": progress, "warnings": warnings, "counts": counts})
+
+    def question(self, donor: str, version: str) -> bool:
+        """Ask when all has come and the averager's process would hand it over."""
+        wait_until(lambda: self.averager.counts[0] >= 4 * NUMBERS, "the state does not come", 30.0)
+        time.sleep(2 * REPORT_SECONDS)  # once it tries to
+        answer = self.averager.ask_for_sketch(donor, version, bytes(SEED_BYTES))
+        with contextlib.suppress(TimeoutError):
+            return bool(answer.result(10.0).answer == "here")
+        return False
 
     def do(self, job: dict[str, Any]) -> None:
         match job.pop("do"):
@@ -216,7 +233,7 @@ class Peer:
                 answer({"shares": job["on"]})
             case "be":
                 self.be(**job)
-                answer({"digest": digest_of_state(self.tensors)})
+                answer({"digest": digest_of_state(self.state[1])})
             case "fault":
                 self.faults.kind.value = job["kind"].encode()
                 answer({"fault": job["kind"]})

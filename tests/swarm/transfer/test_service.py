@@ -60,12 +60,13 @@ class Peer:
         digest: str = self.ask("be", step=1, round=round, seed=seed, **arguments)["digest"]
         return digest
 
-    def begins_download(self, *donors: "Peer") -> None:
-        self.do("download", donors=[donor.id for donor in donors])
+    def begins_download(self, *donors: "Peer", question: bool = False) -> None:
+        """:param question: when the download has begun, the first donor is asked about its state"""
+        self.do("download", donors=[donor.id for donor in donors], question=question)
         assert self.hear() == {"started": True}
 
-    def downloads(self, *donors: "Peer") -> dict[str, Any]:
-        self.begins_download(*donors)
+    def downloads(self, *donors: "Peer", question: bool = False) -> dict[str, Any]:
+        self.begins_download(*donors, question=question)
         return self.hear()
 
     def fetches_average(self, after: str, *donors: "Peer") -> dict[str, Any]:
@@ -139,6 +140,12 @@ def test_a_download_is_bit_identical_and_its_progress_counts_bytes(peers: list[P
     assert received == sorted(received)
     assert answer["progress"][-1][0] == answer["progress"][-1][1] >= SIZE
     assert answer["warnings"] == []
+
+
+def test_a_question_during_a_download_is_answered_though_all_of_it_has_come_already(peers: list[Peer]) -> None:
+    donor, newcomer, *_ = peers
+    digest = donor.has(next(ROUNDS))
+    assert newcomer.downloads(donor, question=True)["result"]["digest"] == digest
 
 
 def test_newcomers_at_the_same_time_share_one_snapshot_that_is_let_go_afterwards(peers: list[Peer]) -> None:

@@ -3,7 +3,7 @@
 import { build, figure, section, setText } from "../dom.js";
 import { ago, brieflyFor, count, large, loss, plural, rate } from "../format.js";
 import { counter } from "../numbers.js";
-import { run, subscribe } from "../run.js";
+import { known, run, subscribe } from "../run.js";
 import { load } from "../server.js";
 import { explanation } from "../status.js";
 import { batchPanel } from "./batch.js";
@@ -13,14 +13,16 @@ import { saidPanel } from "./said.js";
 
 const TASKS = { albert: "ALBERT", swav: "SwAV" };
 
-export function show(root, { signal }) {
+export async function show(root, { signal }) {
+  const [configuration] = await Promise.all([load("api/run"), known]);
+  if (signal.aborted) return;
   const name = build("h1", {}, build("bdi", { id: "name", text: "A community run" }));
   const about = build("p", {
     class: "lede",
     dir: "auto",
     text: "A model that volunteers train together over the Internet.",
   });
-  const how = build("p", { class: "how" });
+  const how = build("p", { class: "how", text: configuration ? howItWorks(configuration.run) : "" });
   const join = joinPanel();
   const numbers = figures();
   const batch = batchPanel();
@@ -60,19 +62,16 @@ export function show(root, { signal }) {
   update();
   const clock = setInterval(() => run.state && batch.tick(run.state, run.connected), 1_000);
   signal.addEventListener("abort", () => clearInterval(clock));
-  tellHow(how);
 }
 
 /** The sentence about how this run works, from its configuration. */
-async function tellHow(element) {
-  const values = await load("api/run");
-  if (!values) return;
-  const { run: configuration } = values;
+function howItWorks(configuration) {
   const task = TASKS[configuration.task.name] ?? configuration.task.name;
   const data = new Intl.ListFormat("en").format([...new Set(configuration.data.train.map(sourceName))].slice(0, 3));
-  element.textContent =
+  return (
     `Volunteers train one ${task} model together over the Internet, on ${data}. ` +
-    `Every ${count(configuration.global_batch)} samples, from whoever is here, it takes one step.`;
+    `Every ${count(configuration.global_batch)} samples, from whoever is here, it takes one step.`
+  );
 }
 
 function sourceName({ dataset, subset }) {

@@ -7,8 +7,8 @@ from collections.abc import Callable
 MINUTE = 60.0
 
 
-class Shares:
-    """So many in a minute for each, and for all together.
+class PerMinute:
+    """So many times in a minute for each, and for all together.
 
     :param each: for one of them, by any name
     :param in_all: also bounds how many names are remembered

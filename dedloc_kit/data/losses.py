@@ -1,0 +1,84 @@
+"""What of the data cannot be used, counted: what is tolerated follows from how much is lost."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from dedloc_kit.data.formats import BadRow, Unusable
+from dedloc_kit.data.shards import Shard, Warn, is_transient, one_line
+
+HOPELESS = 32
+"""So many files of which nothing can be used, before any other, are enough to give up."""
+
+
+class Loss(str):
+    """A warning that data is left out, with the numbers so far of the source."""
+
+    dataset: str
+    files: int
+    """Of the source."""
+    unreadable: int
+    """Files that could not be read, or not to their end."""
+    rows: int
+    """Bad rows."""
+
+    @classmethod
+    def of(cls, text: str, losses: "Losses") -> Self:
+        told = cls(text)
+        told.dataset, told.files = losses.dataset, losses.files
+        told.unreadable, told.rows = len(losses.unreadable), sum(losses.rows.values())
+        return told
+
+
+@dataclass
+class Losses:
+    """Of one source, over all passes; a file and its rows are counted once. What is new is told through `warn`."""
+
+    dataset: str
+    files: int
+    warn: Warn
+    unreadable: dict[str, Exception] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    """Bad rows by file."""
+
+    def usable(self, shard: Shard, items: Iterator[Any]) -> Iterator[Any]:
+        """The items but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises Unusable if all are bad."""
+        found, first, bad = 0, None, 0
+        for item in items:
+            if not isinstance(item, BadRow):
+                found += 1
+                yield item
+                continue
+            bad, first = bad + 1, first or item
+            if bad > self.rows.get(shard.path, 0):
+                self.rows[shard.path] = bad
+                total = sum(self.rows.values())
+                if total == 10 ** (len(str(total)) - 1):
+                    so_far = f"row {item.number} of {shard.path} is left out: it {item.reason}"
+                    self._tell(so_far if total == 1 else f"{total} bad rows are left out so far; {so_far}")
+        if first and not found:
+            raise Unusable(f"{shard.path} has no usable row among {bad}: row {first.number} {first.reason}")
+
+    def lose(self, shard: Shard, error: Exception, rows: int, column: str) -> None:
+        """A file cannot be read beyond so many usable rows."""
+        known = shard.path in self.unreadable
+        self.unreadable[shard.path] = error
+        if not known:
+            said = str(error) if isinstance(error, Unusable) else f"{shard.path}: {one_line(error)}"
+            self._tell(
+                f"{len(self.unreadable)} of {self.files} files of {self.dataset} cannot be read; "
+                f"left out after {rows} usable rows of column '{column}': {said}"
+            )
+
+    @property
+    def reason(self) -> str:
+        """Why nothing can be read, with what to do."""
+        if not self.unreadable:
+            return ""
+        error = next(iter(self.unreadable.values()))
+        if is_transient(error):
+            return f"{one_line(error)}; check the Internet connection"
+        return str(error) if isinstance(error, Unusable) else f"{one_line(error)}; replace the files"
+
+    def _tell(self, text: str) -> None:
+        self.warn(Loss.of(text, self))

@@ -1,0 +1,154 @@
+"""What a source holds as it is understood here: files per split, documents, and all that is odd, each in one line."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dedloc_kit.data.formats import BadRow
+from dedloc_kit.data.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
+from dedloc_kit.data.splits import canonical
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import Source
+
+ROWS = 1000
+"""Of each file, at most."""
+SHOWN, SHOWN_CHARACTERS = 3, 80
+_TAIL = 1 << 20
+_SHORT, _LONG = 100, 1_000_000
+"""Characters: fewer on average are lines rather than documents, and more whole books."""
+_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}")
+
+
+@dataclass
+class Survey:
+    """Of one source."""
+
+    lines: list[str] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+    """What should be looked at; volunteers go on in spite of it."""
+    faults: list[str] = field(default_factory=list)
+    """What must be mended before a run can begin."""
+    documents: set[int] = field(default_factory=set)
+    """Hashes of those that were looked at."""
+    _read: int = 0
+    _characters: int = 0
+    _escaped: int = 0
+    _first: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if len(self._first) < SHOWN:
+            self._first.append(" ".join(text[: 2 * SHOWN_CHARACTERS].split())[:SHOWN_CHARACTERS])
+        self._read += 1
+        self._characters += len(text)
+        self._escaped += bool(_ESCAPE.search(text))
+        self.documents.add(hash(text))
+
+    def conclude(self, what: str, looked: int, whole: int, files: int) -> None:
+        """:param looked: files that were looked into, of which `whole` to their end"""
+        beyond = "" if whole == files else f"; not read: what follows in {files - whole} of {files} files"
+        if not self._read:
+            self.lines.append(f"{what}: looked into {looked} of {files} files{beyond}")
+            return
+        mean = self._characters / self._read
+        self.lines.append(
+            f"{what}: {self._read:,} documents looked at in {looked} of {files} files, {mean:,.0f} characters each on "
+            f"average{beyond}"
+        )
+        self.lines += [f"{what}: begins with: {first}" for first in self._first]
+        if mean < _SHORT:
+            self.odd.append(
+                f"{what}: {mean:,.0f} characters a document are few; if these are lines, join those of a document"
+            )
+        if mean > _LONG / 2:
+            self.odd.append(f"{what}: {mean:,.0f} characters a document are many; divide them, in .txt by blank lines")
+        if self._escaped > self._read / 10:
+            self.odd.append(
+                f"{what}: {self._escaped} of {self._read} documents spell characters as \\u09af; write the texts "
+                "themselves, not their JSON"
+            )
+
+
+def survey(source: Source, seconds: float, warn: Warn) -> Survey:
+    """Look at every file of a source's split, for at most so many seconds or little more.
+
+    Of each file the first rows are read, of a local file of JSON lines the last one too. A dataset or split that is
+    not there is no fault here: whoever reads it refuses it.
+    """
+    found = Survey()
+    try:
+        splits = find_splits(source, warn)
+    except UserError:
+        return found
+    name = canonical(source.split) if source.split not in splits else source.split
+    counts = ", ".join(f"{split} {len(files)}" for split, files in sorted(splits.items()))
+    found.lines.append(f"{source.dataset}: files by split: {counts}")
+    unknown = strays(source)
+    if unknown:
+        some = ", ".join(unknown[:5]) + (" ..." if len(unknown) > 5 else "")
+        found.odd.append(f"{source.dataset}: {len(unknown)} files of unknown kinds are not read: {some}")
+    if name not in splits:
+        return found
+    shards = splits[name]
+    until = time.monotonic() + seconds
+    looked = whole = 0
+    for number, shard in enumerate(shards):
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        looked += 1
+        whole += _look(source, shard, left / (len(shards) - number), found, warn)
+    found.conclude(f"{source.dataset}, {name}", looked, whole, len(shards))
+    return found
+
+
+def _look(source: Source, shard: Shard, seconds: float, found: Survey, warn: Warn) -> bool:
+    """Read the beginning of a file; returns whether that was all of it."""
+    until = time.monotonic() + seconds
+    rows = usable = 0
+    bad: list[BadRow] = []
+    ended = True
+    try:
+        for rows, value in enumerate(read_shard(shard, source.column, warn), start=1):
+            if isinstance(value, BadRow):
+                bad.append(value)
+            elif isinstance(value, str):
+                usable += 1
+                if value.strip():
+                    found.note(value)
+            elif value is None or isinstance(value, bytes) or (isinstance(value, dict) and "bytes" in value):
+                usable += 1
+            else:
+                bad.append(BadRow(rows, f"holds {type(value).__name__}, not text, in the column '{source.column}'"))
+            if rows >= ROWS or time.monotonic() > until:
+                ended = False
+                break
+        bad += [] if ended else _bad_end(shard)
+    except UserError as error:
+        found.faults.append(str(error))
+        return False
+    except Exception as error:  # whatever a broken file makes its decoder raise
+        fix = "check the Internet connection" if is_transient(error) else "replace the file"
+        found.faults.append(f"{shard.path} cannot be read beyond row {rows} ({one_line(error)}); {fix}")
+        return False
+    if bad and not usable:
+        found.faults.append(f"{shard.path} has no usable row among {rows}: row {bad[0].number} {bad[0].reason}")
+    elif bad:
+        found.odd.append(
+            f"{shard.path}: {len(bad)} of the {rows:,} rows that were read are left out; row {bad[0].number} "
+            f"{bad[0].reason}; mend them or leave them: volunteers go on without"
+        )
+    return ended
+
+
+def _bad_end(shard: Shard) -> list[BadRow]:
+    """The last line of a local file of JSON lines, if it is cut."""
+    path = Path(shard.path)
+    if path.suffix.lower() not in (".jsonl", ".ndjson") or not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL))
+        last = file.read().rstrip().rpartition(b"\n")[2]
+    if last.startswith(b"{") and not last.endswith(b"}"):
+        return [BadRow(0, "(the last one) is no whole JSON object: the file ends in it")]
+    return []

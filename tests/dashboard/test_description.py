@@ -1,0 +1,52 @@
+"""The description of the interface, as programs of other people read it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from openapi_spec_validator import validate
+
+from dedloc_kit.dashboard.routes import organizer
+from dedloc_kit.dashboard.server import Dashboard
+from dedloc_kit.records import INVITATION_FILE
+from tests.dashboard.runs import RUN, fill
+from tests.invitations import invited
+
+DEADLINE = 20.0
+PER_SECOND = 10
+"""Who asks faster is soon told to wait, and tells nothing about the rest."""
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
+    (tmp_path / INVITATION_FILE).touch()  # a run was launched here
+    fill(tmp_path / "ledger.sqlite")
+    served = Dashboard(RUN, tmp_path / "ledger.sqlite", organizer=organizer.routes(tmp_path, RUN.fingerprint))
+    served.entrance.invitation = invited(RUN)
+    served.start()
+    yield served
+    served.stop()
+
+
+def test_the_description_is_valid(dashboard: Dashboard) -> None:
+    validate(requests.get(dashboard.url + "/api/openapi.json", timeout=DEADLINE).json())
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("schemathesis")
+    options = ["--exclude-path", "/api/events", "--max-examples", "5", "--seed", "1"]
+    options += ["--rate-limit", f"{PER_SECOND}/s", "--no-color"]
+    done = subprocess.run(
+        [program, "run", dashboard.url + "/api/openapi.json", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout
+    paths = requests.get(dashboard.url + "/api/openapi.json", timeout=DEADLINE).json()["paths"]
+    assert f"Tested: {sum(map(len, paths.values())) - 1}\n" in done.stdout, "not all was tried"

@@ -1,0 +1,95 @@
+"""What `dedloc check` says of data: what it understood of a folder, and each thing that is wrong with its fix."""
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from dedloc_kit.data import survey as module
+from dedloc_kit.data.survey import survey
+from dedloc_kit.run import Source
+from tests.data.test_formats import BENGALI, lines
+
+LONG = [f"{number} " + "A sentence of a document. " * 8 for number in range(300)]
+
+
+def test_a_good_folder_is_described_and_nothing_is_odd(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(lines(LONG))
+    (tmp_path / "test.jsonl").write_bytes(lines(["held out"]))
+    found = survey(Source(dataset=str(tmp_path)), 60, pytest.fail)
+    assert (found.odd, found.faults) == ([], [])
+    mean = sum(map(len, LONG)) / 300
+    assert found.lines[:2] == [
+        f"{tmp_path}: files by split: test 1, train 1",
+        f"{tmp_path}, train: 300 documents looked at in 1 of 1 files, {mean:.0f} characters each on average",
+    ]
+    assert found.lines[2:] == [f"{tmp_path}, train: begins with: {text[:80]}" for text in LONG[:3]]
+
+
+def test_one_look_tells_all_that_is_wrong_each_in_one_line_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "a-type.jsonl").write_bytes(lines([*LONG[:150], {"a": 1}, *LONG[150:]]))
+    (tmp_path / "b-cut.jsonl").write_bytes(lines(LONG)[:-30])
+    (tmp_path / "c-utf16.txt").write_text("Some text.\n", encoding="utf-16")
+    (tmp_path / "d-latin.txt").write_bytes("Où êtes-vous né ?\n\nAu château.\n".encode("latin-1"))
+    parquet.write_table(pyarrow.table({"content": LONG}), tmp_path / "e-column.parquet")
+    (tmp_path / "f-broken.parquet").write_bytes(b"PAR1 this is not Parquet")
+    (tmp_path / "notes.docx").write_bytes(b"")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / "bn_test.jsonl").write_bytes(lines(LONG[:1]))
+    found = survey(Source(dataset=str(tmp_path)), 60, pytest.fail)
+    assert found.lines[0] == f"{tmp_path}: files by split: test 1, train 6"
+    words = [
+        ("c-utf16.txt is UTF-16", "iconv -f UTF-16 -t UTF-8"),
+        ("d-latin.txt has no usable row among 2: row 1 is not UTF-8", "iconv -f LATIN1"),
+        ("e-column.parquet has no column 'text'", "set the column to one of: content"),
+        ("f-broken.parquet cannot be read beyond row 0", "replace the file"),
+    ]
+    for fault, (wrong, fix) in zip(found.faults, words, strict=True):
+        assert wrong in fault
+        assert fix in fault
+        assert "\n" not in fault
+        assert "Internet" not in fault
+    stray, kind, cut = found.odd
+    assert "1 files of unknown kinds are not read: notes.docx" in stray
+    assert "a-type.jsonl: 1 of the 301 rows that were read are left out; row 151 holds dict, not text" in kind
+    assert "b-cut.jsonl: 1 of the 300 rows that were read are left out; row 300 is no whole JSON object" in cut
+
+
+def test_a_large_file_is_sampled_says_so_and_its_last_line_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROWS", 100)
+    (tmp_path / "a.jsonl").write_bytes(lines(LONG))
+    (tmp_path / "b.jsonl").write_bytes(lines(LONG)[:-30])
+    found = survey(Source(dataset=str(tmp_path)), 60, pytest.fail)
+    assert "200 documents looked at in 2 of 2 files" in found.lines[1]
+    assert found.lines[1].endswith("not read: what follows in 2 of 2 files")
+    (cut,) = found.odd
+    assert "b.jsonl: 1 of the 100 rows" in cut
+    assert "(the last one) is no whole JSON object: the file ends in it" in cut
+
+
+def test_many_files_are_looked_into_within_the_time(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"{number:03d}.jsonl").write_bytes(lines(LONG))
+    began = time.monotonic()
+    found = survey(Source(dataset=str(tmp_path)), 0.05, pytest.fail)
+    assert time.monotonic() - began < 20
+    assert " of 200 files" in found.lines[1]
+    assert "not read: what follows in" in found.lines[1]
+
+
+def test_what_is_off_by_an_order_of_magnitude_is_said_in_words(tmp_path: Path) -> None:
+    escaped = tmp_path / "escaped.jsonl"
+    escaped.write_bytes(lines([json.dumps(text) for text in BENGALI]))
+    (spelled,) = survey(Source(dataset=str(escaped)), 60, pytest.fail).odd
+    assert "300 of 300 documents spell characters" in spelled
+    short = tmp_path / "lines.txt"
+    short.write_text("One line.\n\n" * 50)
+    assert any("9 characters a document are few" in odd for odd in survey(Source(dataset=str(short)), 60, print).odd)
+    book = tmp_path / "book.txt"
+    book.write_text("A line of a book without blank lines.\n" * 30_000)
+    assert any("divide them, in .txt by blank lines" in odd for odd in survey(Source(dataset=str(book)), 60, print).odd)
