@@ -28,7 +28,8 @@ from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer, Exchange, StepListener
+from dedloc_kit.swarm.rounds.exchange import Exchange
+from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.tasks import Task, create_task
@@ -212,8 +213,7 @@ def exchange_of(
             await p2p.shutdown()
 
     host = Host(make, source.newest)
-    transfers = Transfers(host, run.run_id, client_mode=client_mode)
-    return Exchange(Averager(vector, signer, host), transfers, rules.grouping, host)
+    return Exchange(Averager(vector, signer, host), Transfers(host, run.run_id), rules.grouping, host, client_mode)
 
 
 def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> SharedOptimizer:

@@ -263,7 +263,7 @@ def read_part(message: bytes) -> runtime_pb2.Tensor:
     try:
         part = runtime_pb2.Tensor.FromString(message)
     except Exception as error:  # protobuf's own, which have no common base that is typed
-        raise ValueError(f"a part cannot be read ({error})") from None
+        raise ValueError(f"a part cannot be decoded ({error})") from None
     if len(part.size) != 1:
-        raise ValueError("a part has more than one size, or none")
+        raise ValueError("a part cannot be decoded (it has more than one size, or none)")
     return part

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from hivemind.utils import get_dht_time
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dedloc_kit.records import Contribution, Count, Digest, PeerId, Record
-from dedloc_kit.swarm.network.bounds import MOST_MEMBERS
 from dedloc_kit.swarm.network.service import CLOSE_SECONDS, RECEIVE_SECONDS, Endpoint, Service, Stream, encode
 
 REQUEST_SECONDS = 3.0
 """For a leader's answer."""
 ASK_AGAIN_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0
 """Until a leader that refused is asked again; one that answers slowly is asked less often."""
-MAX_GROUP_BYTES = 200 * MOST_MEMBERS
+MAX_MEMBERS = 512
+MAX_GROUP_BYTES = 200 * MAX_MEMBERS
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,14 @@ class Group(Record):
     """A group that stands, as its leader tells the others."""
 
     id: Digest
-    members: Annotated[tuple[Member, ...], Field(min_length=2, max_length=MOST_MEMBERS, strict=False)]
+    members: Annotated[tuple[Member, ...], Field(min_length=2, max_length=MAX_MEMBERS, strict=False)]
+
+    @field_validator("members")
+    @classmethod
+    def _each_once(cls, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        if len({member.peer for member in members}) < len(members):
+            raise ValueError("a member is named twice")
+        return members
 
     @property
     def peers(self) -> tuple[str, ...]:

@@ -8,15 +8,14 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.compression import decode_all
+from dedloc_kit.swarm.averaging.compression import decode_all, read_part
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
+from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import opened
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
 from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
-from dedloc_kit.swarm.transfer.service import Transfers
 from dedloc_kit.training.state import Position, TrainingState
 
 LOAD_ATTEMPTS = 6
@@ -37,8 +36,7 @@ class CatchUp:
     def __init__(
         self,
         state: TrainingState,
-        averager: Averager,
-        transfers: Transfers,
+        exchange: Exchange,
         tracker: Tracker,
         run: RunConfig,
         signer: Signer,
@@ -46,7 +44,7 @@ class CatchUp:
         on_loading: Callable[[int, int], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._state, self._averager, self._transfers, self._tracker = state, averager, transfers, tracker
+        self._state, self._exchange, self._tracker = state, exchange, tracker
         self._run, self._signer, self._stop = run, signer, stop
         self._on_loading, self._warn = on_loading, warn
         self._liars: set[str] = set()
@@ -100,9 +98,10 @@ class CatchUp:
             donors = self._to_ask(self._tracker.at(*newest)) if newest.step > self._state.step else []
             if not donors:
                 break
-            found = self._transfers.download_average(
+            found = self._exchange.transfers.download_average(
                 self._state.round,
                 donors,
+                check=read_part,
                 max_bytes=4 * self._state.layout.size + 2**20,
                 warn=self._warn,
                 stop=self._stop,
@@ -153,10 +152,10 @@ class CatchUp:
         return verdict == "right"
 
     def _load_from(self, donors: Sequence[str], wanted: Position) -> Verdict:
-        witnesses = Witnesses(self._transfers.ask_for_sketch, self._tracker, self._stop)
+        witnesses = Witnesses(self._exchange.transfers.ask_for_sketch, self._tracker, self._stop)
         # The word of one who can prove it alone needs no witness.
         certain = len(donors) == 1 and self._tracker.proves(donors)
-        found = self._transfers.download_state(
+        found = self._exchange.transfers.download_state(
             donors,
             self._state.tensors(),
             on_version=lambda version: certain or witnesses.question(version),
@@ -185,7 +184,7 @@ class CatchUp:
             self._warn(f"a downloaded state was refused: {error}")
             return witnesses.verdict
         self._state.receipts = receipts
-        self._averager.forget_feedback()
+        self._exchange.averager.forget_feedback()
         self._tracker.belief.reached(info.step, float(get_dht_time()))
         self._one_by_one = False
         return "right"
@@ -211,7 +210,7 @@ class CatchUp:
     def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
         """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""
         reachable = [peer for peer, progress in donors.items() if not progress.client_mode]
-        return reachable or ([] if self._transfers.client_mode else list(donors))
+        return reachable or ([] if self._exchange.client_mode else list(donors))
 
     def _receipts_after(self, step: int) -> list[MissedStep]:
         missed = []

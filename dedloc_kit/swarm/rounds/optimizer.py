@@ -9,7 +9,6 @@ global step old). In exact training, without overlap, a volunteer waits for each
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
@@ -17,19 +16,16 @@ from hivemind.utils.performance_ema import PerformanceEMA
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.averager import Averager
 from dedloc_kit.swarm.averaging.group import RoundResult
-from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Troubles
-from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
+from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import global_step
 from dedloc_kit.swarm.rounds.rounds import Rounds
-from dedloc_kit.swarm.transfer.service import Transfers
 from dedloc_kit.training.gradients import MOST_BATCHES, Gradients
 from dedloc_kit.training.state import Replica, TrainingState
 
@@ -42,24 +38,13 @@ IDLES_PER_LOOK = 4
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """How a peer averages with others and fetches from them, in a process of its own."""
-
-    averager: Averager
-    transfers: Transfers
-    grouping: Grouping
-    host: Host
-    """Where the network's side of both lives."""
-
-
 class CollaborativeOptimizer:
     """One peer's part in the run. A volunteer calls `accumulate` after each backward pass, then `boundary`.
 
     :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
         every step: how the coordinator holds the state
     :param gradients: takes what this peer computes and says how much that is
-    :param exchange: in a process that ends when this peer leaves
+    :param exchange: its process ends when this peer leaves
     :param belief: judges how far the swarm is
     :param session: hexadecimal name of this session; contributions of one session count up
     :param known: addresses of peers to look for
@@ -113,7 +98,7 @@ class CollaborativeOptimizer:
         """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
         self.instructions: Instructions | None = None
         """Told to the others; volunteers do what the coordinator says here."""
-        self._averager, self._transfers, self._host = exchange.averager, exchange.transfers, exchange.host
+        self._exchange = exchange
         self.troubles = Troubles(warn)
         """What went wrong in the swarm, as far as this peer saw it."""
         self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, known, warn, self.troubles, belief)
@@ -121,20 +106,16 @@ class CollaborativeOptimizer:
             run,
             state,
             gradients,
-            self._averager,
+            exchange,
             self.tracker,
             signer,
-            grouping=exchange.grouping,
-            client_mode=dht.client_mode,
             follower=replica is None,
             session=session,
             name=name,
             warn=warn,
             troubles=self.troubles,
         )
-        self._catch_up = CatchUp(
-            state, self._averager, self._transfers, self.tracker, run, signer, stop, on_loading, warn
-        )
+        self._catch_up = CatchUp(state, exchange, self.tracker, run, signer, stop, on_loading, warn)
 
     # Joining and leaving
 
@@ -148,7 +129,7 @@ class CollaborativeOptimizer:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
         if self._replica is not None:
             self._replica.refresh()
-        self._transfers.share(True)
+        self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
         if self._overlap or self._replica is None:
@@ -179,7 +160,7 @@ class CollaborativeOptimizer:
         if self.tracker.is_alive() and self._error is None:
             self._hand_over()
         self.tracker.leave()
-        self._host.stop()
+        self._exchange.host.stop()
 
     def _hand_over(self) -> None:
         """Wait a moment until another peer holds this state too, so that the last step is not lost with this peer.
@@ -277,7 +258,7 @@ class CollaborativeOptimizer:
 
     def _advance(self) -> None:
         """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
-        if not (self._host.is_alive() and self._dht.is_alive()):
+        if not (self._exchange.host.is_alive() and self._dht.is_alive()):
             raise RuntimeError("a background process of the swarm has died")
         self._report()
         complete: RoundResult | None = None
@@ -302,7 +283,7 @@ class CollaborativeOptimizer:
             signed=outcome.signed,
         )
         began = time.monotonic()
-        with self._averager.vector.held() as average:
+        with self._exchange.averager.vector.held() as average:
             self.state.apply(average, receipt)
         done = time.monotonic()
         parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}

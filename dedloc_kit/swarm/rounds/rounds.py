@@ -10,12 +10,12 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.averager import Averager, PendingGroup
+from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
-from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.timing import Pace
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.state import TrainingState
@@ -35,7 +35,6 @@ before, for each is work for all who are asked."""
 class Rounds:
     """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended.
 
-    :param grouping: who has to come to a round, and who leads it
     :param follower: this peer contributes no samples
     :param session: hexadecimal name of this session; contributions of one session count up
     :param warn: told in plain words about what went wrong and was dealt with
@@ -47,21 +46,19 @@ class Rounds:
         run: RunConfig,
         state: TrainingState,
         gradients: Gradients,
-        averager: Averager,
+        exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         *,
-        grouping: Grouping,
-        client_mode: bool,
         follower: bool,
         session: str,
         name: str,
         warn: Callable[[str], None],
         troubles: Troubles,
     ) -> None:
-        self._run, self._state, self._gradients, self._averager = run, state, gradients, averager
+        self._run, self._state, self._gradients = run, state, gradients
+        self._averager, self._grouping, self._client_mode = exchange.averager, exchange.grouping, exchange.client_mode
         self._tracker, self._signer, self._follower = tracker, signer, follower
-        self._grouping, self._client_mode = grouping, client_mode
         self._session, self._name, self._warn, self._troubles = session, name, warn, troubles
         self._pace = Pace()
         self._group: PendingGroup | None = None

@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -160,6 +160,7 @@ class ExpectedAverage:
     """What an honest donor's average looks like."""
 
     after: str
+    check_part: Callable[[bytes], object]
 
     @property
     def request(self) -> Request:
@@ -174,7 +175,9 @@ class ExpectedAverage:
             raise ValueError("it has a part that is larger than any")
 
     def check(self, header: Header, content: memoryview) -> None:
-        """Whoever takes the average looks at its parts."""
+        """Raises ValueError if its parts cannot be read."""
+        for part in RecentAverage.read(header.metadata, content).parts:
+            self.check_part(part)
 
 
 def _cut(content: memoryview, lengths: Sequence[int]) -> Iterator[bytes]:

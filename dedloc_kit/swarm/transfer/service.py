@@ -68,7 +68,7 @@ class TransferService(Service):
     async def fetch(self, number: int, donors: Sequence[str], expected: Expected, flat: torch.Tensor) -> Header | None:
         """Download something into shared memory (uint8); None if the donors do not give it, or it was stopped.
 
-        :param number: names the download in the other calls
+        :param number: names the download in the other calls, until `stop`
         """
         download, warnings = Download(expected, flat.numpy().data), list[str]()
         downloader = Downloader(download, donors, self._open, warnings.append)
@@ -77,15 +77,11 @@ class TransferService(Service):
         try:
             return download.header if await task else None
         except asyncio.CancelledError:
-            return None
-        finally:
             task.cancel()
-            del self._downloads[number]
+            return None
 
     async def news(self, number: int) -> News:
         """Of a download, as soon as its version is known or after a moment."""
-        if number not in self._downloads:
-            return News()
         task, download, warnings = self._downloads[number]
         begun = asyncio.create_task(download.begun.wait())
         await asyncio.wait({task, begun}, timeout=REPORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -95,9 +91,8 @@ class TransferService(Service):
         return news
 
     async def stop(self, number: int) -> None:
-        """Give a download up."""
-        if number in self._downloads:
-            self._downloads[number][0].cancel()
+        """A download is of no use any more, or over."""
+        self._downloads.pop(number)[0].cancel()
 
     async def ask(self, peer: str, request: Request) -> Header | None:
         """What another peer answers, without the content; None if it does not."""
@@ -134,11 +129,10 @@ class Transfers:
     """The training's side.
 
     :param host: where the TransferService lives
-    :param client_mode: whether this peer makes outgoing connections only
     """
 
-    def __init__(self, host: Host, run_id: str, *, client_mode: bool) -> None:
-        self._host, self._run_id, self.client_mode = host, run_id, client_mode
+    def __init__(self, host: Host, run_id: str) -> None:
+        self._host, self._run_id = host, run_id
         self._downloads = 0
 
     def share(self, on: bool) -> None:
@@ -173,15 +167,23 @@ class Transfers:
         return None if header is None else (plain(header.metadata), layout.views(flat))
 
     def download_average(
-        self, after: str, donors: Sequence[str], *, max_bytes: int, warn: Warn, stop: threading.Event
+        self,
+        after: str,
+        donors: Sequence[str],
+        *,
+        check: Callable[[bytes], object],
+        max_bytes: int,
+        warn: Warn,
+        stop: threading.Event,
     ) -> RecentAverage | None:
         """Fetch the average of the round that followed the round `after`.
 
+        :param check: raises ValueError for a part that is none; a function that another process can call as well
         :param max_bytes: of its parts; a donor that offers more is not believed
         :returns: None if no donor has it (any more); otherwise as `download_state`
         """
         flat = shared_bytes(max_bytes)
-        header = self._download(donors, ExpectedAverage(after), flat, lambda _received, _total: None, warn, stop)
+        header = self._download(donors, ExpectedAverage(after, check), flat, lambda _received, _total: None, warn, stop)
         return None if header is None else RecentAverage.read(header.metadata, flat.numpy().data)
 
     def ask_for_sketch(self, peer: str, version: str, seed: bytes) -> Future[Header | None]:
@@ -203,6 +205,7 @@ class Transfers:
         ended = self._host.call(TransferService.fetch, number, donors, expected, flat)
         try:
             while not stop.is_set():
+                over = ended.done()  # then this is the last that there is to tell
                 news = self._host.call(TransferService.news, number).result()
                 for warning in news.warnings:
                     warn(warning)
@@ -212,8 +215,10 @@ class Transfers:
                         return None
                 shown = max(shown, news.received)  # begun again elsewhere, it takes a while to get as far as it was
                 on_progress(shown, len(flat))
+                if over:
+                    return ended.result()
                 with suppress(TimeoutError):
-                    return ended.result(REPORT_SECONDS)
+                    ended.result(REPORT_SECONDS)
         except RuntimeError:
             pass  # the process has died, which is found out elsewhere
         finally:

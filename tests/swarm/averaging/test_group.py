@@ -96,7 +96,7 @@ def test_a_leader_that_is_cut_off_costs_its_followers_nothing_but_time() -> None
     async def meet() -> None:
         meeting = Meeting("a", "b", "c", "d")
         leader = next(peer for peer in "abcd" if not meeting.request(peer).leaders)
-        _absent, *others = "abcd".replace(leader, "")
+        others = "abcd".replace(leader, "")[1:]
         leading = meeting.find(leader)
         following = [meeting.find(peer, window=1.0) for peer in others]
         async with asyncio.timeout(SECONDS):
