@@ -25,6 +25,7 @@ from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.reducer import Reducer
 from dedloc_kit.swarm.averaging.window import SendWindow
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream
+from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 MAX_PART_BYTES = 4 * CHUNK + 1024
@@ -239,8 +240,8 @@ class AllReduce:
                     stream = await stack.enter_async_context(self._open_stream(peer))
                     sending = asyncio.create_task(self._send(reducer, stream))
                     stack.callback(sending.cancel)
-                    told = _payload(await stream.receive(max(limit, MAX_NAMED_BYTES)), Says.INTRODUCTIONS)
-                self._agree(self._handshake.told(tuple(MSGPackSerializer.loads(told))))
+                    signed = _payload(await stream.receive(max(limit, MAX_NAMED_BYTES)), Says.INTRODUCTIONS)
+                self._agree(self._handshake.told(tuple(unpack(bytes(signed)))))
                 self._untold.discard(peer)
                 if not self._untold:
                     self._told.set()
@@ -399,7 +400,7 @@ def _payload(message: bytes, expected: Says) -> memoryview:
     if says == Says.FAILED:
         raise _Ended(True, set())
     if says == Says.GAVE_UP:
-        raise _Ended(False, set(MSGPackSerializer.loads(payload)))
+        raise _Ended(False, set(unpack(bytes(payload))))
     if says != expected:
         raise ValueError(f"it says {says} where {expected} is due")
     return payload
