@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,11 +25,49 @@ _forked = get_context("fork")
 Make = Callable[["Owner"], AbstractAsyncContextManager[Sequence[object]]]
 
 
-class Owner:
-    """The process that started a host, as the objects in that see it."""
+class Line:
+    """A host's end of the pipe to its owner. It has threads of its own: a pipe takes 64 KiB and then waits until the
+    other side reads, and what it brings may come in pieces, but the event loop must wait for neither."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._sending = ThreadPoolExecutor(max_workers=1, thread_name_prefix="line")
+
+    def send(self, *message: Any) -> None:
+        """Does not wait until it is sent."""
+        self._sending.submit(self._send, message)
+
+    def listen(self, heard: Callable[[Any], None]) -> None:
+        """Call this in the event loop for every message, and at the end for none."""
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            message: Any = True
+            while message is not None:
+                try:
+                    message = self._pipe.recv()
+                except (EOFError, OSError):
+                    message = None  # nobody is there any more
+                loop.call_soon_threadsafe(heard, message)
+
+        threading.Thread(target=read, name="line", daemon=True).start()
+
+    def close(self) -> None:
+        self._sending.shutdown()
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        with suppress(OSError):  # nobody is there any more
+            try:
+                self._pipe.send(message)
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                self._pipe.send(("done", message[1], False, RuntimeError(repr(error))))
+
+
+class Owner:
+    """The process that started a host, as the objects in that see it."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
 
@@ -37,7 +76,7 @@ class Owner:
         number = next(self._numbers)
         future = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self._pipe.send(("ask", number, question))
+            self._line.send("ask", number, question)
             return await future
         finally:
             del self._asked[number]
@@ -158,63 +197,53 @@ def _live(make: Make, pipe: Connection, owners_end: Connection) -> None:
 
 
 async def _serve(make: Make, pipe: Connection) -> None:
-    owner = Owner(pipe)
+    line = Line(pipe)
+    owner = Owner(line)
     async with AsyncExitStack() as stack:
+        stack.callback(line.close)
         try:
             living = await stack.enter_async_context(make(owner))
         except Exception as error:
-            pipe.send(("done", _START, False, error))
+            line.send("done", _START, False, error)
             return
-        await _take_calls(owner, living, pipe)
+        await _take_calls(owner, living, line)
 
 
-async def _take_calls(owner: Owner, living: Sequence[object], pipe: Connection) -> None:
+async def _take_calls(owner: Owner, living: Sequence[object], line: Line) -> None:
     calls: set[asyncio.Task[None]] = set()  # asyncio's own references are weak
     over = asyncio.Event()
 
-    def take() -> None:
-        try:
-            message = pipe.recv()
-        except (EOFError, OSError):
-            message = None  # nobody is there any more
+    def take(message: Any) -> None:
         if message is None:
             over.set()
         elif message[0] == "answer":
             owner.told(*message[1:])
         else:
-            task = asyncio.create_task(_run(living, pipe, *message[1:]))
+            task = asyncio.create_task(_run(living, line, *message[1:]))
             calls.add(task)
             task.add_done_callback(calls.discard)
 
-    loop = asyncio.get_running_loop()
-    loop.add_reader(pipe.fileno(), take)
-    pipe.send(("done", _START, True, None))
+    line.listen(take)
+    line.send("done", _START, True, None)
     await over.wait()
-    loop.remove_reader(pipe.fileno())
     for task in calls:
         task.cancel()
 
 
 async def _run(
     living: Sequence[object],
-    pipe: Connection,
+    line: Line,
     number: int,
     method: Callable[..., Any],
     arguments: tuple[Any, ...],
     named: dict[str, Any],
 ) -> None:
-    message: tuple[Any, ...]
     try:
         kind = method.__qualname__.partition(".")[0]
         one = next(one for one in living if kind in (parent.__qualname__ for parent in type(one).__mro__))
         result = method(one, *arguments, **named)
-        message = ("done", number, True, await result if isawaitable(result) else result)
+        line.send("done", number, True, await result if isawaitable(result) else result)
     except asyncio.CancelledError:
-        message = ("done", number, False, RuntimeError("the call was cancelled"))
+        line.send("done", number, False, RuntimeError("the call was cancelled"))
     except Exception as error:
-        message = ("done", number, False, error)
-    with suppress(OSError):  # nobody is there any more
-        try:
-            pipe.send(message)
-        except Exception as error:  # what cannot be pickled
-            pipe.send(("done", number, False, RuntimeError(repr(error))))
+        line.send("done", number, False, error)

@@ -83,6 +83,12 @@ def test_an_object_can_ask_its_owner(host: Host) -> None:
         host.call(Counter.of_owner, "bad").result(SECONDS)
 
 
+def test_what_is_said_may_be_longer_than_a_pipe_takes_at_once(host: Host) -> None:
+    long = [number * "x" for number in (10, 5_000_000, 100_000)]
+    answers = [host.call(Counter.of_owner, question) for question in long]
+    assert [answer.result(SECONDS) for answer in answers] == [question.upper() for question in long]
+
+
 def test_a_shared_tensor_is_changed_in_place(host: Host) -> None:
     values = torch.zeros(1000).share_memory_()
     host.call(Counter.fill, values).result(SECONDS)
