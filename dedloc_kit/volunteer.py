@@ -45,7 +45,7 @@ def volunteer(
         warn(text)
         if isinstance(text, Loss):
             losses[text.dataset] = text
-            me.optimizer.left_out = (
+            me.optimizer.leave_out(
                 sum(loss.files for loss in losses.values()),
                 sum(loss.unreadable for loss in losses.values()),
                 sum(loss.rows for loss in losses.values()),
@@ -151,7 +151,7 @@ class _Organizer:
         if progress is None or progress.instructions is None:
             return None
         said = progress.instructions
-        self._me.optimizer.last_step = (
+        self._me.optimizer.end_after(
             self._last_step if said.last_step is None else min(self._last_step, said.last_step)
         )
         if said.announcement != self._announcement:

@@ -179,11 +179,10 @@ class CatchUp:
             verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
             if verdict != "right":
                 raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
-            self._state.load(tensors, info)
+            self._state.load(tensors, info, receipts)
         except (ValueError, TypeError, KeyError) as error:
             self._warn(f"a downloaded state was refused: {error}")
             return witnesses.verdict
-        self._state.receipts = receipts
         self._exchange.averager.forget_feedback()
         self._tracker.belief.reached(info.step, float(get_dht_time()))
         self._one_by_one = False

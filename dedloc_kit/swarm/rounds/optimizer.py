@@ -84,8 +84,7 @@ class CollaborativeOptimizer:
         self._name, self._team, self._device = name, team, device
         self._addresses, self._listed, self._reached = addresses, listed, "".join(dht.reach.words)
         self._stop, self._on_step = stop, on_step
-        self.last_step = last_step
-        """No round is begun after it; may change at any time."""
+        self._last_step = last_step
         self._overlap = run.averaging.overlap
         self.gradients = gradients
         self._speed = PerformanceEMA()
@@ -94,10 +93,8 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self.left_out = (0, 0, 0)
-        """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
-        self.instructions: Instructions | None = None
-        """Told to the others; volunteers do what the coordinator says here."""
+        self._left_out = (0, 0, 0)
+        self._instructions: Instructions | None = None
         self._exchange = exchange
         self.troubles = Troubles(warn)
         """What went wrong in the swarm, as far as this peer saw it."""
@@ -128,7 +125,7 @@ class CollaborativeOptimizer:
     def begin(self) -> None:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
         if self._replica is not None:
-            self._replica.refresh()
+            self._replica.refresh(self.gradients.rebase)
         self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
@@ -183,6 +180,23 @@ class CollaborativeOptimizer:
         return self.state.step
 
     @property
+    def last_step(self) -> int:
+        """No round is begun after it."""
+        return self._last_step
+
+    def end_after(self, step: int) -> None:
+        """Begin no round after this global step."""
+        self._last_step = step
+
+    def instruct(self, instructions: Instructions) -> None:
+        """Tell the others; volunteers do what the coordinator says here."""
+        self._instructions = instructions
+
+    def leave_out(self, files: int, unreadable: int, bad_rows: int) -> None:
+        """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad."""
+        self._left_out = files, unreadable, bad_rows
+
+    @property
     def samples_per_second(self) -> float:
         """How fast this peer computes; 0 before its first microbatch."""
         return float(self._speed.samples_per_second) if self._speed.num_updates else 0.0
@@ -226,7 +240,7 @@ class CollaborativeOptimizer:
             while self._piled_up() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
                     self._advance()
-        self._replica.refresh()
+        self._replica.refresh(self.gradients.rebase)
 
     def _piled_up(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
@@ -314,7 +328,7 @@ class CollaborativeOptimizer:
         self._report()
 
     def _report(self) -> None:
-        files, unreadable_files, bad_rows = self.left_out
+        files, unreadable_files, bad_rows = self._left_out
         self.tracker.report(
             Progress(
                 run_id=self.run.run_id,
@@ -325,7 +339,7 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
                 follower=self._replica is None,
-                instructions=self.instructions,
+                instructions=self._instructions,
                 client_mode=self._client_mode,
                 addresses=self._addresses,
                 reached=self._reached,
