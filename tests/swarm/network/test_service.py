@@ -8,13 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hivemind.p2p import P2P
+from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
+from hivemind.p2p import P2P, P2PHandlerError, PeerID
 
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Count, Record, Token
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService, Service, Stream
+from dedloc_kit.swarm.network.service import (
+    MAX_RECORD_BYTES,
+    Endpoint,
+    NoAnswer,
+    RecordService,
+    Service,
+    Stream,
+    encode,
+    protocol,
+)
 from dedloc_kit.swarm.network.signing import Signer
 
 RUN_ID = "toy-0123456789abcdef"
@@ -35,6 +45,12 @@ class Doubling(RecordService[Number, Number]):
         if question.value > 1000:
             raise ValueError("too large")
         return Number(value=2 * question.value)
+
+
+class Greeting(Doubling):
+    """For everyone."""
+
+    name, gated = "greeting", False
 
 
 class Echo(Service):
@@ -84,6 +100,7 @@ def between(tmp_path: Path, do: Callable[[Endpoint, str], Awaitable[None]], *, i
     async def meet() -> None:
         async with organizer.open() as serving:
             await serving.add(Doubling())
+            await serving.add(Greeting())
             await serving.add(Echo())
             async with alice.open(*await serving.p2p.get_visible_maddrs()) as asking:
                 await do(asking, organizer.signer.peer)
@@ -114,6 +131,20 @@ def test_who_is_not_invited_is_served_nothing(tmp_path: Path) -> None:
         with pytest.raises((EOFError, OSError)):
             await asyncio.wait_for(stream.receive(100), SECONDS)
         writer.close()
+
+    between(tmp_path, ask, invited=False)
+
+
+def test_a_service_for_everyone_answers_who_is_not_invited_and_reads_no_more_than_a_record(tmp_path: Path) -> None:
+    async def ask(endpoint: Endpoint, peer: str) -> None:
+        assert (await endpoint.ask(peer, Greeting, Number(value=21), SECONDS)).value == 42
+        question, call = Number(value=1), P2P._call_unary_protobuf_handler
+        for long in (encode(question) + b"x", encode(question) + bytes(MAX_RECORD_BYTES)):
+            name, to = protocol(RUN_ID, Greeting.name), PeerID.from_base58(peer)
+            with pytest.raises(P2PHandlerError):
+                await call(endpoint.p2p, to, name, BytesValue(value=long), BytesValue)
+        with pytest.raises(NoAnswer):
+            await endpoint.ask(peer, Greeting, Number(value=1001), SECONDS)
 
     between(tmp_path, ask, invited=False)
 
