@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a peer holds memory for every version that it began to download",
+        "swarm/transfer/places.py",
+        'if self.version not in ("", version):',
+        "if False:",
+        "tests/swarm/hostile/test_lengths.py -k stalled",
+    ),
+    Mutation(
         "workers import from the user's folder",
         "machine/isolation.py",
         '"PYTHONSAFEPATH": "1"',

@@ -421,7 +421,7 @@ def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the
                     for _ in range(3)
                 ]
                 streams = []
-                for number in range(5):  # two streams of each, so 30, at five versions
+                for number in range(10):  # two streams of each, so 60, at ten versions
                     digest = donor.has(next(test_service.ROUNDS), seed=number)
                     streams += [await stalled(p2p, PeerID.from_base58(donor.id)) for p2p in 2 * attackers]
                     held = await asyncio.to_thread(donor.ask, "tell")
@@ -430,7 +430,8 @@ def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the
                 assert answer["result"]["digest"] == digest
 
         in_own_loop(attack())
-        assert memory.growth() < 6 * test_service.SIZE, "more than new states and their making take"
+        # Three that are held, the one that is made, what is on its way to the averager's process, the test's own two.
+        assert memory.growth() < 8 * test_service.SIZE, "more than new states and their making take"
     finally:
         for peer in peers.peers:
             peer.end()
