@@ -180,7 +180,7 @@ def connected(
 def exchange_of(
     node: Node, signer: Signer, run: RunConfig, layout: FlatLayout, source: StateSource, rules: Rules | None = None
 ) -> Exchange:
-    """Start the process that averages with others and gives them the state. It holds the services `transfer`, `group`
+    """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`
     and `allreduce`; those of the directory, of reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.

@@ -52,7 +52,7 @@ class News:
 class TransferService(Service):
     """The network's side: gives to others, and fetches from them, in a process of its own."""
 
-    name = "transfer"
+    name = "sharing"
 
     def __init__(self, endpoint: Endpoint, donor: Donor) -> None:
         self._endpoint, self._donor = endpoint, donor
