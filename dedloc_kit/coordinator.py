@@ -177,13 +177,15 @@ class _Coordinator:
         """Act on the organizer's orders, and pass them on to the volunteers."""
         orders, optimizer = self._orders.look(), self._me.optimizer
         if not orders.finish:
-            optimizer.last_step = self._peer.last_step(self._run)
+            optimizer.end_after(self._peer.last_step(self._run))
         elif optimizer.step < optimizer.last_step:  # the step under way is the last one, if there is anyone to do it
-            optimizer.last_step = min(optimizer.last_step, optimizer.step + self._has_volunteers())
-        optimizer.instructions = Instructions(
-            paused=orders.paused,
-            last_step=optimizer.last_step if orders.finish else None,
-            announcement=orders.announcement.text if orders.announcement else "",
+            optimizer.end_after(min(optimizer.last_step, optimizer.step + self._has_volunteers()))
+        optimizer.instruct(
+            Instructions(
+                paused=orders.paused,
+                last_step=optimizer.last_step if orders.finish else None,
+                announcement=orders.announcement.text if orders.announcement else "",
+            )
         )
         if orders.checkpoint > self._checkpoint_asked:
             self._checkpoint_asked = orders.checkpoint

@@ -56,7 +56,7 @@ def volunteer(
         warn(text)
         if isinstance(text, Loss):
             losses[text.dataset] = text
-            me.optimizer.left_out = (
+            me.optimizer.leave_out(
                 sum(loss.files for loss in losses.values()),
                 sum(loss.unreadable for loss in losses.values()),
                 sum(loss.rows for loss in losses.values()),
@@ -84,7 +84,7 @@ def volunteer(
         on_loading=on_loading,
         warn=warn,
     ) as me:
-        me.optimizer.restarted = for_organizer(stopped, MAX_REASON)
+        me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
         reach = me.dht.reach
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
@@ -165,7 +165,7 @@ class _Organizer:
         if progress is None or progress.instructions is None:
             return None
         said = progress.instructions
-        self._me.optimizer.last_step = (
+        self._me.optimizer.end_after(
             self._last_step if said.last_step is None else min(self._last_step, said.last_step)
         )
         if said.announcement != self._announcement:

@@ -9,17 +9,17 @@ import errno
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from hivemind.proto import averaging_pb2
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Receipt
-from dedloc_kit.swarm.averaging import allreduce, averager
+from dedloc_kit.swarm.averaging.allreduce import AllReduce
+from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training.state import TrainingState
 
 
@@ -34,25 +34,26 @@ def inject(fault: str) -> None:
     if name == "drifts":
         _drift_at(number)
     else:
-        FaultyAllReduce.signal = signal.SIGKILL if name == "dies" else signal.SIGSTOP
-        FaultyAllReduce.step = number
-        averager.ExactAllReduce = FaultyAllReduce  # type: ignore[attr-defined]
+        _signal_in_round(signal.SIGKILL if name == "dies" else signal.SIGSTOP, number)
 
 
-class FaultyAllReduce(allreduce.ExactAllReduce):
-    signal = signal.SIGKILL
-    step = 0
+def _signal_in_round(signal: signal.Signals, step: int) -> None:
+    send = AllReduce._send
 
-    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[averaging_pb2.AveragingData]:
-        messages = 0
-        mine = self._roll_call.contribution_of(self.peer_id)
-        assert mine is not None
-        async for message in super()._generate_input_for_peer(peer_index):
-            yield message
-            messages += 1
-            if mine.step == FaultyAllReduce.step and messages == 2:  # the introduction and a part
-                FaultyAllReduce.step = 0  # once: another stream of the round may get here when it goes on
-                os.killpg(0, FaultyAllReduce.signal)
+    class Line(Stream):
+        async def send(self, content: bytes | memoryview) -> None:
+            nonlocal step
+            await super().send(content)
+            if step:  # once: another stream of the round may get here when it goes on
+                step = 0
+                os.killpg(0, signal)
+
+    async def failing(self: AllReduce, reducer: int, stream: Stream) -> None:
+        if self._handshake.mine.step == step:
+            stream = Line(stream.reader, stream.writer)
+        await send(self, reducer, stream)
+
+    AllReduce._send = failing  # type: ignore[method-assign]
 
 
 def _drift_at(step: int) -> None:

@@ -476,10 +476,31 @@ MUTATIONS = (
     ),
     Mutation(
         "a message may announce any length",
-        "swarm/network/bounds.py",
-        'if part == "content" and size > self._most:',
-        'if part == "never" and size > self._most:',
+        "swarm/network/service.py",
+        "            if length > limit:",
+        "            if False:",
         "tests/swarm/hostile/test_lengths.py -k 'terabyte and not server'",
+    ),
+    Mutation(
+        "a message need not end",
+        "swarm/network/service.py",
+        "        async with asyncio.timeout(RECEIVE_SECONDS):\n            question",
+        "        if True:\n            question",
+        "tests/swarm/hostile/test_lengths.py -k does_not_end",
+    ),
+    Mutation(
+        "a leader may name a member twice",
+        "swarm/averaging/group.py",
+        "if len({member.peer for member in members}) < len(members):",
+        "if False:",
+        "tests/swarm/hostile/test_lengths.py -k leader_is_not_believed",
+    ),
+    Mutation(
+        "an average is taken whatever its parts are",
+        "swarm/transfer/contents.py",
+        "            self.check_part(part)",
+        "            pass",
+        "tests/swarm/transfer/test_service.py -k missed_average",
     ),
     Mutation(
         "a call may bring any length",
@@ -599,13 +620,6 @@ MUTATIONS = (
         "or place in self._dialled\n",
         "\n",
         "tests/machine/test_dials.py",
-    ),
-    Mutation(
-        "a question waits for the download, and the download for the question",
-        "swarm/transfer/service.py",
-        "await asyncio.to_thread(events.send, (kind, value))",
-        "events.send((kind, value))",
-        "tests/swarm/transfer/test_service.py -k question_during",
     ),
     Mutation(
         "the organizer's word does not count while rounds with it fail",

@@ -24,17 +24,21 @@ from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import P2P, PeerID, ServicerBase
-from hivemind.proto import averaging_pb2, dht_pb2
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.client import fetch_state
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records import Invitation, Progress
-from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.group import GroupService, Join, Member, Verdict
+from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.membership.admission import ask
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.service import Endpoint, encode
 from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.training.gradients import MAX_BATCHES
 
 ONE = ("127.0.0.2",)
@@ -155,7 +159,7 @@ async def _outside(target: Target, identity: Path | None = None) -> AsyncIterato
 
 async def streams(target: Target) -> None:
     """Of every kind that a peer serves; opened, held while the other side lets us, and opened again."""
-    names = [f"{target.run_id}::sharing", _call(target, "rpc_join_group"), _call(target, "rpc_aggregate_part")]
+    names = _services(target)
 
     async def hold(p2p: P2P, name: str) -> None:
         while True:
@@ -173,7 +177,7 @@ async def streams(target: Target) -> None:
 
 
 async def lengths(target: Target) -> None:
-    """Messages that are said to be of a terabyte, and come for as long as they are taken."""
+    """Messages that are said to be of four gigabytes, and come for as long as they are taken."""
     piece = b"x" * 2**20
 
     async def send(p2p: P2P, name: str) -> None:
@@ -183,7 +187,7 @@ async def lengths(target: Target) -> None:
                 continue
             _, _, writer = opened
             with suppress(OSError):
-                writer.write(P2P.MESSAGE_MARKER + (2**40).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
+                writer.write((2**32 - 1).to_bytes(4, "big"))
                 while target.acts["megabyte"] < MAX_MEGABYTES:
                     writer.write(piece)
                     await writer.drain()
@@ -192,13 +196,12 @@ async def lengths(target: Target) -> None:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async with _outside(target) as p2p:
-        names = [_call(target, "rpc_join_group"), _call(target, "rpc_aggregate_part")]
-        await asyncio.gather(*(send(p2p, name) for name in names))
+        await asyncio.gather(*(send(p2p, name) for name in _services(target)))
 
 
-def _call(target: Target, method: str) -> str:
-    """The name of a call of the averager's, under which its streams are opened."""
-    return str(GradientAverager._get_handle_name(target.run_id, method))
+def _services(target: Target) -> list[str]:
+    """The names under which a peer's streams are opened."""
+    return [Names(target.run_id).service(kind.name) for kind in (TransferService, GroupService, AveragingService)]
 
 
 async def questions(target: Target) -> None:
@@ -295,8 +298,10 @@ async def _store(
 
 
 async def _join(p2p: P2P, target: Target) -> None:
-    stub = GradientAverager.get_stub(p2p, target.organizer, namespace=target.run_id)
-    await anext(aiter(await stub.rpc_join_group(averaging_pb2.JoinRequest(schema_hash=b"x"))))
+    me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
+    join = encode(Join(step=1, after="", member=me))
+    async with Endpoint(p2p, target.run_id).open(target.invitation.organizer, GroupService, join) as stream:
+        await stream.receive_record(Verdict)
 
 
 # What ends in 20 comes from twenty addresses.

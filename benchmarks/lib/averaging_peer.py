@@ -28,10 +28,13 @@ from benchmarks.lib.baseline import Role, play
 from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.peer import exchange_of
+from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout
 
 HIVEMIND_COMPRESSIONS: dict[str, type[CompressionBase]] = {
@@ -78,16 +81,10 @@ class Ours:
         node = open_node(PeerConfig(folder=folder, host=job["host"]), identity, job["addresses"])
         signer = Signer(identity)
         self._node, self.peer, self.addresses = node, signer.peer, addresses_of(node)
-        layout = FlatLayout.of(gradients)
-        self._averager = GradientAverager(
-            layout,
-            dht=node,
-            signer=signer,
-            run=self._run,
-            current_state=lambda: nullcontext(({}, [])),
-            current_info=lambda: StateInfo(run_id=self._run.run_id, step=0, rounds=()),
-        )
-        with self._averager.get_tensors() as (flat,):
+        layout, info = FlatLayout.of(gradients), StateInfo(run_id=self._run.run_id, step=0, rounds=())
+        source = StateSource(lambda: nullcontext(({}, [])), lambda: info)
+        self._averager = exchange_of(node, signer, self._run, layout, source).averager
+        with self._averager.vector.held() as flat:
             for view, gradient in zip(layout.views(flat), gradients, strict=True):
                 view.copy_(gradient)
         self._step = 0
@@ -106,14 +103,17 @@ class Ours:
     def gather(self) -> None:
         self._step += 1
         leader = min(self._others | {self.peer})
-        self._gathering = self._averager.gather(
-            step=self._step,
-            after="",
-            leaders=[leader] if leader != self.peer else [],
-            expected=self._others,
-            window=_WINDOW_SECONDS,
+        self._group = self._averager.gather(
+            GroupRequest(
+                step=self._step,
+                after="",
+                leaders=(leader,) if leader != self.peer else (),
+                expected=frozenset(self._others),
+                unwelcome=frozenset(),
+                window=_WINDOW_SECONDS,
+            )
         )
-        while not self._gathering.search.members.done() and not self._gathering.control.done():
+        while self._group.members is None and not self._group.done:
             time.sleep(0.01)
 
     def average(self) -> tuple[int, str]:
@@ -127,8 +127,8 @@ class Ours:
             name="",
             time=time.time(),
         )
-        self._averager.begin(self._gathering, mine, patience=60.0, start_patience=60.0, limit=_LIMIT_SECONDS)
-        outcome = self._gathering.control.result()
+        self._averager.begin(self._group, mine, Patience(60.0, 60.0), _LIMIT_SECONDS)
+        outcome = self._group.result()
         return len(outcome.contributions) if outcome.outcome == "complete" else 0, outcome.detail
 
 

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.baseline import Role
-from benchmarks.lib.task import shapes
+from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.transfer.service import StateSharing
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.peer import exchange_of
+from dedloc_kit.swarm.transfer.service import StateSource
+from dedloc_kit.training.flat import FlatLayout
 
 TENSORS_PER_PARAMETER = 3
 """The parameter itself and LAMB's two moments of it."""
@@ -41,27 +44,20 @@ class Sharing(Protocol):
 class Ours:
     def __init__(self, job: dict[str, Any], state: list[Tensor]) -> None:
         folder = Path(job["folder"])
-        self._node = open_node(
-            PeerConfig(folder=folder, host=job["host"]), Identity(folder / "identity.key"), job["addresses"]
-        )
+        identity, run = Identity(folder / "identity.key"), simulated_run(_RUN, 1, 0.0, global_batch=1)
+        self._node = open_node(PeerConfig(folder=folder, host=job["host"]), identity, job["addresses"])
         self.peer, self.addresses = self._node.peer_id.to_base58(), addresses_of(self._node)
-        info = StateInfo(run_id=_RUN, step=1, rounds=("ab",))
+        info = StateInfo(run_id=run.run_id, step=1, rounds=("ab",))
         self._state = state
-        self._averager = StateSharing(
-            [torch.zeros(1)],
-            self._node,
-            start=True,
-            prefix=_RUN,
-            client_mode=False,
-            current_state=lambda: nullcontext(({"info": info.model_dump(), "receipts": []}, state)),
-            current_info=lambda: info,
-        )
-        self._averager.share(bool(job["donor"]))
+        source = StateSource(lambda: nullcontext(({"info": info.model_dump(), "receipts": []}, state)), lambda: info)
+        nothing = FlatLayout.of([torch.zeros(1)])  # is averaged
+        self._transfers = exchange_of(self._node, Signer(identity), run, nothing, source).transfers
+        self._transfers.share(bool(job["donor"]))
 
     def fetch(self, donors: dict[str, list[str]]) -> Sequence[Tensor] | None:
         dial(self._node, donors)
         while True:  # until a place is free
-            found = self._averager.download_state(
+            found = self._transfers.download_state(
                 list(donors),
                 self._state,
                 on_version=lambda _: True,

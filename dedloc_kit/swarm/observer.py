@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 
 from hivemind.dht import DHTNode
-from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, StateInfo
@@ -23,13 +22,14 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership
 from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.service import Endpoint, decode
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.receipts import global_step, opened
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
 from dedloc_kit.swarm.transfer.download import head
-from dedloc_kit.swarm.transfer.protocol import Header, Request, decode
-from dedloc_kit.swarm.transfer.service import stream_name
+from dedloc_kit.swarm.transfer.protocol import Header, Request
+from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.training.state import START, Position
 
 LOOK_SECONDS = 1.0
@@ -189,15 +189,14 @@ class Observer:
 
     def _ask(self, donor: str, request: Request) -> Header | None:
         """What a donor has; None if it does not answer."""
-        asked = partial(_header, donor, stream_name(self._run.run_id), request)
-        found: Header | None = self._node.run_coroutine(asked)
+        found: Header | None = self._node.run_coroutine(partial(_header, donor, self._run.run_id, request))
         return found
 
 
-async def _header(donor: str, name: str, request: Request, node: Node, _: DHTNode) -> Header | None:
+async def _header(donor: str, run_id: str, request: Request, node: Node, _: DHTNode) -> Header | None:
     """Runs in the node's process."""
-    opening = (await node.averagers()).call_binary_stream_handler(PeerID.from_base58(donor), name)
-    return await head(opening, request, ANSWER_SECONDS)
+    endpoint = Endpoint(await node.averagers(), run_id)
+    return await head(lambda peer: endpoint.open(peer, TransferService), donor, request, ANSWER_SECONDS)
 
 
 @contextmanager

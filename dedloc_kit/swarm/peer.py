@@ -1,10 +1,11 @@
 """What every role starts with: a device, a model and a place in the swarm."""
 
+import gc
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,20 +14,30 @@ import torch
 from dedloc_kit.access.office import Office
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.averager import Averager
+from dedloc_kit.swarm.averaging.group import GroupService
+from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.service import AveragingService, Rules
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.membership.admission import Admission, serve
+from dedloc_kit.swarm.membership.admission import serve
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership
 from dedloc_kit.swarm.network.bootstrap import addresses_of, hosts_of
+from dedloc_kit.swarm.network.gate import Gate
+from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
+from dedloc_kit.swarm.transfer.donor import Donor
+from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers import build_optimizer
@@ -118,10 +129,11 @@ def connected(
     office = None
     if organizer is None:
         office = Office(run, peer.folder, signer.peer)
-        dht.run_coroutine(partial(serve, Admission(run, office, signer)))
+        dht.run_coroutine(partial(serve, run, office, signer))
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         replica = None if follower else Replica(state, device)
+        exchange = exchange_of(dht, signer, run, state.layout, StateSource(state.for_newcomer, lambda: state.info))
         gradients = _gradients(run, task, state, replica)
         profile = Profile(
             session=secrets.token_hex(8),
@@ -134,26 +146,18 @@ def connected(
             reached="".join(dht.reach.words),
             listed=peer.listed,
         )
-        averager = GradientAverager(
-            state.layout,
-            dht=dht,
-            signer=signer,
-            run=run,
-            current_state=state.for_newcomer,
-            current_info=lambda: state.info,
-        )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
         tracker = Tracker(
             dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(warn), belief, profile.session
         )
         caller = Caller(stop, peer.last_step(run), on_step, on_loading, warn)
-        optimizer = CollaborativeOptimizer(state, replica, gradients, averager, tracker, signer, profile, caller)
+        optimizer = CollaborativeOptimizer(state, replica, gradients, exchange, tracker, signer, profile, caller)
         membership = Membership(
             dht,
             entry.identity,
             signer,
             tracker,
-            tell=averager.follow,
+            tell=lambda gate: exchange.host.call(Gate.follow, gate.token, gate.notice),
             office=office,
             give_up=optimizer.give_up,
             warn=warn,
@@ -166,6 +170,45 @@ def connected(
             optimizer.leave()
     finally:
         dht.shutdown()
+
+
+def exchange_of(
+    node: Node, signer: Signer, run: RunConfig, layout: FlatLayout, source: StateSource, rules: Rules | None = None
+) -> Exchange:
+    """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`
+    and `allreduce`; those of the directory, of reachability and of admission live in the node's process.
+
+    Call it in a process's main thread, before other threads run: it forks.
+
+    :param source: of the state that is handed out
+    :param rules: the usual ones if none are given
+    """
+    rules = rules or Rules(OneGroup(run.global_batch))
+    vector, client_mode = SharedVector(layout), bool(node.client_mode)
+
+    @asynccontextmanager
+    async def make(owner: Owner) -> AsyncIterator[Sequence[object]]:
+        # torch makes its thread pool anew at its first use after a fork, which fails in two threads at once.
+        torch.get_num_threads()
+        # All modules stand to the end. Looking through them for garbage would hold up a round by 0.2 to 0.4 s.
+        gc.freeze()
+        p2p = await node.replicate_p2p()
+        try:
+            endpoint = Endpoint(p2p, run.run_id)
+            donor = Donor(owner.ask, source.layout)
+            transfer = TransferService(endpoint, donor)
+            groups = GroupService(signer.peer, endpoint, client_mode=client_mode)
+            averaging = AveragingService(endpoint, groups, signer, run, vector, donor, rules)
+            # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
+            # while only clients went on can get the newest state from nobody else.
+            for service in (transfer, groups, averaging):
+                await endpoint.add(service)
+            yield node.gate, transfer, averaging
+        finally:
+            await p2p.shutdown()
+
+    host = Host(make, source.newest)
+    return Exchange(Averager(vector, signer, host), Transfers(host, run.run_id), rules.grouping, host, client_mode)
 
 
 def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> SharedOptimizer:

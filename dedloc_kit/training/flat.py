@@ -1,8 +1,11 @@
 """All parameters (or their gradients) as one flat vector, so that it can be cut anywhere among the peers."""
 
+import asyncio
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import multiprocessing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -55,3 +58,27 @@ class FlatLayout:
             stop = min(end, border, begin + CHUNK)
             yield begin, stop
             begin = stop
+
+
+class SharedVector:
+    """A flat vector in memory that the processes forked later share with this one; all zero at first."""
+
+    def __init__(self, layout: FlatLayout) -> None:
+        self.layout = layout
+        self._values = torch.zeros(layout.size).share_memory_()
+        self._lock = multiprocessing.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[Tensor]:
+        """float32 [size], which no other process changes meanwhile."""
+        with self._lock:
+            yield self._values
+
+    @asynccontextmanager
+    async def awaited(self) -> AsyncIterator[Tensor]:
+        """The same in an event loop, which goes on until the vector is free."""
+        await asyncio.get_running_loop().run_in_executor(None, self._lock.acquire)
+        try:
+            yield self._values
+        finally:
+            self._lock.release()

@@ -57,6 +57,11 @@ class Gradients:
         """The mean loss over the outgoing samples; none if there are none."""
         return self._outgoing_loss / self.outgoing_samples if self.outgoing_samples else None
 
+    def rebase(self, newer: Sequence[Tensor]) -> None:
+        """Newer shared parameters have come: make them those of the model."""
+        for mine, theirs in zip(self._parameters, newer, strict=True):
+            mine.copy_(theirs)
+
     @torch.no_grad()
     def add(self, loss: float, samples: int, step: int) -> bool:
         """Add the parameters' gradients (means over `samples`, with the parameters of `step`) and clear them.

@@ -39,7 +39,6 @@ class LocalSteps(Gradients):
         self._base = self._copy()  # what has counted: the way from here is still to be averaged
         self._snapshot = self._base
         self._snapshots: dict[str, list[Tensor]] = {}  # of rounds in doubt
-        replica.rebase = self._rebase
 
     @torch.no_grad()
     def add(self, loss: float, samples: int, step: int) -> bool:
@@ -110,8 +109,8 @@ class LocalSteps(Gradients):
         super()._drop_outgoing()
         self._snapshots.clear()
 
-    def _rebase(self, newer: Sequence[Tensor]) -> None:
-        """New shared parameters have come: go on from there, by the way that has not been averaged yet."""
+    def rebase(self, newer: Sequence[Tensor]) -> None:
+        """Go on from there, by the way that has not been averaged yet."""
         with self._lock:
             moved = self.samples > 0
             fresh = [theirs.detach().to(mine.device, copy=True) for mine, theirs in zip(self._base, newer, strict=True)]

@@ -162,7 +162,7 @@ class TrainingState:
             raise ValueError("its tensors are not those of the model")
         self.load([tensors[name] for name in names], info)
 
-    def load(self, tensors: Sequence[Tensor], info: StateInfo) -> None:
+    def load(self, tensors: Sequence[Tensor], info: StateInfo, receipts: Sequence[Receipt] = ()) -> None:
         """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""
         if info.run_id != self.run_id:
             raise ValueError(f"the state belongs to the run {info.run_id}")
@@ -177,7 +177,7 @@ class TrainingState:
         with self.lock, torch.no_grad():
             for own, other in zip(mine.values(), tensors, strict=True):
                 own.copy_(other)
-            self.step, self.rounds = info.step, info.rounds
+            self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
         self._take_sketch()
 
     def _named(self) -> dict[str, Tensor]:
@@ -196,27 +196,24 @@ class Replica:
         self._round = state.round
         self.step = state.step
         """The global step whose parameters it holds."""
-        self.rebase: Callable[[Sequence[Tensor]], None] = self._copy
-        """Takes over newer parameters; local-steps training adds its own way to them."""
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged)."""
+    def refresh(self, rebase: Callable[[Sequence[Tensor]], None]) -> None:
+        """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged).
+
+        :param rebase: makes newer parameters those of the model
+        """
         state = self._state
         if (self.step, self._round) == (state.step, state.round):
             return
         with state.lock:
-            self.rebase(state.parameters)
+            rebase(state.parameters)
             for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
                 if self.step + 1 == state.step:
                     theirs.copy_(own)
                 else:
                     own.copy_(theirs)
             self.step, self._round = state.step, state.round
-
-    def _copy(self, newer: Sequence[Tensor]) -> None:
-        for mine, theirs in zip(self.model.parameters(), newer, strict=True):
-            mine.copy_(theirs)
 
 
 def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:

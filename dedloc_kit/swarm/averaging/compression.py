@@ -245,9 +245,10 @@ def _check_size(largest: float) -> None:
         raise ValueError("a chunk holds numbers that are not finite, or larger than 8e37")
 
 
-def decode_all(parts: Sequence[runtime_pb2.Tensor], size: int) -> Tensor:
-    """A whole vector, float32 [size], from its parts in order; raises ValueError, before it takes memory, if it has not
-    this size. Each part says one size."""
+def decode_all(messages: Sequence[bytes], size: int) -> Tensor:
+    """A whole vector, float32 [size], from its parts in order, each as it travelled; raises ValueError, before it takes
+    memory, if it has not this size."""
+    parts = [read_part(message) for message in messages]
     sizes = [part.size[0] for part in parts]
     if min(sizes, default=0) <= 0 or sum(sizes) != size:
         raise ValueError("it has not as many values as the model")
@@ -255,3 +256,14 @@ def decode_all(parts: Sequence[runtime_pb2.Tensor], size: int) -> Tensor:
     for part, own in zip(parts, vector.split(sizes), strict=True):
         decode(part, len(own), own)
     return vector
+
+
+def read_part(message: bytes) -> runtime_pb2.Tensor:
+    """A chunk as it travelled, still encoded; raises ValueError if it is none."""
+    try:
+        part = runtime_pb2.Tensor.FromString(message)
+    except Exception as error:  # protobuf's own, which have no common base that is typed
+        raise ValueError(f"a part cannot be decoded ({error})") from None
+    if len(part.size) != 1:
+        raise ValueError("a part cannot be decoded (it has more than one size, or none)")
+    return part

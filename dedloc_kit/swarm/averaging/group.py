@@ -1,24 +1,32 @@
-"""A group of peers on its way through a round, as the training and the averager's process tell each other of it."""
+"""The group of a round: how its members find each other, and what becomes of it.
 
-import math
+All peers know each other from their progress records, and rank alike whom to follow (`Grouping`); each asks these few
+until one accepts. A leader tells its followers who the members are as soon as all that it expects are there.
+"""
+
+import asyncio
+import secrets
 import statistics
+import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.averaging.group_info import GroupInfo
-from hivemind.p2p import PeerID
-from hivemind.utils import MPFuture, MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
+from pydantic import Field, field_validator
 
-from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.network.bounds import MAX_MEMBERS
+from dedloc_kit.records import Contribution, Count, Digest, PeerId, Record
+from dedloc_kit.swarm.network.service import CLOSE_SECONDS, RECEIVE_SECONDS, Endpoint, Service, Stream, encode
 
-MOST_ANNOUNCED_BYTES = 100
-"""By one member to all of its group: three numbers."""
+REQUEST_SECONDS = 3.0
+"""For a leader's answer."""
+ASK_AGAIN_SECONDS, MAX_WAIT_SECONDS = 0.25, 5.0
+"""Until a leader that refused is asked again; one that answers slowly is asked less often."""
+MAX_MEMBERS = 512
+MAX_GROUP_BYTES = 200 * MAX_MEMBERS
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundResult:
     """What became of one all-reduce, as this peer saw it."""
 
     outcome: Literal["complete", "refused", "failed"]
@@ -43,100 +51,252 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What the averager's process knows of a gathering; hivemind's step has no room for it."""
+class GroupRequest:
+    """Which group a peer looks for."""
 
-    number: int
     step: int
+    """The global step that it will take."""
     after: str
+    """The round that led to this peer's state; only peers with the same state can meet."""
     leaders: tuple[str, ...]
+    """Whom to ask to lead this peer, best first; without any it leads itself, unless it is a client."""
     expected: frozenset[str]
+    """The group stands as soon as these others are there."""
     unwelcome: frozenset[str]
+    """Peers that this one would not lead."""
     window: float
-    members: MPFuture
-    """What it took to find them, and their peer ids, as soon as the group stands."""
-    called: MPFuture
-    """Done when a member has begun."""
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """A group that is being found, or waits for its members to begin."""
-
-    control: StepControl
-    search: Search
+    """Seconds to wait for missing peers before the group stands without them."""
+    bandwidth: float | None = None
+    """Of this peer's line, in bytes per second, if it is known."""
 
     @property
-    def called(self) -> bool:
-        """Has a member begun, who so thinks that the batch is full?"""
-        return bool(self.search.called.done())
-
-    def gathered(self) -> frozenset[str] | None:
-        """The members; none while the group is being found or if it was not."""
-        return frozenset(self.search.members.result()[1]) if self.search.members.done() else None
-
-    def seconds(self) -> float:
-        """What it took to find the group."""
-        return float(self.search.members.result()[0])
-
-    def searching(self) -> bool:
-        before = (AveragingStage.IDLE, AveragingStage.LOOKING_FOR_GROUP)
-        return not self.control.done() and self.control.stage in before
+    def patience(self) -> float:
+        """Windows differ: whoever waits for a leader has to wait as long as that one does."""
+        return 2 * self.window + 10.0
 
 
-@dataclass(frozen=True)
-class Begin:
-    introduction: bytes
-    patience: float
-    start_patience: float
-    limit: float
+class Member(Record):
+    """What a member says of itself."""
+
+    peer: PeerId
+    bandwidth: Annotated[float, Field(gt=0)] | None
+    """None: not known."""
+    client_mode: bool
+    """Reduces nothing."""
+    group_size: Count
+    """Of the group that it expects."""
 
 
-def sorted_group(group: GroupInfo) -> GroupInfo:
-    """The group with its members sorted by their ids; its leader shuffles them.
+class Group(Record):
+    """A group that stands, as its leader tells the others."""
 
-    So each reduces about the same values as in the round before: what its averages lost there is made good with the
-    next ones, and its memory for them is a share of the vector, not the whole.
+    id: Digest
+    members: Annotated[tuple[Member, ...], Field(min_length=2, max_length=MAX_MEMBERS, strict=False)]
+
+    @field_validator("members")
+    @classmethod
+    def _each_once(cls, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        if len({member.peer for member in members}) < len(members):
+            raise ValueError("a member is named twice")
+        return members
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(member.peer for member in self.members)
+
+    @property
+    def expected_size(self) -> float:
+        """The median of what the members expect, so that one of them cannot block the others."""
+        return statistics.median(member.group_size for member in self.members)
+
+
+class Join(Record):
+    """A peer wants to follow another one."""
+
+    step: Count
+    after: Digest
+    member: Member
+
+
+class Verdict(Record):
+    """What a leader answers; whoever is to wait gets another one later."""
+
+    verdict: Literal["wait", "no", "group"]
+    leader: PeerId = ""
+    """With `no`: whom the asked peer follows itself."""
+    group: Group | None = None
+
+
+class _Search:
+    """A group that this peer looks for."""
+
+    def __init__(self, request: GroupRequest) -> None:
+        loop = asyncio.get_running_loop()
+        self.request = request
+        self.group: asyncio.Future[Group] = loop.create_future()
+        self.leader = ""
+        self._followers: dict[str, tuple[Member, asyncio.Future[Verdict]]] = {}
+
+    def follows(self, peer: str) -> bool:
+        return peer in self._followers
+
+    def take(self, member: Member) -> "asyncio.Future[Verdict]":
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._followers[member.peer] = member, verdict
+        return verdict
+
+    def drop(self, peer: str, told: "asyncio.Future[Verdict]") -> None:
+        if self._followers.get(peer, (None, None))[1] is told:
+            del self._followers[peer]
+
+    @property
+    def complete(self) -> bool:
+        """Is everybody there who is expected? Others may have come of whom this peer did not know."""
+        return bool(self._followers) and self.request.expected <= self._followers.keys()
+
+    @property
+    def anybody(self) -> bool:
+        return bool(self._followers)
+
+    def assemble(self, me: Member) -> None:
+        """Members stand in the order of their ids, which no leader decides: so each reduces mostly the same values as
+        in the round before. What its averages lost there is made good with the next ones, and its memory for them is a
+        share of the vector, not the whole."""
+        members = sorted([me, *(member for member, _ in self._followers.values())], key=lambda member: member.peer)
+        group = Group(id=secrets.token_hex(20), members=tuple(members))
+        self.group.set_result(group)
+        self._tell(Verdict(verdict="group", group=group))
+
+    def disband(self, leader: str = "") -> None:
+        """Send the followers away, to another leader if there is one."""
+        self._tell(Verdict(verdict="no", leader=leader))
+
+    def _tell(self, verdict: Verdict) -> None:
+        for _, told in self._followers.values():
+            if not told.done():
+                told.set_result(verdict)
+        self._followers.clear()
+
+
+class GroupService(Service):
+    """Finds groups, and leads those who ask this peer to; one group at a time.
+
+    :param me: this peer's id
+    :param client_mode: nobody can ask this peer, so that it cannot lead
     """
-    order = sorted(range(len(group.peer_ids)), key=lambda index: group.peer_ids[index].to_base58())
-    peers, gathered = (tuple(values[index] for index in order) for values in (group.peer_ids, group.gathered))
-    return GroupInfo(group.group_id, peers, gathered)
 
+    name = "group"
 
-def read_members(group: GroupInfo) -> tuple[list[float | None], float]:
-    """The members' bandwidths (None: unknown, 0: client) and how many peers there should be.
+    def __init__(self, me: str, endpoint: Endpoint, *, client_mode: bool) -> None:
+        self._me, self._endpoint, self._client_mode = me, endpoint, client_mode
+        self._search: _Search | None = None
 
-    That number is the median of what the members expect, so that one of them cannot block the others.
-    Raises ValueError if a member sent nonsense, or the leader did.
-    """
-    if len(group.peer_ids) > MAX_MEMBERS or len(set(group.peer_ids)) != len(group.peer_ids):
-        raise ValueError("the leader named members that cannot be a group")
-    bandwidths: list[float | None] = []
-    expected = []
-    for peer, gathered in zip(group.peer_ids, group.gathered, strict=True):
-        bandwidth, client_mode, group_size = _announcement(peer, gathered)
-        expected.append(group_size)
-        bandwidths.append(0.0 if client_mode else bandwidth)
-    return bandwidths, statistics.median(expected)
+    async def find(self, request: GroupRequest) -> Group:
+        """The group, as soon as it stands; raises TimeoutError if there is none in time."""
+        search = self._search = _Search(request)
+        asking = asyncio.create_task(self._ask_leaders(search))
+        try:
+            awaited: set[asyncio.Future[Any]] = {asking, search.group}
+            await asyncio.wait(awaited, timeout=request.patience, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                asking.result()
+            if not search.group.done():
+                raise TimeoutError("no group was found in time")
+            return search.group.result()
+        finally:
+            self._search = None
+            asking.cancel()
+            search.disband()
 
+    def follows(self, leader: str) -> bool:
+        """Does this peer wait in a group that this one leads?"""
+        return self._search is not None and self._search.leader == leader
 
-def _announcement(peer: PeerID, gathered: bytes) -> tuple[float | None, bool, int]:
-    """A member's bandwidth, whether it is a client, and the size of the group that it expects."""
-    if len(gathered) > MOST_ANNOUNCED_BYTES:
-        raise Nonsense(peer, "announced too much")
-    try:
-        bandwidth, mode, own = MSGPackSerializer.loads(gathered)
-        (group_size,) = MSGPackSerializer.loads(own)
-    except Exception as error:  # hostile bytes make msgpack raise nearly anything
-        raise Nonsense(peer, f"announced what cannot be read ({error})") from None
-    if bandwidth is not None and not (isinstance(bandwidth, float) and 0 < bandwidth < math.inf):
-        raise Nonsense(peer, "claims an impossible bandwidth")
-    if mode not in (0, 1) or not isinstance(group_size, int):
-        raise Nonsense(peer, "announced nonsense")
-    return bandwidth, mode == 1, group_size
+    async def _ask_leaders(self, search: _Search) -> None:
+        """Ask the same few peers until one of them accepts; they may begin to look for their group later than we."""
+        window = search.request.window
+        due = dict.fromkeys(search.request.leaders, 0.0)
+        ends = float("inf") if self._client_mode else time.monotonic() + window
+        while not search.group.done():
+            now = time.monotonic()
+            if now >= ends:
+                if search.anybody:  # it is time to begin with those who have come
+                    search.assemble(self._as_member(search.request))
+                    return
+                ends = now + window
+            leader = next((leader for leader, then in due.items() if then <= now), None)
+            if leader is None:
+                await asyncio.sleep(min(ends, min(due.values(), default=now + MAX_WAIT_SECONDS)) - now)
+                continue
+            verdict = await self._join(leader, search)
+            if verdict is not None and verdict.group is not None and not search.group.done():
+                search.group.set_result(verdict.group)
+            took = time.monotonic() - now
+            due[leader] = time.monotonic() + min(MAX_WAIT_SECONDS, max(ASK_AGAIN_SECONDS, 4.0 * took))
+            if verdict is not None and verdict.leader in search.request.expected:
+                due[verdict.leader] = 0.0
 
+    async def _join(self, leader: str, search: _Search) -> Verdict | None:
+        """What a leader says in the end; none if it does not answer."""
+        request = search.request
+        join = Join(step=request.step, after=request.after, member=self._as_member(request))
+        try:
+            async with self._endpoint.open(leader, GroupService) as stream:
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    await stream.send(encode(join))
+                    verdict = await stream.receive_record(Verdict)
+                if verdict.verdict != "wait":
+                    return verdict
+                search.leader = leader
+                search.disband(leader)
+                verdict = await stream.receive_record(Verdict, MAX_GROUP_BYTES)
+                if verdict.group is not None and not {self._me, leader} <= set(verdict.group.peers):
+                    raise ValueError("the group lacks us or its leader")
+                return verdict
+        except (OSError, EOFError, ValueError):
+            return None
+        finally:
+            search.leader = ""
 
-class Nonsense(ValueError):
-    def __init__(self, peer: PeerID, what: str) -> None:
-        super().__init__(f"{peer} {what}")
-        self.peer = peer.to_base58()
+    def _as_member(self, request: GroupRequest) -> Member:
+        return Member(
+            peer=self._me,
+            bandwidth=request.bandwidth,
+            client_mode=self._client_mode,
+            group_size=1 + len(request.expected),
+        )
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        async with asyncio.timeout(RECEIVE_SECONDS):
+            join = await stream.receive_record(Join)
+        search = self._search
+        if search is None or not self._accepts(peer, join, search):
+            await stream.send(encode(Verdict(verdict="no", leader=search.leader if search else "")))
+            await stream.closed()
+            return
+        told = search.take(join.member)
+        left = asyncio.create_task(stream.closed(search.request.patience))
+        try:
+            await stream.send(encode(Verdict(verdict="wait")))
+            if search.complete and not search.group.done():
+                search.assemble(self._as_member(search.request))
+            awaited: set[asyncio.Future[Any]] = {told, left}
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                await stream.send(encode(told.result()))
+                await asyncio.wait({left}, timeout=CLOSE_SECONDS)
+        finally:
+            left.cancel()
+            search.drop(peer, told)
+
+    def _accepts(self, peer: str, join: Join, search: _Search) -> bool:
+        request = search.request
+        return (
+            not self._client_mode
+            and not search.leader
+            and not search.group.done()
+            and not search.follows(peer)
+            and peer == join.member.peer
+            and peer not in request.unwelcome
+            and (join.step, join.after) == (request.step, request.after)
+        )

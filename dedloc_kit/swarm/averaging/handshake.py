@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hivemind.averaging.allreduce import AllreduceException
-from hivemind.p2p import PeerID
-
 from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.averaging.reducer import RoundOver
 
 
 @dataclass(frozen=True)
@@ -24,36 +22,52 @@ class Introductions:
         return sum(contribution.samples for contribution in self.contributions.values())
 
 
-class RollCall:
+class Handshake:
     """Collects the members' introductions, which they give to every reducer and which reducers tell each other.
 
     :param members: in the order of the group
+    :param me: one of them
+    :param introduction: this peer's own, signed
     :param introduced: checks a member's introduction and reads it; raises ValueError
+    :param check: raises Refused if a group with these introductions must not take a step
     """
 
-    def __init__(self, members: Sequence[PeerID], introduced: Callable[[PeerID, bytes], Contribution]) -> None:
-        self._members, self._introduced = members, introduced
-        self._met: dict[PeerID, tuple[Contribution, bytes]] = {}
+    def __init__(
+        self,
+        members: Sequence[str],
+        me: str,
+        introduction: bytes,
+        introduced: Callable[[str, bytes], Contribution],
+        check: Callable[[Introductions], None],
+    ) -> None:
+        self._members, self._me, self._introduced, self.check = members, me, introduced, check
+        self.introduction = introduction
+        self.mine = introduced(me, introduction)
+        self._met: dict[str, tuple[Contribution, bytes]] = {}
         self.result: asyncio.Future[Introductions] = asyncio.get_running_loop().create_future()
         self.all_met = asyncio.Event()
         """Has every member introduced itself to us? We may have been told what they bring before."""
         self.senders_met = asyncio.Event()
         """The same of those that bring samples."""
 
-    def missing(self) -> list[PeerID]:
+    def begin(self) -> Introductions | None:
+        """This peer begins. Everyone's introductions, if they are complete with this."""
+        return self.meet(self._me, self.introduction)
+
+    def missing(self) -> list[str]:
         """Members that this peer has not heard of, unless it was told everything."""
         return [] if self.result.done() else [peer for peer in self._members if peer not in self._met]
 
-    def absent_senders(self) -> list[PeerID]:
+    def absent_senders(self) -> list[str]:
         """Members that bring samples, as we were told, and have not come to us."""
         contributions = self.result.result().contributions
-        return [peer for peer in self._members if peer not in self._met and contributions[peer.to_base58()].samples]
+        return [peer for peer in self._members if peer not in self._met and contributions[peer].samples]
 
-    def contribution_of(self, peer: PeerID) -> Contribution | None:
+    def contribution_of(self, peer: str) -> Contribution | None:
         """What this member brings, once it has introduced itself to us."""
         return self._met[peer][0] if peer in self._met else None
 
-    def meet(self, peer: PeerID, introduction: bytes) -> Introductions | None:
+    def meet(self, peer: str, introduction: bytes) -> Introductions | None:
         """A member has begun. Everyone's introductions, if they are complete with this; raises ValueError."""
         self._met[peer] = (self._introduced(peer, introduction), introduction)
         self._look_for_senders()
@@ -71,17 +85,16 @@ class RollCall:
         if len(signed) != len(self._members):
             raise ValueError("the introductions are not those of the group")
         contributions = {
-            peer.to_base58(): self._introduced(peer, introduction)
-            for peer, introduction in zip(self._members, signed, strict=True)
+            peer: self._introduced(peer, introduction) for peer, introduction in zip(self._members, signed, strict=True)
         }
         self.result.set_result(Introductions(contributions, signed))
         self._look_for_senders()
         return self.result.result()
 
     def fail(self, reason: Exception) -> None:
-        """Whoever waits for the introductions gets an AllreduceException, unless they are complete."""
+        """Whoever waits for the introductions gets RoundOver, unless they are complete."""
         if not self.result.done():
-            self.result.set_exception(AllreduceException(str(reason)))
+            self.result.set_exception(RoundOver(str(reason)))
             self.result.exception()  # not everyone waits: without this asyncio complains
 
     def _look_for_senders(self) -> None:

@@ -5,8 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
-from hivemind.averaging.allreduce import AllreduceException
 from torch import Tensor
+
+
+class RoundOver(Exception):
+    """The all-reduce has failed; nobody need wait any more."""
 
 
 class Reducer(ABC):
@@ -43,14 +46,14 @@ class Reducer(ABC):
             self._results[part].set_result(result)
 
     async def result(self, part: int) -> Tensor:
-        """As soon as everyone has sent it; raises AllreduceException if the round fails."""
+        """As soon as everyone has sent it; raises RoundOver if the round fails."""
         return await asyncio.shield(self._results[part])
 
     def abandon(self) -> None:
         """Let go of whoever still waits."""
         for result in self._results:
             if not result.done():
-                result.set_exception(AllreduceException("the round is over"))
+                result.set_exception(RoundOver("the round is over"))
                 result.exception()  # not everyone waits: without this asyncio complains
 
 

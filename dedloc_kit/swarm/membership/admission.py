@@ -7,12 +7,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
-from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind import DHT
 from hivemind.dht import DHTNode
-from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.access.denials import Denied, explained
@@ -24,13 +22,12 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.network.bounds import BoundedP2P, Capped
+from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.reach import Hosts
+from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.swarm.transfer.protocol import decode, encode
 
 ANSWER_SECONDS = 30.0
 """Longer than the coordinator waits for the Hub."""
@@ -42,7 +39,6 @@ ALL_STRANGERS_QUESTIONS, QUESTIONS_OF_AN_ADDRESS, STRANGERS_QUESTIONS = 3000, 12
 ALL_MEMBERS_QUESTIONS, MEMBERS_QUESTIONS = 30_000, 20
 """Of those who have been let in: each answer is signed."""
 STARTUP_TIMEOUT = 60.0
-_MAX_BYTES = 4096
 _CURABLE: tuple[Denial, ...] = ("no code", "no token", "expired", "revoked")
 """By showing a secret."""
 _TOKEN_FILE = "access-token"
@@ -52,44 +48,40 @@ HostOf = Callable[[str], Awaitable[str]]
 _log = logging.getLogger(__name__)
 
 
-class Admission:
-    """The coordinator's side; the one service that answers everyone.
+class Admission(RecordService[AccessRequest, AccessAnswer]):
+    """The coordinator's side; the one service that answers everyone: who has no token yet must be able to ask for one.
 
     Whoever has been let in has a share of its own. The others share what is there by machine and by address, so that
     however many questions come from one place, a newcomer from elsewhere is answered.
+
+    :param host_of: from where a peer is seen
     """
 
-    def __init__(self, run: RunConfig, office: Office, signer: Signer) -> None:
-        self._run, self._office, self._signer = run, office, signer
+    name, gated = "admission", False
+    question, reply = AccessRequest, AccessAnswer
+
+    def __init__(self, run: RunConfig, office: Office, signer: Signer, host_of: HostOf) -> None:
+        self._run, self._office, self._signer, self._host_of = run, office, signer, host_of
         self._members = PerMinute(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
         self._strangers = PerMinute(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
         self._addresses = PerMinute(QUESTIONS_OF_AN_ADDRESS, ALL_STRANGERS_QUESTIONS)
         self._look_ups = PerMinute(LOOK_UPS_OF_AN_ADDRESS, ALL_LOOK_UPS)
         self._looking_up: Counter[str] = Counter()
 
-    async def answer(self, host_of: HostOf, request: BytesValue, context: P2PContext) -> BytesValue:
-        """An `AccessRequest` with an `AccessAnswer`.
-
-        :param host_of: from where a peer is seen
-        """
-        peer = context.remote_id.to_base58()
+    async def answer(self, peer: str, question: AccessRequest) -> AccessAnswer:
         try:
-            if len(request.value) > _MAX_BYTES:
-                raise ValueError("too long")
-            asked = AccessRequest.parse(decode(request.value))
-            if asked.run_id != self._run.run_id:
+            if question.run_id != self._run.run_id:
                 raise Denied("other run")
-            answer = AccessAnswer(token=await self._token(peer, asked.secret, host_of))
+            return AccessAnswer(token=await self._token(peer, question.secret))
         except Denied as denied:
-            answer = AccessAnswer(denial=denied.denial)
+            return AccessAnswer(denial=denied.denial)
         except UserError as error:  # of the organizer's folder: nothing that a volunteer should see
             _log.warning("nobody can be let in: %s", error)
-            answer = AccessAnswer(denial="busy")
-        return BytesValue(value=encode(answer))
+            return AccessAnswer(denial="busy")
 
-    async def _token(self, peer: str, secret: str, host_of: HostOf) -> bytes:
+    async def _token(self, peer: str, secret: str) -> bytes:
         """For a peer that may join; empty in an open run. Raises Denied."""
-        admitted = await self._admitted(peer, secret, host_of)
+        admitted = await self._admitted(peer, secret)
         if admitted is None:
             return b""
         now = float(get_dht_time())
@@ -97,7 +89,7 @@ class Admission:
         token = Token(run_id=self._run.run_id, peer=peer, name=admitted.name, time=now, expires=expires)
         return self._signer.sign(token)
 
-    async def _admitted(self, peer: str, secret: str, host_of: HostOf) -> Admitted | None:
+    async def _admitted(self, peer: str, secret: str) -> Admitted | None:
         """Who was let in before needs no secret; a new one counts if the old one does not any more. None in an open
         run, where nobody is let in."""
         who = self._run.access.who
@@ -110,7 +102,7 @@ class Admission:
         if known is not None:
             _take(self._members, peer)
             return known
-        host = await host_of(peer)
+        host = await self._host_of(peer)
         _take(self._addresses, host)
         _take(self._strangers, peer)
         if who == "open" and denial != "kicked":
@@ -143,23 +135,18 @@ def _take(allowance: PerMinute, name: str) -> None:
         raise Denied("busy")
 
 
-async def serve(admission: Admission, _dht: DHT, node: DHTNode) -> None:
-    """Answer from now on; runs in the process of the coordinator's node. It passes by the gate: who has no token yet
-    must be able to ask for one."""
-    answer, service = partial(admission.answer, Hosts(node.p2p).of), Names(admission._run.run_id).admission
-    await BoundedP2P._add_protobuf_unary_handler(node.p2p, service, answer, BytesValue)
+async def serve(run: RunConfig, office: Office, signer: Signer, _dht: DHT, node: DHTNode) -> None:
+    """Answer from now on; runs in the process of the coordinator's node."""
+    await Endpoint(node.p2p, run.run_id).add(Admission(run, office, signer, Hosts(node.p2p).of))
 
 
 async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:
     """Ask the coordinator for a token; none if it does not answer."""
-    request = BytesValue(value=encode(AccessRequest(run_id=run_id, secret=secret)))
-    kind = Capped(BytesValue, _MAX_BYTES)
-    call = P2P._call_unary_protobuf_handler(p2p, PeerID.from_base58(organizer), Names(run_id).admission, request, kind)
+    question = AccessRequest(run_id=run_id, secret=secret)
     try:
-        reply = await asyncio.wait_for(call, ANSWER_SECONDS)
-        return AccessAnswer.parse(decode(reply.value))
-    except (P2PDaemonError, P2PHandlerError, TimeoutError, ValueError) as error:
-        _log.info("the coordinator does not answer: %r", error)
+        return await Endpoint(p2p, run_id).ask(organizer, Admission, question, ANSWER_SECONDS)
+    except NoAnswer as error:
+        _log.info("the coordinator does not answer: %s", error)
         return None
 
 

@@ -49,7 +49,7 @@ class Membership(threading.Thread):
         signer: Signer,
         tracker: Tracker,
         *,
-        tell: Callable[[Gate], None] = lambda gate: None,
+        tell: Callable[[Gate], object] = lambda gate: None,
         office: Office | None = None,
         give_up: Callable[[Exception], None],
         warn: Callable[[str], None],

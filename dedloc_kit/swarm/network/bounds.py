@@ -1,16 +1,14 @@
 """How much of a peer's memory and time another one may take: bounds that hold before anything is read.
 
-hivemind believes whatever length the other side announces, of those it serves as of those it asks, and serves any
-number of calls at a time. So every process of ours talks through a `BoundedP2P`: each kind of message has its most
-bytes, one that has begun must come to its end, and a peer has its share of what is served at the same time. What
-comes as one call and one answer goes through p2pd, which refuses more than 4 MiB by itself.
+hivemind reads calls and answers of any length that p2pd lets through, which is 4 MiB, and serves any number of them at
+a time. So every process of ours talks through a `BoundedP2P`: each kind of call has its most bytes, and a peer has its
+share of what is served at the same time. What comes in a stream is bounded by its service: see `Stream`.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -18,13 +16,6 @@ from hivemind.p2p import P2P, P2PContext, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
-from dedloc_kit.swarm.network.signing import MAX_RECORD_BYTES
-from dedloc_kit.training.flat import CHUNK
-
-MAX_MEMBERS = 512
-"""Of one group."""
-MESSAGE_SECONDS = 60.0
-"""For one message, from its first byte to its last."""
 CLOSE_SECONDS = 10.0
 STREAMS_AT_A_TIME, CALLS_AT_A_TIME = (24, 512), (32, 512)
 """Which one peer may have open to a process of ours, and all together. An honest one has at most a dozen."""
@@ -44,8 +35,6 @@ _SMALL = Bounds(5_000, 5_000)
 _BOUNDS = {
     "rpc_find": Bounds(100_000, DEFAULT_MAX_MSG_SIZE),
     "rpc_store": Bounds(DEFAULT_MAX_MSG_SIZE, 100_000),  # a new node is told all that lies under a key at once
-    "rpc_join_group": Bounds(5_000, MAX_MEMBERS * 200),  # the answer names all members
-    "rpc_aggregate_part": Bounds(4 * CHUNK + 5_000, MAX_MEMBERS * MAX_RECORD_BYTES),  # their introductions as well
 }
 """By the last part of what a service is called; whatever is not named here is small."""
 
@@ -92,27 +81,6 @@ class Capped:
         return self._kind.FromString(data)
 
 
-class _MessageReader:
-    """What hivemind reads messages from, each in three parts: a mark, a length, and the content."""
-
-    def __init__(self, reader: asyncio.StreamReader, most: int, refusal: Exception) -> None:
-        self._reader, self._most, self._refusal = reader, most, refusal
-        self._parts = cycle(("mark", "length", "content"))
-        self._ends: float | None = None
-
-    async def readexactly(self, size: int) -> bytes:
-        part = next(self._parts)
-        if part == "content" and size > self._most:
-            raise self._refusal
-        try:
-            async with asyncio.timeout_at(self._ends):
-                data = await self._reader.readexactly(size)
-        except TimeoutError:
-            raise self._refusal from None
-        self._ends = None if part == "content" else self._ends or asyncio.get_running_loop().time() + MESSAGE_SECONDS
-        return data
-
-
 class BoundedP2P(P2P):
     """hivemind's P2P, within bounds."""
 
@@ -137,15 +105,13 @@ class BoundedP2P(P2P):
         await super()._add_protobuf_unary_handler(handle_name, bounded, kind, balanced)
 
     async def add_binary_stream_handler(self, name: str, handler: BinaryHandler, balanced: bool = False) -> None:
-        """Also what hivemind's streams of messages are made of; whatever else comes in a stream has its own bounds."""
+        """What comes in a stream has its own bounds."""
 
         async def bounded(stream: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            # As if the other side had gone, which hivemind takes quietly: nobody should fill our log.
-            gone = asyncio.IncompleteReadError(b"", None)
             try:
                 with self._streams.place(stream.peer_id):
                     try:
-                        await handler(stream, _reader(name, reader, bounds_of(name).asked, gone), writer)
+                        await handler(stream, reader, writer)
                     finally:
                         await _closed(writer)
             except TooMuch:
@@ -162,13 +128,6 @@ class BoundedP2P(P2P):
         answer: M = await super()._call_unary_protobuf_handler(peer_id, handle_name, input, kind)
         return answer
 
-    async def call_binary_stream_handler(
-        self, peer_id: PeerID, handler_name: str
-    ) -> tuple[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter]:
-        stream, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
-        refusal = TooMuch(f"{peer_id} announces more than {handler_name} has to say, or does not say it")
-        return stream, _reader(handler_name, reader, bounds_of(handler_name).answered, refusal), writer
-
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
     """Whoever does not take what is left keeps its place until that is thrown away."""
@@ -179,7 +138,3 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
                 await writer.wait_closed()
     finally:
         writer.transport.abort()
-
-
-def _reader(service: str, reader: asyncio.StreamReader, most: int, refusal: Exception) -> Any:
-    return _MessageReader(reader, most, refusal) if "rpc_" in service else reader

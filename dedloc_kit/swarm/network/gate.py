@@ -236,7 +236,9 @@ class GatedP2P(BoundedP2P):
         self, peer_id: PeerID, handler_name: str
     ) -> tuple[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter]:
         await self._show(peer_id)
-        return await super().call_binary_stream_handler(peer_id, handler_name)
+        opened: tuple[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter]
+        opened = await super().call_binary_stream_handler(peer_id, handler_name)
+        return opened
 
     async def _call_unary_protobuf_handler(
         self, peer_id: PeerID, handle_name: str, input: Message, output_protobuf_type: type[Message]

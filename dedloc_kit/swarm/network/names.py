@@ -1,7 +1,7 @@
 """Every key and protocol name that a run has on the network.
 
 Two runs never meet under one name, nor do two parts of a model that are averaged apart: what belongs to a part carries
-its name too. What all parts have in common (who may join, and what the organizer says of it) carries the run alone.
+its name too. What all parts have in common (the gate, and what the organizer says of it) carries the run alone.
 hivemind's own directory and the test of reachability have no name of ours: they serve whoever passes the gate.
 """
 
@@ -23,10 +23,9 @@ class Names:
         """Before all names of what averages this part."""
         return f"{self.run_id}.{self.part}" if self.part else self.run_id
 
-    @property
-    def transfer(self) -> str:
-        """Of the stream on which the part's state and averages are handed out."""
-        return f"{self.averaging}::sharing"
+    def service(self, name: str) -> str:
+        """Of a service that peers of this part offer each other."""
+        return f"{self.averaging}::{name}"
 
     def records(self, kind: str, share: int | None = None) -> str:
         """The key in the directory of this kind of the part's records; `share`: one of the keys for many peers."""
@@ -35,11 +34,6 @@ class Names:
     def organizers(self, kind: str) -> str:
         """The key of a record that only the organizer has."""
         return f"{self.run_id}_{kind}"
-
-    @property
-    def admission(self) -> str:
-        """Of the coordinator's service that lets peers in."""
-        return f"{self.run_id}::admission"
 
     def door(self, process: str) -> str:
         """Where a process of a peer is shown the tokens of others."""

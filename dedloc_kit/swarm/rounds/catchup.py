@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
-from dedloc_kit.swarm.averaging.averager import GradientAverager
-from dedloc_kit.swarm.averaging.compression import decode_all
+from dedloc_kit.swarm.averaging.compression import decode_all, read_part
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
+from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import opened
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
 from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
@@ -35,14 +35,14 @@ class CatchUp:
     def __init__(
         self,
         state: TrainingState,
-        averager: GradientAverager,
+        exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         stop: threading.Event,
         on_loading: Callable[[int, int], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._state, self._averager, self._tracker = state, averager, tracker
+        self._state, self._exchange, self._tracker = state, exchange, tracker
         self._run, self._signer, self._stop = state.run, signer, stop
         self._on_loading, self._warn = on_loading, warn
         self._liars: set[str] = set()
@@ -96,9 +96,10 @@ class CatchUp:
             donors = self._to_ask(self._tracker.at(*newest)) if newest.step > self._state.step else []
             if not donors:
                 break
-            found = self._averager.download_average(
+            found = self._exchange.transfers.download_average(
                 self._state.round,
                 donors,
+                check=read_part,
                 max_bytes=4 * self._state.layout.size + 2**20,
                 warn=self._warn,
                 stop=self._stop,
@@ -149,10 +150,10 @@ class CatchUp:
         return verdict == "right"
 
     def _load_from(self, donors: Sequence[str], wanted: Position) -> Verdict:
-        witnesses = Witnesses(self._averager.ask_for_sketch, self._tracker, self._stop)
+        witnesses = Witnesses(self._exchange.transfers.ask_for_sketch, self._tracker, self._stop)
         # The word of one who can prove it alone needs no witness.
         certain = len(donors) == 1 and self._tracker.proves(donors)
-        found = self._averager.download_state(
+        found = self._exchange.transfers.download_state(
             donors,
             self._state.tensors(),
             on_version=lambda version: certain or witnesses.question(version),
@@ -176,12 +177,11 @@ class CatchUp:
             verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
             if verdict != "right":
                 raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
-            self._state.load(tensors, info)
+            self._state.load(tensors, info, receipts)
         except (ValueError, TypeError, KeyError) as error:
             self._warn(f"a downloaded state was refused: {error}")
             return witnesses.verdict
-        self._state.receipts = receipts
-        self._averager.forget_feedback()
+        self._exchange.averager.forget_feedback()
         self._tracker.belief.reached(info.step, float(get_dht_time()))
         self._one_by_one = False
         return "right"
@@ -207,7 +207,7 @@ class CatchUp:
     def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
         """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""
         reachable = [peer for peer, progress in donors.items() if not progress.client_mode]
-        return reachable or ([] if self._averager.client_mode else list(donors))
+        return reachable or ([] if self._exchange.client_mode else list(donors))
 
     def _receipts_after(self, step: int) -> list[MissedStep]:
         missed = []

@@ -16,12 +16,12 @@ from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
-from dedloc_kit.swarm.averaging.averager import GradientAverager
-from dedloc_kit.swarm.averaging.group import Round
+from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
+from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import global_step
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.gradients import MAX_BATCHES, Gradients
@@ -58,7 +58,7 @@ class CollaborativeOptimizer:
     :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
         every step: how the coordinator holds the state
     :param gradients: takes what this peer computes and says how much that is
-    :param averager: ends with this
+    :param exchange: its process ends when this peer leaves
     :param tracker: begins and ends with this
     """
 
@@ -67,17 +67,16 @@ class CollaborativeOptimizer:
         state: TrainingState,
         replica: Replica | None,
         gradients: Gradients,
-        averager: GradientAverager,
+        exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
         caller: Caller,
     ) -> None:
         self.run, self.state, self._replica, self.gradients = state.run, state, replica, gradients
-        self.averager, self.tracker, self._profile = averager, tracker, profile
+        self._exchange, self.tracker, self._profile = exchange, tracker, profile
         self._stop, self._on_step = caller.stop, caller.on_step
-        self.last_step = caller.last_step
-        """No round is begun after it; may change at any time."""
+        self._last_step = caller.last_step
         self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
         self._boundary_seconds = 0.0
@@ -85,14 +84,11 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self.left_out = (0, 0, 0)
-        """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
-        self.restarted = ""
-        """Why this peer's training stopped before, as the organizer is told."""
-        self.instructions: Instructions | None = None
-        """Told to the others; volunteers do what the coordinator says here."""
-        self._rounds = Rounds(state, gradients, averager, tracker, signer, profile, caller.warn)
-        self._catch_up = CatchUp(state, averager, tracker, signer, caller.stop, caller.on_loading, caller.warn)
+        self._left_out = (0, 0, 0)
+        self._restarted = ""
+        self._instructions: Instructions | None = None
+        self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile, caller.warn)
+        self._catch_up = CatchUp(state, exchange, tracker, signer, caller.stop, caller.on_loading, caller.warn)
 
     # Joining and leaving
 
@@ -105,8 +101,8 @@ class CollaborativeOptimizer:
     def begin(self) -> None:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
         if self._replica is not None:
-            self._replica.refresh()
-        self.averager.share(True)
+            self._replica.refresh(self.gradients.rebase)
+        self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
         if self._overlap or self._replica is None:
@@ -137,7 +133,7 @@ class CollaborativeOptimizer:
         if self.tracker.is_alive() and self._error is None:
             self._hand_over()
         self.tracker.leave()
-        self.averager.shutdown()
+        self._exchange.host.stop()
 
     def _hand_over(self) -> None:
         """Wait a moment until another peer holds this state too, so that the last step is not lost with this peer.
@@ -158,6 +154,27 @@ class CollaborativeOptimizer:
     def step(self) -> int:
         """The global step whose parameters this peer holds."""
         return self.state.step
+
+    @property
+    def last_step(self) -> int:
+        """No round is begun after it."""
+        return self._last_step
+
+    def end_after(self, step: int) -> None:
+        """Begin no round after this global step."""
+        self._last_step = step
+
+    def instruct(self, instructions: Instructions) -> None:
+        """Tell the others; volunteers do what the coordinator says here."""
+        self._instructions = instructions
+
+    def leave_out(self, files: int, unreadable: int, bad_rows: int) -> None:
+        """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad."""
+        self._left_out = files, unreadable, bad_rows
+
+    def stopped_before(self, reason: str) -> None:
+        """Tell the organizer why this peer's training stopped before."""
+        self._restarted = reason
 
     @property
     def samples_per_second(self) -> float:
@@ -203,7 +220,7 @@ class CollaborativeOptimizer:
             while self._backlog_full() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
                     self._advance()
-        self._replica.refresh()
+        self._replica.refresh(self.gradients.rebase)
 
     def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
@@ -235,10 +252,10 @@ class CollaborativeOptimizer:
 
     def _advance(self) -> None:
         """Do what is due: gather, begin, finish a round, or catch up with the swarm."""
-        if not (self.averager.is_alive() and self.tracker.has_node()):
+        if not (self._exchange.host.is_alive() and self.tracker.has_node()):
             raise RuntimeError("a background process of the swarm has died")
         self._report()
-        complete: Round | None = None
+        complete: RoundResult | None = None
         if self._rounds.under_way:
             complete = self._rounds.advance()
             if complete is None and not self._rounds.under_way:
@@ -250,7 +267,7 @@ class CollaborativeOptimizer:
         if complete is not None:
             self._apply(complete)
 
-    def _apply(self, outcome: Round) -> None:
+    def _apply(self, outcome: RoundResult) -> None:
         """Take the optimizer step with the averaged gradient, the same on every member."""
         receipt = Receipt(
             step=self.step + 1,
@@ -260,7 +277,7 @@ class CollaborativeOptimizer:
             signed=outcome.signed,
         )
         began = time.monotonic()
-        with self.averager.get_tensors() as (average,):
+        with self._exchange.averager.vector.held() as average:
             self.state.apply(average, receipt)
         done = time.monotonic()
         parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
@@ -275,7 +292,7 @@ class CollaborativeOptimizer:
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
-        self._rounds.last_members = frozenset(contributions)
+        self._rounds.stepped(contributions)
         self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm
@@ -291,7 +308,7 @@ class CollaborativeOptimizer:
         self._report()
 
     def _report(self) -> None:
-        me, (files, unreadable_files, bad_rows) = self._profile, self.left_out
+        me, (files, unreadable_files, bad_rows) = self._profile, self._left_out
         self.tracker.report(
             Progress(
                 run_id=self.run.run_id,
@@ -302,7 +319,7 @@ class CollaborativeOptimizer:
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
                 follower=me.follower,
-                instructions=self.instructions,
+                instructions=self._instructions,
                 client_mode=me.client_mode,
                 addresses=me.addresses,
                 reached=me.reached,
@@ -316,7 +333,7 @@ class CollaborativeOptimizer:
                 bad_rows=bad_rows,
                 session=self._profile.session,
                 since=self.tracker.twin.since,
-                restarted=self.restarted,
+                restarted=self._restarted,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

@@ -3,16 +3,18 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress
-from dedloc_kit.swarm.averaging.averager import GradientAverager
-from dedloc_kit.swarm.averaging.group import Gathering, Round
+from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.averager import PendingGroup
+from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.state import TrainingState
@@ -39,30 +41,30 @@ class Rounds:
         self,
         state: TrainingState,
         gradients: Gradients,
-        averager: GradientAverager,
+        exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
         warn: Callable[[str], None],
     ) -> None:
-        self._run, self._state, self._gradients, self._averager = state.run, state, gradients, averager
+        self._run, self._state, self._gradients = state.run, state, gradients
+        self._averager, self._grouping = exchange.averager, exchange.grouping
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile, self._warn = signer, profile, warn
         self._timeouts = AdaptiveTimeouts()
-        self._gathering: Gathering | None = None
+        self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
-        self.last_members: frozenset[str] = frozenset()
-        """Who contributed to the global step whose parameters this peer holds."""
+        self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
 
     @property
     def under_way(self) -> bool:
         """Is there a group that is being found, gathers or averages?"""
-        return self._gathering is not None
+        return self._group is not None
 
     @property
     def begun(self) -> bool:
@@ -115,7 +117,7 @@ class Rounds:
         shortest = min(USUAL_PERIOD, max(MIN_PERIOD, whole / LOOKS_PER_BATCH))
         return min(MAX_PERIOD, max(shortest, left / LOOKS_LEFT))
 
-    def gather_if_due(self, samples_per_second: float) -> Round | None:
+    def gather_if_due(self, samples_per_second: float) -> RoundResult | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
         self._watch_the_batch()
         left, expected = self._probably_left(samples_per_second), self._expected()
@@ -126,32 +128,33 @@ class Rounds:
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
         self._awaited, after = frozenset(expected), self._state.round
-        self._averager.bandwidth = self._timeouts.bandwidth
-        self._gathering = self._averager.gather(
-            step=self._state.step + 1,
-            after=after,
-            leaders=self._averager.grouping.leaders(
-                after, self._signer.peer, self._profile.follower, expected, self._profile.client_mode
-            ),
-            expected=expected,
-            window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
-            unwelcome=self._suspicion.backed_off(),
+        follower, client = self._profile.follower, self._profile.client_mode
+        self._group = self._averager.gather(
+            GroupRequest(
+                step=self._state.step + 1,
+                after=after,
+                leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
+                expected=self._awaited,
+                unwelcome=self._suspicion.backed_off(),
+                window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+                bandwidth=self._timeouts.bandwidth,
+            )
         )
         return None
 
-    def advance(self) -> Round | None:
+    def advance(self) -> RoundResult | None:
         """Begin the round under way if the batch is full, or finish it; a complete round, once it is."""
-        gathering = self._gathering
-        if gathering is None:
+        group = self._group
+        if group is None:
             return None
         if not self._begun:
             self._watch_the_batch()
-            self._begin_if_full(gathering)
+            self._begin_if_full(group)
         # While we look for a group, or wait in one, the swarm may move on.
         nobody_comes = not self._begun and self._tracker.newest(self._state.position).step > self._state.step
-        return self._finish(gathering) if gathering.control.done() or nobody_comes else None
+        return self._finish(group) if group.done or nobody_comes else None
 
-    def leave(self) -> Round | None:
+    def leave(self) -> RoundResult | None:
         """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""
         deadline = time.monotonic() + self._timeouts.patience
         while self._begun and time.monotonic() < deadline and self._averager.is_alive():
@@ -161,10 +164,14 @@ class Rounds:
         self.call_off()
         return None
 
+    def stepped(self, members: Collection[str]) -> None:
+        """This peer holds the parameters that these members' round led to."""
+        self._last_members = frozenset(members)
+
     def call_off(self) -> None:
         """Leave the group, if there is one."""
-        if self._gathering is not None:
-            self._finish(self._gathering)
+        if self._group is not None:
+            self._finish(self._group)
 
     def drop_stale(self) -> None:
         """Gradients of old parameters are of no use; exact training takes none that is old at all."""
@@ -185,9 +192,9 @@ class Rounds:
         waits.
         """
         others = self._tracker.others()
-        before, able = self._state.step - 1, self.last_members & others.keys() - self._suspicion.backed_off()
+        before, able = self._state.step - 1, self._last_members & others.keys() - self._suspicion.backed_off()
         late = {peer: others[peer] for peer in able if others[peer].step == before}
-        return self._averager.grouping.expected(self._in_sync(), late)
+        return self._grouping.expected(self._in_sync(), late)
 
     def _watch_the_batch(self) -> None:
         if self.swarm_samples() < self._run.global_batch:
@@ -195,33 +202,29 @@ class Rounds:
         elif not self._full_at:
             self._full_at = time.monotonic()
 
-    def _begin_if_full(self, gathering: Gathering) -> None:
-        members = gathering.gathered()
+    def _begin_if_full(self, group: PendingGroup) -> None:
+        members = group.members
         if members is None:
             return
         in_sync = self._in_sync()  # what a member has told of the step before is in that step
         samples = self._gradients.samples + sum(in_sync[peer].samples for peer in members & in_sync.keys())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
-            self._averager.call_off(gathering)
-        elif self._averager.grouping.enough_samples(samples) or gathering.called:
+            self._averager.call_off(group)
+        elif self._grouping.enough_samples(samples) or group.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._awaited:  # otherwise it is the window that it took
-                self._timeouts.gathered(gathering.seconds(), self.gather_seconds)
+                self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
             boundary = max((progress.boundary_seconds for progress in self._in_sync().values()), default=0.0)
             self._begun = True
-            self._averager.begin(
-                gathering,
-                contribution,
-                patience=self._timeouts.patience,
-                start_patience=self._timeouts.patience + START_MARGIN + boundary,
-                limit=self._timeouts.limit + boundary,
-            )
+            usual = self._timeouts.patience
+            patience = Patience(usual, usual + START_MARGIN + boundary)
+            self._averager.begin(group, contribution, patience, self._timeouts.limit + boundary)
 
     def _contribution(self) -> Contribution:
         """Take a snapshot of our gradients and say what is in it."""
         self.drop_stale()
-        with self._averager.get_tensors() as (flat,):
+        with self._averager.vector.held() as flat:
             self._gradients.load_outgoing(flat)
         return Contribution(
             run_id=self._run.run_id,
@@ -234,25 +237,21 @@ class Rounds:
             time=get_dht_time(),
         )
 
-    def _alone(self) -> Round | None:
+    def _alone(self) -> RoundResult | None:
         mine = self._contribution()
         if mine.samples < self._run.global_batch:
             return None
         self.gather_seconds = self._full_at = 0.0
         peer = self._signer.peer
         name = hashlib.sha256(f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode())
-        return Round("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
+        return RoundResult("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
 
-    def _finish(self, gathering: Gathering) -> Round | None:
-        begun, self._gathering, self._begun, self._full_at = self._begun, None, False, 0.0
-        if not gathering.control.done():
-            self._averager.call_off(gathering)
+    def _finish(self, group: PendingGroup) -> RoundResult | None:
+        begun, self._group, self._begun, self._full_at = self._begun, None, False, 0.0
+        if not group.done:
+            self._averager.call_off(group)
             return None
-        try:
-            outcome: Round = gathering.control.result()
-        except BaseException as error:  # hivemind found no group, or its process is gone
-            outcome = Round("failed", detail=repr(error)[:200])
-        members = gathering.gathered()
+        outcome, members = group.result(), group.members
         if members is not None:
             self._suspicion.suspect(self._awaited - members)
         match outcome.outcome:
@@ -270,7 +269,7 @@ class Rounds:
                 self._failed(outcome, begun)
         return None
 
-    def _failed(self, outcome: Round, begun: bool) -> None:
+    def _failed(self, outcome: RoundResult, begun: bool) -> None:
         self._timeouts.failed()
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:

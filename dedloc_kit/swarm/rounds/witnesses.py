@@ -9,14 +9,15 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal
 
-from hivemind.utils import MPFuture
 from torch import Tensor
 
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.transfer.protocol import Header, decode
+from dedloc_kit.swarm.network.service import decode
+from dedloc_kit.swarm.transfer.protocol import Header
 from dedloc_kit.training.sketch import SEED_BYTES, Sketch, differ, read
 
 MAX_ASKED = 8
@@ -36,7 +37,9 @@ class Witnesses:
     :param ask: asks a peer for a sketch of the state of a version, under a seed; a future of a Header or None
     """
 
-    def __init__(self, ask: Callable[[str, str, bytes], MPFuture], tracker: Tracker, stop: threading.Event) -> None:
+    def __init__(
+        self, ask: Callable[[str, str, bytes], Future[Header | None]], tracker: Tracker, stop: threading.Event
+    ) -> None:
         self._ask, self._tracker, self._stop = ask, tracker, stop
         self._version = ""
         self._told: dict[str, tuple[bytes, Sketch]] = {}
@@ -95,12 +98,11 @@ class Witnesses:
                 (ahead if _step_of(header.version) > step else behind).add(peer)
         return ahead, behind
 
-    def _answer(self, answer: MPFuture) -> Header | None:
+    def _answer(self, answer: Future[Header | None]) -> Header | None:
         until = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < until and not self._stop.is_set():
             with suppress(TimeoutError):
-                header: Header | None = answer.result(PAUSE_SECONDS)
-                return header
+                return answer.result(PAUSE_SECONDS)
         return None
 
     def _whom(self, step: int) -> list[str]:

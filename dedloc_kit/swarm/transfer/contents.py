@@ -4,18 +4,18 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Count, Digest, Receipt, Record, StateInfo
-from dedloc_kit.swarm.transfer.protocol import Header, Request, decode
+from dedloc_kit.swarm.network.service import decode
+from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.training.flat import CHUNK
 
 MOST_PART_BYTES = 4 * CHUNK + 100
@@ -25,12 +25,12 @@ _ALIGNMENT = 16
 
 
 @dataclass
-class Offer:
+class Content:
     """What a donor can send at once."""
 
     version: str
     metadata: bytes
-    content: memoryview
+    data: memoryview
     users: int = 0
     """Uploads that are running."""
     last_used: float = 0.0
@@ -134,28 +134,24 @@ class RecentAverage:
     """The global step that it led to."""
     metadata: bytes
     """Anything that the optimizer needs with it."""
-    parts: tuple[runtime_pb2.Tensor, ...]
+    parts: tuple[bytes, ...]
 
-    def offer(self) -> Offer:
+    def content(self) -> Content:
         """The same as it travels."""
-        parts = [part.SerializeToString() for part in self.parts]
         info = AverageInfo(
             after=self.after,
             round=self.round,
             step=self.step,
             metadata=self.metadata,
-            lengths=tuple(map(len, parts)),
+            lengths=tuple(map(len, self.parts)),
         )
-        return Offer(self.round, MSGPackSerializer.dumps(info.model_dump()), memoryview(b"".join(parts)))
+        return Content(self.round, MSGPackSerializer.dumps(info.model_dump()), memoryview(b"".join(self.parts)))
 
     @classmethod
     def read(cls, metadata: bytes, content: memoryview) -> "RecentAverage":
-        """From an offer; raises ValueError if it is none."""
+        """As a donor has sent it; raises ValueError if it is none."""
         info = AverageInfo.parse(decode(metadata))
-        try:
-            parts = tuple(map(_vector, _cut(content, info.lengths)))
-        except Exception as error:  # protobuf's own, which have no common base that is typed
-            raise ValueError(f"its average cannot be decoded ({error})") from None
+        parts = tuple(_cut(content, info.lengths))
         return cls(info.after, info.round, info.step, info.metadata, parts)
 
 
@@ -164,6 +160,7 @@ class ExpectedAverage:
     """What an honest donor's average looks like."""
 
     after: str
+    check_part: Callable[[bytes], object]
 
     @property
     def request(self) -> Request:
@@ -179,14 +176,8 @@ class ExpectedAverage:
 
     def check(self, header: Header, content: memoryview) -> None:
         """Raises ValueError if its parts cannot be read."""
-        RecentAverage.read(header.metadata, content)
-
-
-def _vector(data: bytes) -> runtime_pb2.Tensor:
-    part = runtime_pb2.Tensor.FromString(data)
-    if len(part.size) != 1:
-        raise ValueError("a part has more than one size")
-    return part
+        for part in RecentAverage.read(header.metadata, content).parts:
+            self.check_part(part)
 
 
 def _cut(content: memoryview, lengths: Sequence[int]) -> Iterator[bytes]:
@@ -196,10 +187,10 @@ def _cut(content: memoryview, lengths: Sequence[int]) -> Iterator[bytes]:
         start += length
 
 
-def snapshot(metadata: bytes, flat: torch.Tensor) -> Offer:
-    """A packed state as an offer."""
-    info = StateInfo.parse(decode(metadata)["info"])
-    return Offer(version_of(info), metadata, flat.numpy().data)
+def snapshot(metadata: dict[str, Any], flat: torch.Tensor) -> Content:
+    """A packed state as it travels."""
+    info = StateInfo.parse(metadata["info"])
+    return Content(version_of(info), MSGPackSerializer.dumps(metadata), flat.numpy().data)
 
 
 def plain(metadata: bytes) -> dict[str, Any]:

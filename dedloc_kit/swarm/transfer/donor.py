@@ -1,50 +1,50 @@
 """The donor's side of a download: what it can give, to how many at once, and how long it keeps a snapshot for them."""
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+import torch
 
-from dedloc_kit.swarm.network.node import kept_alive
-from dedloc_kit.swarm.transfer.contents import Offer, RecentAverage, StateLayout
+from dedloc_kit.swarm.network.service import Stream, encode
+from dedloc_kit.swarm.transfer.contents import Content, RecentAverage, StateLayout, snapshot
 from dedloc_kit.swarm.transfer.download import STREAMS
 from dedloc_kit.swarm.transfer.places import Place, Places
-from dedloc_kit.swarm.transfer.protocol import Header, Request, alive_until, encode, receive_request, send, upload
+from dedloc_kit.swarm.transfer.protocol import Header, Request, alive_until, receive_request, upload
 from dedloc_kit.swarm.transfer.questions import Answering
 
 KEPT_AVERAGES = 4
 MAX_UPLOADS = 2
 """Peers that download the state at once, and as many an average: more would only make all of them slow."""
+COPY_SECONDS = 60.0
+"""For a copy of the state by a busy process."""
 LINGER_SECONDS = 15.0
 """How long a snapshot stays after its last use: for the next newcomer, or for one whose donor breaks off. There are
 never more than one for each place, and the newest."""
 
-_log = logging.getLogger(__name__)
 
-
-class Giving:
+class Donor:
     """Serves downloads.
 
-    :param willing: whether others may download now
-    :param newest_state: the newest state if it is another version than the given one, otherwise None
+    :param newest_state: metadata and packed tensors of the newest state if it is another version than the given one
     :param layout: of the state
     """
 
     def __init__(
         self,
-        willing: Callable[[], bool],
-        newest_state: Callable[[str], Awaitable[Offer | None]],
+        newest_state: Callable[[str], Awaitable[tuple[dict[str, Any], torch.Tensor] | None]],
         layout: StateLayout,
     ) -> None:
-        self._willing, self._newest_state = willing, newest_state
+        self.willing = False
+        """Whether others may download now."""
+        self._newest_state = newest_state
         self._questions = Answering(layout, lambda version: self._find(Request(what="state", version=version)))
         self.line_free = asyncio.Event()
         """Clear while something more important has the line."""
         self.line_free.set()
         self._averages: deque[RecentAverage] = deque(maxlen=KEPT_AVERAGES)
-        self._offers: dict[tuple[str, str], Offer] = {}
+        self._contents: dict[tuple[str, str], Content] = {}
         self._newest = ""
         self._asking = asyncio.Lock()
         self._places = {what: Places(MAX_UPLOADS, STREAMS) for what in ("state", "average")}
@@ -53,83 +53,78 @@ class Giving:
         """Keep the average of a complete round for those who missed it."""
         self._averages.append(average)
 
-    @kept_alive
-    async def serve(self, stream: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, peer: str, stream: Stream) -> None:
         """Send another peer the blocks that it asks for."""
-        try:
-            request, peer = await receive_request(reader), stream.peer_id.to_base58()
-            while request.what == "sketch":
-                await send(writer, encode(await alive_until(writer, self._questions.answer(peer, request))))
-                request = await receive_request(reader)
-            with self._places[request.what].take(peer, strict=self.line_free.is_set()) as place:
-                while True:
-                    if place:
-                        await self._give(request, writer, place)
-                    else:
-                        await send(writer, encode(Header(answer="busy")))
-                    # The other side ends the stream: p2pd would throw away what is still on its way.
-                    request = await receive_request(reader)
-        except (OSError, EOFError, ValueError) as error:  # how streams end
-            _log.debug("a download by %s ended: %r", stream.peer_id, error)
-            writer.transport.abort()
-        finally:
-            writer.close()
+        request = await receive_request(stream)
+        while request.what == "sketch":
+            await stream.send(encode(await alive_until(stream, self._questions.answer(peer, request))))
+            request = await receive_request(stream)
+        with self._places[request.what].take(peer, strict=self.line_free.is_set()) as place:
+            while True:
+                if place:
+                    await self._give(request, stream, place)
+                else:
+                    await stream.send(encode(Header(answer="busy")))
+                # The other side ends the stream: p2pd would throw away what is still on its way.
+                request = await receive_request(stream)
 
-    async def _give(self, request: Request, writer: asyncio.StreamWriter, place: Place) -> None:
+    async def _give(self, request: Request, stream: Stream, place: Place) -> None:
         place.wait()
-        offer = await alive_until(writer, self._find(request))
-        if offer is None or request.version not in ("", offer.version):
-            other = offer.version if offer else ""
-            await send(writer, encode(Header(answer="nothing", version=other)))
+        content = await alive_until(stream, self._find(request))
+        if content is None or request.version not in ("", content.version):
+            other = content.version if content else ""
+            await stream.send(encode(Header(answer="nothing", version=other)))
             return
-        metadata = b"" if request.version else offer.metadata
-        header = Header(answer="here", version=offer.version, total=len(offer.content), metadata=metadata)
-        place.begin(offer.version)
-        offer.users += 1
+        metadata = b"" if request.version else content.metadata
+        header = Header(answer="here", version=content.version, total=len(content.data), metadata=metadata)
+        place.begin(content.version)
+        content.users += 1
         try:
-            await send(writer, encode(header))
-            await upload(writer, offer.content[request.begin : request.end], self.line_free, place.touch)
+            await stream.send(encode(header))
+            await upload(stream, content.data[request.begin : request.end], self.line_free, place.touch)
         finally:
-            offer.users -= 1
-            self._forget_later(offer)
+            content.users -= 1
+            self._forget_later(content)
 
-    async def _find(self, request: Request) -> Offer | None:
+    async def _find(self, request: Request) -> Content | None:
         """What was asked for, or the newest state where that version is gone; None if there is neither."""
-        if not self._willing():
+        if not self.willing:
             return None
         key = (request.what, request.after if request.what == "average" else request.version)
-        if key in self._offers:
-            return self._offers[key]
+        if key in self._contents:
+            return self._contents[key]
         if request.what == "state":
-            return await self._newest_offer()
+            return await self._newest_content()
         average = next((average for average in self._averages if average.after == request.after), None)
-        return None if average is None else self._hold(key, average.offer())
+        return None if average is None else self._hold(key, average.content())
 
-    async def _newest_offer(self) -> Offer | None:
+    async def _newest_content(self) -> Content | None:
         async with self._asking:
-            held = self._offers.get(("state", self._newest))
-            newer = await self._newest_state(held.version if held else "")
+            held = self._contents.get(("state", self._newest))
+            async with asyncio.timeout(COPY_SECONDS):
+                newer = await self._newest_state(held.version if held else "")
             if newer is None:
                 return held
-            self._newest = newer.version
-            return self._hold(("state", newer.version), newer)
+            content = snapshot(*newer)
+            self._newest = content.version
+            return self._hold(("state", content.version), content)
 
-    def _hold(self, key: tuple[str, str], offer: Offer) -> Offer:
-        like = [other for other in self._offers if other[0] == key[0]]
-        unused = [other for other in like if not self._offers[other].users]
+    def _hold(self, key: tuple[str, str], content: Content) -> Content:
+        like = [other for other in self._contents if other[0] == key[0]]
+        unused = [other for other in like if not self._contents[other].users]
         for other in unused[: max(0, len(like) - MAX_UPLOADS)]:
-            del self._offers[other]
-        self._offers[key] = offer
-        self._forget_later(offer)
-        return offer
+            del self._contents[other]
+        self._contents[key] = content
+        self._forget_later(content)
+        return content
 
-    def _forget_later(self, offer: Offer) -> None:
+    def _forget_later(self, content: Content) -> None:
         loop = asyncio.get_running_loop()
-        offer.last_used = loop.time()
+        content.last_used = loop.time()
         loop.call_later(LINGER_SECONDS, self._forget_unused)
 
     def _forget_unused(self) -> None:
         until = asyncio.get_running_loop().time() - LINGER_SECONDS
-        for key, offer in tuple(self._offers.items()):
-            if offer.users == 0 and offer.last_used <= until:
-                del self._offers[key]
+        for key, content in tuple(self._contents.items()):
+            if content.users == 0 and content.last_used <= until:
+                del self._contents[key]

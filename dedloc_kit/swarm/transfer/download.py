@@ -4,16 +4,14 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-
+from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES, Download, Header, Request, ask
 
 STREAMS = 6
 """From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
-CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 2.0
 """After this long a donor that failed or was busy is asked again while others are at work."""
 PAUSE_SECONDS = (1.0, 3.0)
@@ -25,25 +23,23 @@ MAX_RESTARTS = 8
 PATIENCE_SECONDS = 120.0
 """The same after this time, also while the donors are there, but busy."""
 
-Opened = tuple[object, asyncio.StreamReader, asyncio.StreamWriter]
+OpenStream = Callable[[str], AbstractAsyncContextManager[Stream]]
+"""To a donor; raises OSError."""
 
 
-async def head(opening: Awaitable[Opened], request: Request, seconds: float) -> Header | None:
+async def head(open_stream: OpenStream, donor: str, request: Request, seconds: float) -> Header | None:
     """What a donor answers, without the content; None if it does not within so many seconds."""
     try:
-        async with asyncio.timeout(seconds):
-            _, reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
-            with closing(writer):
-                return await ask(request, reader, writer)
-    except (OSError, EOFError, ValueError, P2PDaemonError):
+        async with asyncio.timeout(seconds), open_stream(donor) as stream:
+            return await ask(request, stream)
+    except (OSError, EOFError, ValueError):
         return None
 
 
-class Fetching:
+class Downloader:
     """Completes a download.
 
     :param donors: all are equally good
-    :param open_stream: to a donor; raises OSError, ValueError or hivemind's P2PDaemonError
     :param warn: called with one line for each donor that fails
     """
 
@@ -51,7 +47,7 @@ class Fetching:
         self,
         download: Download,
         donors: Sequence[str],
-        open_stream: Callable[[str], Awaitable[Opened]],
+        open_stream: OpenStream,
         warn: Callable[[str], None],
     ) -> None:
         self._download, self._open_stream, self._warn = download, open_stream, warn
@@ -121,17 +117,13 @@ class Fetching:
     async def _ask(self, donor: str) -> tuple[str, str]:
         """The donor's answer, or "failed" or "malformed" and why."""
         try:
-            try:
-                _, reader, writer = await asyncio.wait_for(self._open_stream(donor), CONNECT_SECONDS)
-            except TimeoutError:
-                raise TimeoutError("no connection") from None
-            with closing(writer):
+            async with self._open_stream(donor) as stream:
                 self._used.add(donor)
-                return await self._download.take_from(reader, writer), ""
+                return await self._download.take_from(stream), ""
         except ValueError as error:
             self._ban(donor)
             return "malformed", f"sends what cannot be right ({error!s:.100}); it is not asked again"
-        except (OSError, EOFError, P2PDaemonError) as error:
+        except (OSError, EOFError) as error:
             return "failed", f"does not deliver: {str(error) or repr(error):.80}"
 
     def _checked(self) -> bool:

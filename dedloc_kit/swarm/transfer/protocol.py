@@ -1,8 +1,7 @@
 """A large piece of data from peer to peer over libp2p streams, in blocks that may come from several donors.
 
-Both sides speak in messages: a length (4 bytes, big-endian) and the content; an empty one says "still here". The asking
-side sends a Request for a block, the donor answers with a Header and the block in as many messages as it takes, and so
-on. It does not go through hivemind's protobuf streams: those believe whatever length the other side claims.
+The asking side sends a Request for a block, the donor answers with a Header and the block in as many messages as it
+takes, and so on.
 """
 
 import asyncio
@@ -12,11 +11,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 
 from dedloc_kit.records import Count, Digest, Record
-from dedloc_kit.swarm.network.unpacking import unpack
+from dedloc_kit.swarm.network.service import Stream, decode, encode
 from dedloc_kit.training.sketch import SEED_BYTES
 
 BLOCK_BYTES = 2**22
@@ -33,8 +31,6 @@ ALIVE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 30.0
 """A message goes out at least this often, also while an all-reduce has the line."""
 REQUEST_SECONDS = 10.0
-SEND_SECONDS = 60.0
-"""Whoever has not taken a message after this long is gone, or should not hold a place."""
 FIRST_ANSWER_SECONDS = 20.0
 MIN_STALL_SECONDS, MAX_STALL_SECONDS = 5.0, 30.0
 SLOW_SECONDS = 60.0
@@ -73,68 +69,42 @@ class Header(Record):
     """Unless the request named the version."""
 
 
-def encode(record: Record) -> bytes:
-    return bytes(MSGPackSerializer.dumps(record.model_dump()))
-
-
-def decode(data: bytes) -> Any:
-    """Plain values from a peer's bytes; raises ValueError if they are none."""
-    try:
-        return unpack(data)
-    except Exception as error:  # hostile bytes make msgpack raise nearly anything
-        raise ValueError(f"it cannot be decoded ({error!r:.80})") from None
-
-
-async def send(writer: asyncio.StreamWriter, content: bytes | memoryview) -> None:
-    """Send one message; raises OSError if the other side is gone or does not take it."""
-    writer.write(len(content).to_bytes(4, "big"))
-    if content:
-        writer.write(content)
-    async with asyncio.timeout(SEND_SECONDS):
-        await writer.drain()
-
-
-async def receive_request(reader: asyncio.StreamReader) -> Request:
+async def receive_request(stream: Stream) -> Request:
     """What the other side wants; raises ValueError, OSError or EOFError if it does not say."""
     async with asyncio.timeout(REQUEST_SECONDS):
-        length = int.from_bytes(await reader.readexactly(4), "big")
-        if length > MAX_REQUEST_BYTES:
-            raise ValueError("the request is too long")
-        return Request.parse(decode(await reader.readexactly(length)))
+        return await stream.receive_record(Request, MAX_REQUEST_BYTES)
 
 
-async def ask(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Header:
+async def ask(request: Request, stream: Stream) -> Header:
     """What a donor has, without its content if the request wants no bytes of it.
 
     Raises ValueError if it sends what no honest donor sends, OSError or EOFError if it breaks off or stalls.
     """
-    await send(writer, encode(request))
-    return Header.parse(decode(await _Source(reader).message(MAX_HEADER_BYTES)))
+    await stream.send(encode(request))
+    return Header.parse(decode(await _Source(stream.reader).message(MAX_HEADER_BYTES)))
 
 
-async def alive_until(writer: asyncio.StreamWriter, work: Coroutine[Any, Any, T]) -> T:
+async def alive_until(stream: Stream, work: Coroutine[Any, Any, T]) -> T:
     """The result of some work, during which the other side hears every second that we are still here."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=ALIVE_SECONDS))[0]:
-            await send(writer, b"")
+            await stream.send(b"")
         return task.result()
     finally:
         task.cancel()
 
 
-async def upload(
-    writer: asyncio.StreamWriter, block: memoryview, line_free: asyncio.Event, moved: Callable[[], None]
-) -> None:
+async def upload(stream: Stream, block: memoryview, line_free: asyncio.Event, moved: Callable[[], None]) -> None:
     """Send a block; raises OSError if the other side goes away.
 
     :param moved: called when the other side has taken a message, or was kept waiting
     """
     for start in range(0, len(block), MESSAGE_BYTES):
         if not line_free.is_set():
-            await alive_until(writer, _at_most(line_free, MAX_PAUSE_SECONDS))
+            await alive_until(stream, _at_most(line_free, MAX_PAUSE_SECONDS))
             moved()
-        await send(writer, block[start : start + MESSAGE_BYTES])
+        await stream.send(block[start : start + MESSAGE_BYTES])
         moved()
 
 
@@ -194,20 +164,20 @@ class Download:
     def content(self) -> memoryview:
         return self._buffer[: self.header.total if self.header else 0]
 
-    async def take_from(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer | Literal["other"]:
+    async def take_from(self, stream: Stream) -> Answer | Literal["other"]:
         """Receive blocks from this donor while any are missing, also from others meanwhile.
 
         Returns "here" when there are no more, otherwise the donor's answer, or "other" if it has another version.
         Raises ValueError if it sends what no honest donor sends; then nothing that this stream brought is kept.
         Raises OSError or EOFError if it breaks off or stalls; then what has arrived is kept.
         """
-        source, brought = _Source(reader), list[_Range]()
+        source, brought = _Source(stream.reader), list[_Range]()
         try:
             while self._missing:
                 block = self._next_block()
                 begin = block.begin
                 try:
-                    answer = await self._take_block(block, source, writer)
+                    answer = await self._take_block(block, source, stream)
                 finally:
                     brought.append(_Range(begin, block.begin))
                     self._put_back(block)
@@ -220,12 +190,10 @@ class Download:
                 self._put_back(part)
             raise
 
-    async def _take_block(
-        self, block: _Range, source: "_Source", writer: asyncio.StreamWriter
-    ) -> Answer | Literal["other"]:
+    async def _take_block(self, block: _Range, source: "_Source", stream: Stream) -> Answer | Literal["other"]:
         version = self.header.version if self.header else ""
         changes = {"version": version, "begin": block.begin, "end": block.end}
-        await send(writer, encode(self.expected.request.model_copy(update=changes)))
+        await stream.send(encode(self.expected.request.model_copy(update=changes)))
         header = Header.parse(decode(await source.message(MAX_HEADER_BYTES)))
         if header.answer != "here":
             return "other" if header.answer == "nothing" and version and header.version else header.answer

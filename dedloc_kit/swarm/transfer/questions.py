@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from hivemind.utils import MSGPackSerializer
 
-from dedloc_kit.swarm.transfer.contents import Offer, StateLayout
+from dedloc_kit.swarm.transfer.contents import Content, StateLayout
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.training.sketch import Sketch, sketch
 
@@ -63,7 +63,7 @@ class Answering:
     :param find: the state of this version, or another one that this peer holds instead; None if it holds none
     """
 
-    def __init__(self, layout: StateLayout, find: Callable[[str], Awaitable[Offer | None]]) -> None:
+    def __init__(self, layout: StateLayout, find: Callable[[str], Awaitable[Content | None]]) -> None:
         self._layout, self._find = layout, find
         self._budget = Budget()
         self._making: asyncio.Task[Header] | None = None
@@ -79,16 +79,16 @@ class Answering:
 
     async def _make(self, peer: str, request: Request) -> Header:
         with self._budget.spend():
-            offer = await self._find(request.version)
-            if offer is None or offer.version != request.version:
-                return Header(answer="nothing", version=offer.version if offer else "")
+            content = await self._find(request.version)
+            if content is None or content.version != request.version:
+                return Header(answer="nothing", version=content.version if content else "")
             self._budget.answered(peer)
-            offer.users += 1
+            content.users += 1
             try:
-                made = await asyncio.get_running_loop().run_in_executor(None, self._sketch, offer, request.seed)
+                made = await asyncio.get_running_loop().run_in_executor(None, self._sketch, content, request.seed)
             finally:
-                offer.users -= 1
-        return Header(answer="here", version=offer.version, metadata=MSGPackSerializer.dumps(made))
+                content.users -= 1
+        return Header(answer="here", version=content.version, metadata=MSGPackSerializer.dumps(made))
 
-    def _sketch(self, offer: Offer, seed: bytes) -> Sketch:
-        return sketch(self._layout.views(torch.frombuffer(offer.content, dtype=torch.uint8)), seed)
+    def _sketch(self, content: Content, seed: bytes) -> Sketch:
+        return sketch(self._layout.views(torch.frombuffer(content.data, dtype=torch.uint8)), seed)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hivemind.averaging.allreduce import AllreduceException
 from torch import Tensor
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer
+from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver
+from tests.swarm.averaging.in_process import Party
 
 
 class CenteredClip(Reducer):
@@ -35,25 +35,18 @@ class CenteredClip(Reducer):
         self.finish(part, center)
 
 
-async def reduced(kind: type[Reducer], sent: dict[str, Tensor]) -> Tensor:
-    """What a reducer makes of two parts that the members send one after the other."""
-    reducer = kind([torch.empty(100_000) for _ in range(2)])
-    for part in range(2):
-        for sender, values in sent.items():
-            reducer.add(sender, part, values.chunk(2)[part].clone(), 1.0)
-    reducer.expect(dict.fromkeys(sent, 1.0))
-    return torch.cat([await reducer.result(part) for part in range(2)])
-
-
 def test_a_reducer_of_ones_own_bounds_what_one_of_four_members_does_to_the_average() -> None:
     torch.manual_seed(0)
-    direction = torch.randn(200_000)
-    honest = {name: direction + 0.05 * torch.randn(200_000) for name in "abc"}
-    right = torch.stack(list(honest.values())).mean(dim=0)
+    direction = torch.randn(400_000)
+    honest = [direction + 0.05 * torch.randn(400_000) for _ in range(3)]
+    gradients = [*honest, -50.0 * direction]
+    right = torch.stack(honest).mean(dim=0)
 
-    def off(kind: type[Reducer]) -> float:
-        average = in_own_loop(reduced(kind, {**honest, "mallory": -50.0 * direction}))
-        return float((average - right).norm() / right.norm())
+    def off(make_reducer: type[Reducer]) -> float:
+        party = Party(gradients, [8] * 4, make_reducer=make_reducer)
+        assert in_own_loop(party.meet()) == [None] * 4
+        assert all(torch.equal(average, party.averages[0]) for average in party.averages)
+        return float((party.averages[0] - right).norm() / right.norm())
 
     assert off(CenteredClip) < 0.15
     assert off(MeanReducer) > 10.0
@@ -70,7 +63,7 @@ def test_the_mean_is_weighted_and_it_does_not_matter_what_comes_first() -> None:
         waiting = asyncio.create_task(reducer.result(1))
         await asyncio.sleep(0)
         reducer.abandon()
-        with pytest.raises(AllreduceException):
+        with pytest.raises(RoundOver):
             await waiting
 
     in_own_loop(reduce())

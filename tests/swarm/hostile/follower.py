@@ -25,7 +25,8 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.transfer.service import StateSharing
+from dedloc_kit.swarm.peer import exchange_of
+from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask
@@ -48,16 +49,9 @@ class Liar:
             self.run,
         )
         self.state.flat.fill_(FORGED)
-        self.averager = StateSharing(
-            [torch.zeros(1)],
-            self.node,
-            start=True,
-            prefix=self.run.run_id,
-            client_mode=False,
-            current_state=self.served,
-            current_info=lambda: self.state.info,
-        )
-        self.averager.share(True)
+        source = StateSource(self.served, lambda: self.state.info)
+        self.exchange = exchange_of(self.node, self.signer, self.run, self.state.layout, source)
+        self.exchange.transfers.share(True)
         self.progress = Directory(self.node, PROGRESS, self.run.run_id, reject=lambda _: None, seconds=TIME_TO_LIVE)
         self.addresses = addresses_of(self.node)
 

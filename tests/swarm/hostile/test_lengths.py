@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 import torch
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
-from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
-from hivemind.proto import averaging_pb2, dht_pb2, runtime_pb2
-from hivemind.utils import MSGPackSerializer
-from hivemind.utils.asyncio import as_aiter
+from hivemind.proto import dht_pb2, runtime_pb2
 from huggingface_hub import constants
 
 from dedloc_kit import client
@@ -29,21 +26,26 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import StepDone
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.steering.webhook import Webhook
-from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.allreduce import MAX_PART_BYTES
 from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
-from dedloc_kit.swarm.averaging.group import MOST_ANNOUNCED_BYTES, read_members
-from dedloc_kit.swarm.network import bounds
-from dedloc_kit.swarm.network.bounds import MAX_MEMBERS, AtATime, BoundedP2P, TooMuch
+from dedloc_kit.swarm.averaging.group import MAX_GROUP_BYTES, MAX_MEMBERS, Group, GroupService, Join, Member
+from dedloc_kit.swarm.averaging.service import AveragingService
+from dedloc_kit.swarm.network import bounds, service
+from dedloc_kit.swarm.network.bounds import AtATime, BoundedP2P, TooMuch
+from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
-from dedloc_kit.swarm.transfer.protocol import Request, encode
+from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
+from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.training.flat import CHUNK
 from tests.swarm.harness import Swarm, processes_of
+from tests.swarm.network.test_service import Doubling
 from tests.swarm.transfer import sharing_peer, test_service
 from tests.tiny import tiny_run
 
 RUN = tiny_run("lengths")
-MARK, HUGE = bytes(P2P.MESSAGE_MARKER), 2**40
+HUGE = 2**40
 SENT = 50_000_000
 """Bytes that a hostile peer sends where the other side goes on taking them."""
 GROWTH = 15_000_000
@@ -65,15 +67,9 @@ def varint(number: int) -> bytes:
     return head + varint(number >> 7) if number > 127 else head
 
 
-def within_a_message(announced: int) -> bytes:
-    return MARK + announced.to_bytes(8, "big")
-
-
+IN_A_STREAM = (2**32 - 1).to_bytes(4, "big")
 ANNOUNCED = {
-    f"{RUN.run_id}::GradientAverager.rpc_join_group": within_a_message(HUGE),
-    f"{RUN.run_id}::GradientAverager.rpc_aggregate_part": within_a_message(HUGE),
-    f"{RUN.run_id}::GradientAverager.rpc_download_state": within_a_message(HUGE),
-    f"{RUN.run_id}::sharing": (2**32 - 1).to_bytes(4, "big"),
+    **{Names(RUN.run_id).service(kind.name): IN_A_STREAM for kind in (GroupService, AveragingService, TransferService)},
     f"{RUN.run_id}::admission": varint(HUGE),
     f"{RUN.run_id}::access::averager": varint(HUGE),
     "DHTProtocol.rpc_store": varint(HUGE),
@@ -165,41 +161,42 @@ def test_a_message_that_announces_a_terabyte_is_not_taken_by_any_service(swarm: 
 
 def test_one_peer_gets_its_share_of_streams_and_others_are_served_meanwhile(swarm: Swarm) -> None:
     async def flood(p2p: P2P, organizer: PeerID) -> int:
-        streams = [
-            await p2p.call_binary_stream_handler(organizer, f"{RUN.run_id}::GradientAverager.rpc_aggregate_part")
-            for _ in range(100)
-        ]
-        closed = [asyncio.create_task(read_all(reader)) for _, reader, _ in streams]
-        fewest = len(streams) - bounds.STREAMS_AT_A_TIME[0]
-        async with asyncio.timeout(DEADLINE):
-            while sum(task.done() for task in closed) < fewest:
-                await asyncio.sleep(0.05)
-        async with hostile(initial_peers=swarm.invitation.peers, no_listen=True) as other:
-            stub = GradientAverager.get_stub(other, organizer, namespace=RUN.run_id)
-            stream = await stub.rpc_join_group(averaging_pb2.JoinRequest(schema_hash=b"x"))
-            await asyncio.wait_for(anext(aiter(stream)), DEADLINE)
-        return sum(not task.done() for task in closed)
+        async def opened(p2p: P2P) -> Stream | None:
+            with suppress(OSError):
+                return await held.enter_async_context(Endpoint(p2p, RUN.run_id).open(peer, TransferService))
+            return None
 
-    assert attacked(swarm, flood) == bounds.STREAMS_AT_A_TIME[0]
+        async def answered(stream: Stream | None) -> bool:
+            with suppress(OSError, EOFError):
+                if stream is not None:
+                    async with asyncio.timeout(DEADLINE):
+                        await stream.send(encode(Request(what="average", after="ab")))
+                        return (await stream.receive_record(Header, MAX_HEADER_BYTES)).answer == "nothing"
+            return False
+
+        peer = organizer.to_base58()
+        async with AsyncExitStack() as held:
+            streams = await asyncio.gather(*(opened(p2p) for _ in range(100)))
+            async with hostile(initial_peers=swarm.invitation.peers, no_listen=True) as other:
+                assert await answered(await opened(other))
+            return sum(await asyncio.gather(*map(answered, streams)))
+
+    assert 0 < attacked(swarm, flood) <= bounds.STREAMS_AT_A_TIME[0]
 
 
 def test_a_message_that_begins_and_does_not_end_holds_its_stream_for_so_long_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounds, "MESSAGE_SECONDS", 0.3)
+    monkeypatch.setattr(service, "RECEIVE_SECONDS", 0.3)
 
     async def trickle() -> float:
         async with between(BoundedP2P, P2P) as (server, client):
-
-            async def swallow(requests: AsyncIterator[Any], _context: P2PContext) -> AsyncIterator[BytesValue]:
-                async for _ in requests:
-                    yield BytesValue()
-
-            await server.add_protobuf_handler("rpc_x", swallow, BytesValue, stream_input=True, stream_output=True)
-            _, reader, writer = await client.call_binary_stream_handler(server.peer_id, "rpc_x")
+            await Endpoint(server, RUN.run_id).add(Doubling())
+            name = Names(RUN.run_id).service(Doubling.name)
+            _, reader, writer = await client.call_binary_stream_handler(server.peer_id, name)
             closed = asyncio.create_task(read_all(reader))
             began = time.monotonic()
-            writer.write(MARK + (1000).to_bytes(8, "big"))
+            writer.write((1000).to_bytes(4, "big"))
             while not closed.done() and time.monotonic() < began + DEADLINE:
                 with suppress(OSError):
                     writer.write(b"x")
@@ -228,13 +225,14 @@ def test_the_fewer_places_are_left_the_fewer_may_one_peer_have() -> None:
     assert takes_all("another") == 8, "what is over is given back"
 
 
-def test_who_announces_too_much_to_a_group_is_not_let_in(swarm: Swarm) -> None:
-    async def join(p2p: P2P, organizer: PeerID) -> int:
-        request = averaging_pb2.JoinRequest(schema_hash=b"x", gather=bytes(MOST_ANNOUNCED_BYTES + 1))
-        answer = await asyncio.wait_for(call_of_a_stream(p2p, organizer, "rpc_join_group", request), DEADLINE)
-        return int(answer.code)
+def test_who_says_too_much_to_a_group_is_not_heard(swarm: Swarm) -> None:
+    async def join(p2p: P2P, organizer: PeerID) -> bytes:
+        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
+        said = encode(Join(step=0, after="", member=me)) + bytes(MAX_RECORD_BYTES)
+        async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GroupService, said) as stream:
+            return await asyncio.wait_for(stream.reader.read(), DEADLINE)
 
-    assert attacked(swarm, join) == averaging_pb2.PROTOCOL_VIOLATION
+    assert attacked(swarm, join) == b""
 
 
 # A hostile server
@@ -255,26 +253,19 @@ async def read_all(reader: asyncio.StreamReader) -> None:
             pass
 
 
-async def call_of_a_stream(client: P2P, server: PeerID, method: str, message: Any) -> Any:
-    stub = GradientAverager.get_stub(client, server, namespace=RUN.run_id)
-    return await anext(aiter(await getattr(stub, method)(message)))
-
-
-@pytest.mark.parametrize("method", ["rpc_join_group", "rpc_aggregate_part"])
-def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(method: str) -> None:
+@pytest.mark.parametrize(("kind", "most"), [(GroupService, MAX_GROUP_BYTES), (AveragingService, MAX_PART_BYTES)])
+def test_a_server_that_answers_with_a_terabyte_gets_an_error_and_no_memory(kind: type[Service], most: int) -> None:
     async def call() -> int:
         async with between(P2P, BoundedP2P) as (server, client):
 
             async def answer(_: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await pushed(writer, reader, ANNOUNCED[f"{RUN.run_id}::GradientAverager.{method}"])
+                await pushed(writer, reader, IN_A_STREAM)
 
-            await server.add_binary_stream_handler(f"{RUN.run_id}::GradientAverager.{method}", answer)
-            message: Any = averaging_pb2.JoinRequest(schema_hash=b"x")
-            if method == "rpc_aggregate_part":
-                message = as_aiter(averaging_pb2.AveragingData())
+            await server.add_binary_stream_handler(Names(RUN.run_id).service(kind.name), answer)
             memory = Memory([os.getpid()])
-            with pytest.raises(TooMuch):
-                await asyncio.wait_for(call_of_a_stream(client, server.peer_id, method, message), DEADLINE)
+            async with Endpoint(client, RUN.run_id).open(server.peer_id.to_base58(), kind) as stream:
+                with pytest.raises(ValueError, match="announced"):
+                    await asyncio.wait_for(stream.receive(most), DEADLINE)
             return memory.growth()
 
     assert in_own_loop(call()) < GROWTH
@@ -307,28 +298,36 @@ def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can
 
 # A hostile leader, and hostile averages
 
-MEMBERS = tuple(PeerID(bytes([18, 32]) + number.to_bytes(32, "big")) for number in range(MAX_MEMBERS + 1))
-ANNOUNCED_BY_ONE = MSGPackSerializer.dumps([1.0, 0, MSGPackSerializer.dumps([6])])
+MEMBERS = [
+    {"peer": f"Qm{number}", "bandwidth": 1.0, "client_mode": False, "group_size": 6}
+    for number in range(MAX_MEMBERS + 1)
+]
 
 
 @pytest.mark.parametrize(
-    ("members", "announced"),
-    [(MEMBERS, ANNOUNCED_BY_ONE), (MEMBERS[:2] * 2, ANNOUNCED_BY_ONE), (MEMBERS[:3], ANNOUNCED_BY_ONE + bytes(100))],
-    ids=["too many members", "members twice", "too much announced"],
+    "members",
+    [
+        MEMBERS,
+        MEMBERS[:2] * 2,
+        [*MEMBERS[:2], {**MEMBERS[2], "more": "x"}],
+        [*MEMBERS[:2], {**MEMBERS[2], "bandwidth": 0.0}],
+    ],
+    ids=["too many members", "members twice", "too much of a member", "an impossible bandwidth"],
 )
-def test_a_leader_is_not_believed_that_names(members: tuple[PeerID, ...], announced: bytes) -> None:
-    with pytest.raises(ValueError, match=r"cannot be a group|announced too much"):
-        read_members(GroupInfo(b"group", members, (announced,) * len(members)))
+def test_a_leader_is_not_believed_that_names(members: list[dict[str, Any]]) -> None:
+    Group.parse({"id": "ab", "members": MEMBERS[:MAX_MEMBERS]})
+    with pytest.raises(ValueError, match=r"members|named twice"):
+        Group.parse({"id": "ab", "members": members})
 
 
-def average_of(*parts: runtime_pb2.Tensor) -> RecentAverage:
+def average_of(*parts: bytes) -> RecentAverage:
     """As it comes from a donor."""
-    offer = RecentAverage("aa", "bb", 1, b"", parts).offer()
-    return RecentAverage.read(offer.metadata, offer.content)
+    content = RecentAverage("aa", "bb", 1, b"", parts).content()
+    return RecentAverage.read(content.metadata, content.data)
 
 
 def test_an_average_that_is_larger_than_the_model_takes_no_memory() -> None:
-    part = codec_of("4bit").gradients.compress(torch.zeros(CHUNK))
+    part = codec_of("4bit").gradients.compress(torch.zeros(CHUNK)).SerializeToString()
     average = average_of(*[part] * 240)  # 16 MB that become 126
     memory = Memory([os.getpid()])
     with pytest.raises(ValueError, match="not as many values"):
@@ -338,12 +337,11 @@ def test_an_average_that_is_larger_than_the_model_takes_no_memory() -> None:
 
 
 def test_a_part_of_an_average_that_is_nothing_but_sizes_is_refused_before_the_next_one_is_read() -> None:
-    bomb = runtime_pb2.Tensor(size=[1] * 500_000)
-    offer = RecentAverage("aa", "bb", 1, b"", (bomb,) * 30).offer()
-    del bomb
+    bomb = runtime_pb2.Tensor(size=[1] * 500_000).SerializeToString()
+    average = average_of(*[bomb] * 30)
     memory = Memory([os.getpid()])
     with pytest.raises(ValueError, match="cannot be decoded"):
-        RecentAverage.read(offer.metadata, offer.content)
+        decode_all(average.parts, 30 * CHUNK)
     assert memory.growth() < GROWTH
 
 
@@ -402,7 +400,7 @@ def test_a_page_that_answers_without_end_gets_no_memory(packed: bool, monkeypatc
 
 async def stalled(p2p: P2P, donor: PeerID) -> Any:
     """Ask for the newest state and take nothing of it."""
-    stream = await p2p.call_binary_stream_handler(donor, f"{sharing_peer.RUN}::sharing")
+    stream = await p2p.call_binary_stream_handler(donor, Names(sharing_peer.RUN).service(TransferService.name))
     asked = encode(Request(what="state", end=2**22))
     stream[2].write(len(asked).to_bytes(4, "big") + asked)
     return stream
@@ -428,7 +426,7 @@ def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the
                     digest = donor.has(next(test_service.ROUNDS), seed=number)
                     streams += [await stalled(p2p, PeerID.from_base58(donor.id)) for p2p in 2 * attackers]
                     held = await asyncio.to_thread(donor.ask, "tell")
-                    assert held["offers"] <= MAX_UPLOADS + 1
+                    assert held["contents"] <= MAX_UPLOADS + 1
                 answer = await asyncio.to_thread(newcomer.downloads, donor)
                 assert answer["result"]["digest"] == digest
 

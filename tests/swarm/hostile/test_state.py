@@ -15,9 +15,11 @@ from dedloc_kit.access.office import invite
 from dedloc_kit.events import Left, LocalProgress, Peers, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.records import INVITATION_FILE
+from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.service import decode, encode
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
-from dedloc_kit.swarm.transfer.protocol import Header, Request, decode, encode
-from dedloc_kit.swarm.transfer.service import stream_name
+from dedloc_kit.swarm.transfer.protocol import Header, Request
+from dedloc_kit.swarm.transfer.service import TransferService
 from tests.swarm.harness import (
     DEADLINE,
     Peer,
@@ -124,7 +126,8 @@ def places_taken(swarm: Swarm, count: int) -> Iterator[None]:
 
     async def hold(p2p: P2P) -> None:
         organizer = PeerID.from_base58(swarm.invitation.organizer)
-        _, reader, writer = await p2p.call_binary_stream_handler(organizer, stream_name(swarm.run.run_id))
+        service = Names(swarm.run.run_id).service(TransferService.name)
+        _, reader, writer = await p2p.call_binary_stream_handler(organizer, service)
         asked = encode(Request(what="state", end=1))
         while not over.is_set():
             writer.write(len(asked).to_bytes(4, "big") + asked)

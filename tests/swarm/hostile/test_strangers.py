@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
-from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p import P2P, PeerID
 
 from dedloc_kit.access.guests import Admissions, Admitted, write_admissions
 from dedloc_kit.access.office import Office, invite
@@ -42,7 +41,6 @@ from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.swarm.transfer.protocol import decode, encode
 from tests.swarm.harness import Swarm, belief, gate_of, outside, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
 from tests.tiny import tiny_run
@@ -60,16 +58,15 @@ class Coordinator:
     def __init__(self, run: RunConfig, folder: Path) -> None:
         self.signer = Signer(Identity(folder / IDENTITY_FILE))
         self.run, self.folder = run, folder
-        self._admission = Admission(run, Office(run, folder, self.signer.peer), self.signer)
+        self._hosts = dict[str, str]()
+        self._admission = Admission(run, Office(run, folder, self.signer.peer), self.signer, self._host_of)
+
+    async def _host_of(self, peer: str) -> str:
+        return self._hosts[peer]
 
     def asked(self, peer: str, secret: str, host: str) -> AccessAnswer:
-        async def host_of(_peer: str) -> str:
-            return host
-
-        me = PeerID.from_base58(self.signer.peer)
-        request = BytesValue(value=encode(AccessRequest(run_id=self.run.run_id, secret=secret)))
-        context = P2PContext(handle_name="", local_id=me, remote_id=PeerID.from_base58(peer))
-        return AccessAnswer.parse(decode(in_own_loop(self._admission.answer(host_of, request, context)).value))
+        self._hosts[peer] = host
+        return in_own_loop(self._admission.answer(peer, AccessRequest(run_id=self.run.run_id, secret=secret)))
 
 
 @pytest.fixture

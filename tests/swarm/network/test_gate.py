@@ -14,22 +14,24 @@ from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyp
 from hivemind import DHT
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
-from hivemind.proto import averaging_pb2, dht_pb2
-from hivemind.utils.asyncio import as_aiter
+from hivemind.p2p import P2P, PeerID, ServicerBase
+from hivemind.proto import dht_pb2
 
 from dedloc_kit.access.office import Office, invite, revoke
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, AccessAnswer, AccessRequest, Notice, Token, shortened
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.swarm.averaging.averager import GradientAverager
+from dedloc_kit.swarm.averaging.group import GroupService, Join, Member, Verdict
+from dedloc_kit.swarm.averaging.service import AveragingService, Opening
 from dedloc_kit.swarm.membership.admission import Admission, ask
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.reach import Reachability
+from dedloc_kit.swarm.network.service import Endpoint, decode, encode
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.swarm.transfer.protocol import Header, Request, decode, encode
+from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
+from dedloc_kit.swarm.transfer.service import TransferService
 from tests.loopback_hub import loopback_hub
 from tests.swarm.harness import Swarm, outside
 from tests.tiny import tiny_run
@@ -159,7 +161,7 @@ async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
             call = p2p.call_protobuf_handler(organizer, door, BytesValue(value=token), BytesValue)
             await asyncio.wait_for(call, PATIENCE)
     directory = ServicerBase.__dict__["get_stub"].__get__(None, DHTProtocol)(p2p, organizer)  # its own needs a node
-    averager = GradientAverager.get_stub(p2p, organizer, namespace=prefix)
+    endpoint, leader = Endpoint(p2p, prefix), swarm.invitation.organizer
     key = DHTID.generate("anything").to_bytes()
 
     async def ping() -> bool:
@@ -176,25 +178,19 @@ async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
         return len((await directory.rpc_store(request)).store_ok) == 1  # whether it is taken is another question
 
     async def join_a_group() -> bool:
-        stream = await averager.rpc_join_group(averaging_pb2.JoinRequest(schema_hash=b"x"))
-        return (await anext(aiter(stream))) is not None
+        me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
+        async with endpoint.open(leader, GroupService, encode(Join(step=1, after="", member=me))) as stream:
+            return (await stream.receive_record(Verdict)) is not None
 
     async def average() -> bool:
-        data = averaging_pb2.AveragingData(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"x" * 20)
-        stream = await averager.rpc_aggregate_part(as_aiter(data))
-        return (await anext(aiter(stream))) is not None
+        opening = Opening(group="ab" * 20, introduction=b"x")
+        async with endpoint.open(leader, AveragingService, encode(opening)) as stream:
+            return len(await stream.receive(1000)) > 0
 
     async def download() -> bool:
-        _, reader, writer = await p2p.call_binary_stream_handler(organizer, f"{prefix}::sharing")
-        try:
-            asked = encode(Request(what="state", end=2**22))
-            writer.write(len(asked).to_bytes(4, "big") + asked)
-            length = 0
-            while not length:
-                length = int.from_bytes(await reader.readexactly(4), "big")
-            return Header.parse(decode(await reader.readexactly(length))).answer == "here"
-        finally:
-            writer.close()
+        asked = encode(Request(what="state", end=2**22))
+        async with endpoint.open(leader, TransferService, asked) as stream:
+            return (await stream.receive_record(Header, MAX_HEADER_BYTES)).answer == "here"
 
     async def reach() -> bool:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -309,16 +305,16 @@ def test_a_request_for_another_run_or_none_at_all_brings_no_token(swarm: Swarm) 
 def test_an_account_is_looked_up_once_and_its_token_is_kept_nowhere(
     tmp_path: Path, keys: dict[str, Signer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, peer = tiny_run("members", access={"who": "hub", "accounts": ["asha"]}), PeerID.from_base58(keys["alice"].peer)
-    admission = Admission(run, Office(run, tmp_path, keys["organizer"].peer), keys["organizer"])
-    context = P2PContext(handle_name="", local_id=PeerID.from_base58(keys["organizer"].peer), remote_id=peer)
+    run = tiny_run("members", access={"who": "hub", "accounts": ["asha"]})
 
     async def somewhere(_peer: str) -> str:
         return "192.0.2.1"
 
+    admission = Admission(run, Office(run, tmp_path, keys["organizer"].peer), keys["organizer"], somewhere)
+
     def asked(secret: str) -> AccessAnswer:
-        request = BytesValue(value=encode(AccessRequest(run_id=run.run_id, secret=secret)))
-        return AccessAnswer.parse(decode(in_own_loop(admission.answer(somewhere, request, context)).value))
+        question = AccessRequest(run_id=run.run_id, secret=secret)
+        return in_own_loop(admission.answer(keys["alice"].peer, question))
 
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
         hub.names = {"hf_asha": "asha", "hf_mallory": "mallory"}

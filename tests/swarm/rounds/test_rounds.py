@@ -1,8 +1,5 @@
 """When a peer that gathers begins, and when it gives its group up; the DHT is a dictionary."""
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +8,8 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Progress, Receipt
+from dedloc_kit.records import Receipt
+from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
@@ -21,6 +19,7 @@ from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
@@ -31,20 +30,12 @@ from tests.tiny import TinyTask, tiny_run
 class Averager:
     """Whoever is expected comes at once; what it is asked to do then is noted."""
 
-    client_mode = False
-    grouping = OneGroup(10)
-
-    def __init__(self, size: int) -> None:
+    def __init__(self, layout: FlatLayout) -> None:
         self.asked: list[str] = []
-        self._flat = torch.zeros(size)
+        self.vector = SharedVector(layout)
 
-    @contextmanager
-    def get_tensors(self) -> Iterator[tuple[torch.Tensor]]:
-        yield (self._flat,)
-
-    def gather(self, *, expected: Mapping[str, Progress], **_: object) -> Any:
-        members = frozenset(expected)
-        return SimpleNamespace(control=Future(), called=False, gathered=lambda: members, seconds=lambda: 0.1)
+    def gather(self, request: GroupRequest) -> Any:
+        return SimpleNamespace(done=False, called=False, members=request.expected, seconds=0.1)
 
     def begin(self, *_: object, **__: object) -> None:
         self.asked.append("begin")
@@ -61,12 +52,12 @@ class Peer:
         self._dht, self.warned = cast(Any, PlainDHT()), list[str]()
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
-        self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout.size)
-        as_averager: Any = self.averager
+        self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout)
+        exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10), client_mode=False)
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         incidents = Incidents(pytest.fail)
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), incidents, belief(me.peer))
-        self.rounds = Rounds(state, self.gradients, as_averager, self.tracker, me, profile(), self.warned.append)
+        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile(), self.warned.append)
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
@@ -142,7 +133,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     me = Peer(tmp_path)
     receipt = Receipt(step=1, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
     me.state.apply(torch.zeros(me.state.layout.size), receipt)
-    me.rounds.last_members = frozenset([me.other.peer] if took_part else [])
+    me.rounds.stepped([me.other.peer] if took_part else [])
     me.hear(0, time=get_dht_time())
     me.gradients.add(1.0, 10, 1)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"

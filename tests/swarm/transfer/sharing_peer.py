@@ -14,24 +14,27 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from hivemind.compression import serialize_torch_tensor
-from hivemind.utils import MPFuture
 
 from dedloc_kit.records import Receipt, Record, StateInfo
 from dedloc_kit.run import PeerConfig
+from dedloc_kit.swarm.averaging.compression import read_part
 from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
+from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.service import Endpoint, Stream, encode
 from dedloc_kit.swarm.transfer import donor as giving
 from dedloc_kit.swarm.transfer import places, protocol
 from dedloc_kit.swarm.transfer.contents import RecentAverage
-from dedloc_kit.swarm.transfer.download import Opened
-from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSharing
+from dedloc_kit.swarm.transfer.donor import Donor
+from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSource, Transfers, TransferService
 from dedloc_kit.training.sketch import SEED_BYTES
 from tests.swarm.harness import wait_until
 
@@ -46,7 +49,7 @@ class Faults:
     def __init__(self) -> None:
         self.kind = mp.Array(ctypes.c_char, 64)
         self._given = self._blocks = 0
-        self._upload, self._encode = protocol.upload, protocol.encode
+        self._upload = protocol.upload
         giving.upload, giving.encode = self.upload, self.encode  # type: ignore[attr-defined]
 
     def encode(self, record: Record) -> bytes:
@@ -64,70 +67,73 @@ class Faults:
                 header["metadata"] = os.urandom(1000)
             case "endless metadata":
                 header["metadata"] = bytes(protocol.MAX_METADATA_BYTES + 1)
-        return self._encode(type(record).model_construct(**header))
+        return encode(type(record).model_construct(**header))
 
     async def upload(
-        self, writer: asyncio.StreamWriter, block: memoryview, line_free: asyncio.Event, moved: Callable[[], None]
+        self, stream: Stream, block: memoryview, line_free: asyncio.Event, moved: Callable[[], None]
     ) -> None:
         self._blocks += 1
         match self.kind.value.decode():
             case "breaks off" if self._blocks % 3 == 0:
-                await self._upload(writer, block[: len(block) // 2], line_free, moved)
+                await self._upload(stream, block[: len(block) // 2], line_free, moved)
                 raise OSError("enough")
             case "endless message":
-                writer.write((2**31).to_bytes(4, "big"))
+                stream.writer.write((2**31).to_bytes(4, "big"))
             case "garbage content":
                 block = memoryview(os.urandom(len(block)))
             case "says nothing but hello":
                 while True:
-                    await protocol.send(writer, b"")
+                    await stream.send(b"")
                     await asyncio.sleep(0.05)
             case "dies" if self._given > NUMBERS:
                 os.killpg(0, signal.SIGKILL)
             case "stalls" if self._given > NUMBERS:
                 os.killpg(0, signal.SIGSTOP)
-        await self._upload(writer, block, line_free, moved)
+        await self._upload(stream, block, line_free, moved)
         self._given += len(block)
 
 
 class CountingReader:
     """A stream that counts what it gives."""
 
-    def __init__(self, reader: asyncio.StreamReader, counts: Any, index: int) -> None:
-        self._reader, self._counts, self._index = reader, counts, index
+    def __init__(self, reader: asyncio.StreamReader, counts: Counter[str], donor: str) -> None:
+        self._reader, self._counts, self._donor = reader, counts, donor
 
     async def read(self, size: int) -> bytes:
         data = await self._reader.read(size)
-        self._counts[self._index] += len(data)
+        self._counts[self._donor] += len(data)
         return data
 
 
-class Sharing(StateSharing):
-    """As in a volunteer, and what the test wants to know or to change in the averager's process."""
+class Counting(TransferService):
+    """As in a volunteer, and what the test wants to know or to change in its process."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.donors = mp.Array(ctypes.c_char, 4096)
-        self.counts = mp.Array(ctypes.c_longlong, 16)
-        self.places_taken, self.offers_held = mp.Value(ctypes.c_int), mp.Value(ctypes.c_int)
-        super().__init__(*args, **kwargs)
+    def __init__(self, endpoint: Endpoint, donor: Donor) -> None:
+        super().__init__(endpoint, donor)
+        self._counts: Counter[str] = Counter()
 
-    async def _open_stream(self, donor: str) -> Opened:
-        stream, reader, writer = await super()._open_stream(donor)
-        index = self.donors.value.decode().split().index(donor)
-        return stream, CountingReader(reader, self.counts, index), writer  # type: ignore[return-value]
+    @contextlib.asynccontextmanager
+    async def _open(self, donor: str) -> AsyncIterator[Stream]:
+        async with super()._open(donor) as stream:
+            reader: Any = CountingReader(stream.reader, self._counts, donor)
+            yield Stream(reader, stream.writer)
 
-    async def _line(self, free: bool, done: Any) -> None:
-        self._line_free.set() if free else self._line_free.clear()
-        done.set_result(None)
+    async def begin_count(self) -> None:
+        self._counts.clear()
 
-    async def _keep(self, done: Any, **names: Any) -> None:
-        self.keep(average_of(**names))
-        done.set_result(None)
+    async def received(self) -> Counter[str]:
+        """From each donor, in bytes."""
+        return self._counts
 
-    async def _look(self, done: Any) -> None:
-        self.places_taken.value = len(self._giving._places["state"])
-        self.offers_held.value = len(self._giving._offers)
-        done.set_result(None)
+    async def line(self, free: bool) -> None:
+        self._donor.line_free.set() if free else self._donor.line_free.clear()
+
+    async def keep(self, names: dict[str, Any]) -> None:
+        self._donor.keep(average_of(**names))
+
+    async def held(self) -> tuple[int, int]:
+        """How many places are taken, and contents held."""
+        return len(self._donor._places["state"]), len(self._donor._contents)
 
 
 def state_of(seed: int) -> list[torch.Tensor]:
@@ -138,7 +144,8 @@ def state_of(seed: int) -> list[torch.Tensor]:
 
 def average_of(after: str, round: str, step: int, seed: int) -> RecentAverage:
     generator = torch.Generator().manual_seed(seed)
-    parts = tuple(serialize_torch_tensor(torch.randn(100_000, generator=generator)) for _ in range(10))
+    tensors = [serialize_torch_tensor(torch.randn(100_000, generator=generator)) for _ in range(10)]
+    parts = tuple(tensor.SerializeToString() for tensor in tensors)
     return RecentAverage(after, round, step, f"of {round}".encode(), parts)
 
 
@@ -149,7 +156,7 @@ def digest_of_state(tensors: Sequence[torch.Tensor]) -> str:
 
 def digest_of_average(average: RecentAverage) -> str:
     names = f"{average.after} {average.round} {average.step} {average.metadata!r}".encode()
-    return hashlib.sha256(names + b"".join(part.SerializeToString() for part in average.parts)).hexdigest()
+    return hashlib.sha256(names + b"".join(average.parts)).hexdigest()
 
 
 class Peer:
@@ -165,15 +172,21 @@ class Peer:
         folder = Path(who["folder"])
         config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=who.get("client_mode", False))
         self.node = open_node(config, Identity(folder / "identity.key"), who["peers"])
-        self.averager = Sharing(
-            [torch.zeros(1)],
-            self.node,
-            start=True,
-            prefix=RUN,
-            client_mode=config.client_mode,
-            current_state=self.current_state,
-            current_info=lambda: self.state[0],
-        )
+        source = StateSource(self.current_state, lambda: self.state[0])
+
+        @contextlib.asynccontextmanager
+        async def make(owner: Owner) -> AsyncIterator[Sequence[object]]:
+            p2p = await self.node.replicate_p2p()
+            endpoint = Endpoint(p2p, RUN)
+            service = Counting(endpoint, Donor(owner.ask, source.layout))
+            await endpoint.add(service)
+            try:
+                yield [service]
+            finally:
+                await p2p.shutdown()
+
+        self.host = Host(make, source.newest)
+        self.transfers = Transfers(self.host, RUN)
         answer({"peer": self.node.peer_id.to_base58(), "addresses": addresses_of(self.node)})
 
     def be(self, step: int, round: str, seed: int, run: str = RUN) -> None:
@@ -187,15 +200,12 @@ class Peer:
         receipt = Receipt(step=info.step, round=RECEIPT, time=1.0, seconds=1.0, signed=(bytes(RECEIPT_BYTES),))
         yield {"info": info.model_dump(), "receipts": [receipt.model_dump()]}, tensors
 
-    def in_averager(self, method: str, **arguments: Any) -> None:
-        done = MPFuture()
-        self.averager._outer_pipe.send((method, [], {"done": done, **arguments}))
-        done.result()
+    def received(self) -> Counter[str]:
+        return self.host.call(Counting.received).result()
 
     def download(self, job: dict[str, Any]) -> None:
-        progress, warnings, averager = list[tuple[int, int]](), list[str](), self.averager
-        averager.donors.value = " ".join(job["donors"]).encode()
-        averager.counts[:] = [0] * 16
+        progress, warnings, transfers = list[tuple[int, int]](), list[str](), self.transfers
+        self.host.call(Counting.begin_count).result()
         self.stop = threading.Event()
 
         def on_progress(received: int, total: int) -> None:
@@ -205,31 +215,35 @@ class Peer:
 
         arguments: dict[str, Any] = {"warn": warnings.append, "stop": self.stop}
         if "after" in job:
-            average = averager.download_average(job["after"], job["donors"], max_bytes=10_000_000, **arguments)
+            average = transfers.download_average(
+                job["after"], job["donors"], check=read_part, max_bytes=10_000_000, **arguments
+            )
             result = None if average is None else {"digest": digest_of_average(average)}
         else:
             like = [torch.empty_like(tensor) for tensor in self.state[1]]
             question = partial(self.question, job["donors"][0]) if job["question"] else lambda _: True
-            state = averager.download_state(
+            state = transfers.download_state(
                 job["donors"], like, on_version=question, on_progress=on_progress, **arguments
             )
             result = None if state is None else {"digest": digest_of_state(state[1]), "info": state[0]["info"]}
-        counts = averager.counts[: len(job["donors"])]
+        received = self.received()
+        counts = [received[donor] for donor in job["donors"]]
         answer({"result": result, "progress": progress, "warnings": warnings, "counts": counts})
 
     def question(self, donor: str, version: str) -> bool:
-        """Ask when all has come and the averager's process would hand it over."""
-        wait_until(lambda: self.averager.counts[0] >= 4 * NUMBERS, "the state does not come", 30.0)
+        """Ask when all has come and the other process would hand it over."""
+        wait_until(lambda: self.received()[donor] >= 4 * NUMBERS, "the state does not come", 30.0)
         time.sleep(2 * REPORT_SECONDS)  # once it tries to
-        answer = self.averager.ask_for_sketch(donor, version, bytes(SEED_BYTES))
+        answer = self.transfers.ask_for_sketch(donor, version, bytes(SEED_BYTES))
         with contextlib.suppress(TimeoutError):
-            return bool(answer.result(10.0).answer == "here")
+            header = answer.result(10.0)
+            return header is not None and header.answer == "here"
         return False
 
     def do(self, job: dict[str, Any]) -> None:
         match job.pop("do"):
             case "share":
-                self.averager.share(job["on"])
+                self.transfers.share(job["on"])
                 answer({"shares": job["on"]})
             case "be":
                 self.be(**job)
@@ -238,20 +252,18 @@ class Peer:
                 self.faults.kind.value = job["kind"].encode()
                 answer({"fault": job["kind"]})
             case "line":
-                self.in_averager("_line", free=job["free"])
+                self.host.call(Counting.line, job["free"]).result()
                 answer({"free": job["free"]})
             case "keep":
-                self.in_averager("_keep", **job)
+                self.host.call(Counting.keep, job).result()
                 answer({"digest": digest_of_average(average_of(**job))})
             case "download":
                 threading.Thread(target=self.download, args=[job]).start()
             case "stop":
                 self.stop.set()
             case "tell":
-                self.in_averager("_look")
-                averager = self.averager
-                places, offers = averager.places_taken.value, averager.offers_held.value
-                answer({"snapshots": self.snapshots, "places": places, "offers": offers})
+                places, contents = self.host.call(Counting.held).result()
+                answer({"snapshots": self.snapshots, "places": places, "contents": contents})
 
 
 def answer(values: dict[str, Any]) -> None:

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 
 import pytest
 
-from dedloc_kit.swarm.transfer import download as fetching
-from dedloc_kit.swarm.transfer import protocol
-from dedloc_kit.swarm.transfer.download import Fetching, Opened
-from dedloc_kit.swarm.transfer.protocol import Download, Header, Request, encode, receive_request, send, upload
+from dedloc_kit.swarm.network.service import Stream, encode
+from dedloc_kit.swarm.transfer import download, protocol
+from dedloc_kit.swarm.transfer.download import Downloader
+from dedloc_kit.swarm.transfer.protocol import Download, Header, Request, receive_request, upload
 
 BLOCK = 2**16
 CONTENT = bytes(range(256)) * (60 * BLOCK // 256)
@@ -48,56 +49,59 @@ class Donors:
 
     def _server(self, name: str):  # type: ignore[no-untyped-def]
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            stream = Stream(reader, writer)
             line_free = asyncio.Event()
             line_free.set()
             with suppress(OSError, EOFError):
                 while True:
-                    request = await receive_request(reader)
-                    await send(writer, encode(Header(answer="here", version="1", total=len(CONTENT))))
+                    request = await receive_request(stream)
+                    await stream.send(encode(Header(answer="here", version="1", total=len(CONTENT))))
                     await asyncio.sleep(0.1)  # a slow line: there is time to ask the others again
                     block = memoryview(CONTENT)[request.begin : request.end]
-                    await upload(writer, block, line_free, lambda: None)
+                    await upload(stream, block, line_free, lambda: None)
                     self.given[name] += len(block)
-            writer.close()
+            stream.close()
 
         return serve
 
-    async def open(self, name: str) -> Opened:
+    @asynccontextmanager
+    async def open(self, name: str) -> AsyncIterator[Stream]:
         if self._failures[name]:
             self._failures[name] -= 1
             raise OSError("dial backoff")
         reader, writer = await asyncio.open_connection("127.0.0.1", self._ports[name])
-        return None, reader, writer
+        with closing(writer):
+            yield Stream(reader, writer)
 
 
 async def fetched(donors: Donors, warnings: list[str]) -> bytes | None:
     content = bytearray(len(CONTENT))
-    fetching = Fetching(Download(Anything(), memoryview(content)), donors.names, donors.open, warnings.append)
-    return bytes(content) if await fetching.complete() else None
+    downloader = Downloader(Download(Anything(), memoryview(content)), donors.names, donors.open, warnings.append)
+    return bytes(content) if await downloader.complete() else None
 
 
 def test_a_donor_whose_first_connection_fails_is_asked_again_while_another_delivers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetching, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(download, "RETRY_SECONDS", 0.3)
     monkeypatch.setattr(protocol, "BLOCK_BYTES", BLOCK)
 
-    async def download() -> tuple[bytes | None, Counter[str], list[str]]:
+    async def attempt() -> tuple[bytes | None, Counter[str], list[str]]:
         warnings: list[str] = []
         async with Donors("ab", failures={"b": 2}) as donors, asyncio.timeout(60):
             return await fetched(donors, warnings), donors.given, warnings
 
-    content, given, warnings = asyncio.run(download())
+    content, given, warnings = asyncio.run(attempt())
     assert content == CONTENT
     assert given["b"] > 0
     assert warnings == ["b does not deliver: dial backoff"]
 
 
 def test_nobody_is_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(download, "PAUSE_SECONDS", (0.01, 0.02))
 
-    async def download() -> tuple[bytes | None, Counter[str]]:
+    async def attempt() -> tuple[bytes | None, Counter[str]]:
         async with Donors("ab", failures={"a": 10**6, "b": 10**6}) as donors, asyncio.timeout(60):
             return await fetched(donors, []), donors.given
 
-    assert asyncio.run(download()) == (None, Counter())
+    assert asyncio.run(attempt()) == (None, Counter())

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 import torch
 
+from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.transfer import questions
-from dedloc_kit.swarm.transfer.contents import Offer, StateLayout
-from dedloc_kit.swarm.transfer.protocol import Request, decode
+from dedloc_kit.swarm.transfer.contents import Content, StateLayout
+from dedloc_kit.swarm.transfer.protocol import Request
 from dedloc_kit.swarm.transfer.questions import PEER_SECONDS, REMEMBERED_PEERS, SHARE, Answering, Budget
 from dedloc_kit.training.sketch import SEED_BYTES, differ, read
 
@@ -51,8 +52,8 @@ def holding(version: str) -> Answering:
     layout = StateLayout(STATE)
     flat = layout.pack(STATE)
 
-    async def find(_: str) -> Offer:
-        return Offer(version, b"", flat.numpy().data)
+    async def find(_: str) -> Content:
+        return Content(version, b"", flat.numpy().data)
 
     return Answering(layout, find)
 

@@ -130,7 +130,7 @@ def test_newcomers_at_the_same_time_share_one_snapshot_that_is_let_go_afterwards
     assert donor.ask("tell")["snapshots"] == before + 1
     newer = donor.has(next(ROUNDS), seed=3)
     assert one.downloads(donor)["result"]["digest"] == newer != digest
-    wait_until(lambda: donor.ask("tell")["offers"] == 0, "the donor still holds a snapshot")
+    wait_until(lambda: donor.ask("tell")["contents"] == 0, "the donor still holds a snapshot")
 
 
 def test_a_newcomer_goes_from_a_busy_donor_to_another_or_waits_for_it(peers: list[Peer]) -> None:

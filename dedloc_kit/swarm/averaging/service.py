@@ -1,0 +1,298 @@
+"""The network's side of averaging: finds the group of a round and runs its all-reduce, in a process of its own.
+
+A round has two halves, so that nobody waits for the slow one: the group gathers while the batch still fills up, and
+begins when its members say so. Everyone ends with the same bits, or nobody uses the result.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from hivemind.averaging.load_balancing import load_balance_peers
+from hivemind.utils import MSGPackSerializer
+from pydantic import Field
+from torch import Tensor
+
+from dedloc_kit.records import Contribution, Digest, Record
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused, gave_up, told
+from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
+from dedloc_kit.swarm.averaging.grouping import Grouping
+from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
+from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver
+from dedloc_kit.swarm.directory.contributions import possible
+from dedloc_kit.swarm.network.service import RECEIVE_SECONDS, Endpoint, Service, Stream, encode
+from dedloc_kit.swarm.network.signing import MAX_RECORD_BYTES, Signer
+from dedloc_kit.swarm.transfer.contents import RecentAverage
+from dedloc_kit.swarm.transfer.donor import Donor
+from dedloc_kit.training.flat import SharedVector
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin the all-reduce as soon as the group stands."""
+
+    introduction: bytes
+    """This peer's contribution, signed."""
+    patience: Patience
+    limit: float
+    """Seconds for the whole all-reduce."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A group that stands."""
+
+    members: frozenset[str]
+    seconds: float
+    """What it took to find it."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may be another than usual: who averages together, what becomes of their values, and how they exchange it."""
+
+    grouping: Grouping
+    make_reducer: Callable[[Sequence[Tensor]], Reducer] = MeanReducer
+    """For one round, given room for each part that this peer reduces."""
+    all_reduce: type[AllReduce] = AllReduce
+
+
+class Opening(Record):
+    """The first message of a member to a reducer."""
+
+    group: Digest
+    introduction: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)]
+
+
+class _Round:
+    """A round of this peer, from the search for its group on."""
+
+    def __init__(self, request: GroupRequest) -> None:
+        loop = asyncio.get_running_loop()
+        self.request, self.task = request, asyncio.current_task()
+        self.found: asyncio.Future[Found] = loop.create_future()
+        self.called: asyncio.Future[None] = loop.create_future()
+        """Done when a member has begun, who so thinks that the batch is full."""
+        self.start: asyncio.Future[Start] = loop.create_future()
+        self.runner: asyncio.Future[AllReduce] = loop.create_future()
+
+    def end(self) -> None:
+        for future in (self.found, self.called, self.runner):
+            if not future.done():
+                future.set_exception(RoundOver("the round is over"))
+                future.exception()  # maybe nobody waits: without this asyncio complains
+
+
+class AveragingService(Service):
+    """Runs one round after the other. The vector is this peer's mean gradient, which a complete round replaces by the
+    average.
+
+    :param donor: keeps the averages for those who miss them, and lets the all-reduce have the line
+    """
+
+    name = "allreduce"
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        groups: GroupService,
+        signer: Signer,
+        run: RunConfig,
+        vector: SharedVector,
+        donor: Donor,
+        rules: Rules,
+    ) -> None:
+        self._endpoint, self._groups, self._signer, self._run = endpoint, groups, signer, run
+        self._vector, self._donor, self._rules = vector, donor, rules
+        size = vector.layout.size
+        self._coding = Coding(codec_of(run.averaging.compression), Feedback(size), Feedback(size))
+        # Kept from round to round: memory that is new each time costs more than the arithmetic.
+        self._average, self._sums = torch.empty(size), torch.empty(size)
+        self._rounds: dict[int, _Round] = {}
+        self._standing: dict[str, _Round] = {}
+        self._searching = asyncio.Lock()
+        self._over: dict[str, list[bytes]] = {}
+        """The last group, and what late members hear of it."""
+
+    # Called by the training
+
+    async def average(self, number: int, request: GroupRequest) -> RoundResult:
+        """Find a group, and average with it once `begin` is called; every way to fail becomes a result.
+
+        :param number: names this round in the other calls
+        """
+        current = self._rounds[number] = _Round(request)
+        try:
+            return await self._find_and_average(current)
+        except asyncio.CancelledError:
+            return RoundResult("failed", detail="called off")
+        except TimeoutError as error:
+            return RoundResult("failed", detail=str(error))
+        finally:
+            current.end()
+            del self._rounds[number]
+
+    async def found(self, number: int) -> Found:
+        """The group of a round, as soon as it stands; raises RoundOver if there is none."""
+        return await asyncio.shield(self._rounds[number].found)
+
+    async def called(self, number: int) -> None:
+        """Returns when a member of the group has begun; raises RoundOver if the round ends before."""
+        await asyncio.shield(self._rounds[number].called)
+
+    async def begin(self, number: int, start: Start) -> None:
+        current = self._rounds.get(number)
+        if current is not None:
+            current.start.set_result(start)
+
+    async def call_off(self, number: int) -> None:
+        """Leave the group, unless this peer has begun."""
+        current = self._rounds.get(number)
+        if current is not None and not current.start.done() and current.task is not None:
+            current.task.cancel()
+
+    async def forget_feedback(self) -> None:
+        """Another state was loaded: what compression lost on the way to the old one is of no use."""
+        self._coding.sent.reset()
+        self._coding.averaged.reset()
+
+    # A round
+
+    async def _find_and_average(self, current: _Round) -> RoundResult:
+        async with self._searching:  # one that is called off may still be on its way out
+            began = time.monotonic()
+            group = await self._groups.find(current.request)
+        over = [gave_up(self._signer.peer, (), ())]
+        self._standing[group.id] = current
+        try:
+            current.found.set_result(Found(frozenset(group.peers), time.monotonic() - began))
+            if not self._rules.grouping.enough_members(len(group.members), group.expected_size):
+                detail = f"{len(group.members)} of {group.expected_size:g} peers"
+                return RoundResult("refused", group.id, detail=detail)
+            result = await self._all_reduce(current, group, await current.start)
+            over = [gave_up(self._signer.peer, result.culprits, result.named)]
+            if result.outcome == "refused":
+                over.insert(0, told(result.signed))  # who comes late sees the same
+            return result
+        finally:
+            self._over = {group.id: over}
+            del self._standing[group.id]
+
+    async def _all_reduce(self, current: _Round, group: Group, start: Start) -> RoundResult:
+        began = time.monotonic()
+        self._donor.line_free.clear()
+        runner: AllReduce | None = None
+        try:
+            async with self._vector.awaited() as flat:
+                runner = await self._runner(current.request.step, group, start, flat)
+                current.runner.set_result(runner)
+                await asyncio.wait_for(runner.complete(), start.limit)
+                flat.copy_(self._average)
+            introductions = await runner.introductions()
+            self._coding.sent.commit()
+            self._coding.averaged.commit()
+            self._keep(current.request, group, introductions, runner)
+            return RoundResult(
+                "complete",
+                group.id,
+                introductions.contributions,
+                introductions.signed,
+                seconds=time.monotonic() - began,
+                longest_silence=runner.longest_silence,
+                upload_rate=runner.upload_rate,
+            )
+        except Refused as refusal:
+            assert runner is not None
+            self._forget_round()
+            brought = await runner.introductions()
+            return RoundResult("refused", group.id, brought.contributions, brought.signed, detail=str(refusal))
+        except Exception as error:
+            self._forget_round()
+            detail = str(error)[:200] or repr(error)
+            if runner is None:
+                return RoundResult("failed", group.id, detail=detail)
+            culprits, named = frozenset(runner.culprits), frozenset(runner.named)
+            return RoundResult("failed", group.id, detail=detail, culprits=culprits, named=named)
+        finally:
+            self._donor.line_free.set()
+
+    async def _runner(self, step: int, group: Group, start: Start, flat: Tensor) -> AllReduce:
+        me, layout = self._signer.peer, self._vector.layout
+        bandwidths = [0.0 if member.client_mode else member.bandwidth for member in group.members]
+        loop = asyncio.get_running_loop()
+        shares = await loop.run_in_executor(None, load_balance_peers, layout.size, bandwidths, 0)
+        plan = Plan(group.peers, layout, tuple(shares))
+        mine = plan.chunks()[group.peers.index(me)]
+
+        def introduced(peer: str, introduction: bytes) -> Contribution:
+            return self._introduced(peer, introduction, step)
+
+        handshake = Handshake(group.peers, me, start.introduction, introduced, self._check)
+        self._coding.sent.begin(float(handshake.mine.samples))
+        opening = encode(Opening(group=group.id, introduction=start.introduction))
+        return self._rules.all_reduce(
+            me,
+            plan,
+            (flat, self._average),
+            self._coding,
+            self._rules.make_reducer([self._sums[begin:end] for begin, end in mine]),
+            handshake,
+            start.patience,
+            lambda peer: self._endpoint.open(peer, AveragingService, opening),
+        )
+
+    def _check(self, introductions: Introductions) -> None:
+        if not self._rules.grouping.enough_samples(introductions.samples):
+            raise Refused(f"{introductions.samples} of {self._run.global_batch} samples")
+
+    def _introduced(self, peer: str, introduction: bytes, step: int) -> Contribution:
+        """What a member contributes; raises ValueError unless it is its own, for this step and believable."""
+        author, contribution = self._signer.open(Contribution, introduction)
+        if (author, contribution.step) != (peer, step):
+            raise ValueError(f"{peer} brought a contribution that is not its own or not for this step")
+        return possible(contribution, self._run.run_id, self._run.global_batch)
+
+    def _keep(self, request: GroupRequest, group: Group, introductions: Introductions, runner: AllReduce) -> None:
+        """Hold the average for members that missed it."""
+        metadata = MSGPackSerializer.dumps(list(introductions.signed))
+        self._donor.keep(
+            RecentAverage(
+                after=request.after, round=group.id, step=request.step, metadata=metadata, parts=tuple(runner.messages)
+            )
+        )
+
+    def _forget_round(self) -> None:
+        """After a failure: a member that had stalled may still send its parts; they must not get into the next round,
+        so the memory of this one is not used again."""
+        self._average, self._sums = torch.empty_like(self._average), torch.empty_like(self._sums)
+        self._coding.sent.discard()
+        self._coding.averaged.discard()
+
+    # Called by the other members
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        """A member sends its gradients; who begins before us also tells us that it is time."""
+        async with asyncio.timeout(RECEIVE_SECONDS):
+            opening = await stream.receive_record(Opening)
+        if opening.group not in self._standing and self._searching.locked():
+            async with self._searching:
+                pass  # our leader has told others of the group first
+        current = self._standing.get(opening.group)
+        try:
+            if current is None:
+                raise RoundOver("there is no such group")
+            if not current.called.done():
+                current.called.set_result(None)
+            runner = await asyncio.shield(current.runner)
+        except RoundOver:
+            for message in self._over.get(opening.group, [gave_up(self._signer.peer, (), ())]):
+                await stream.send(message)
+            await stream.closed()
+            return
+        await runner.serve(peer, opening.introduction, stream)

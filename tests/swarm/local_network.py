@@ -1,0 +1,67 @@
+"""A network in one process: real services over pairs of sockets instead of libp2p; peers can be cut off."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
+
+
+class LocalNetwork:
+    def __init__(self) -> None:
+        self._services: dict[tuple[str, str], Service] = {}
+        self._lines: dict[str, set[Stream]] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def endpoint(self, peer: str) -> "LocalEndpoint":
+        return LocalEndpoint(self, peer)
+
+    def cut(self, peer: str) -> None:
+        """This peer is gone: its streams break, and nobody reaches it any more."""
+        for place in [place for place in self._services if place[0] == peer]:
+            del self._services[place]
+        for stream in self._lines.pop(peer, set()):
+            stream.writer.transport.abort()
+
+    def serve(self, peer: str, service: Service) -> None:
+        self._services[peer, service.name] = service
+
+    async def connect(self, me: str, peer: str, name: str) -> Stream:
+        service = self._services.get((peer, name))
+        if service is None or (me, name) not in self._services:
+            raise ConnectionError(f"{peer} is not there")
+        ends = [await asyncio.open_connection(sock=end) for end in socket.socketpair()]
+        here, there = (Stream(*end) for end in ends)
+        self._lines.setdefault(me, set()).update({here, there})
+        self._lines.setdefault(peer, set()).update({here, there})
+        task = asyncio.create_task(self._serve(service, me, there))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        return here
+
+    async def _serve(self, service: Service, peer: str, stream: Stream) -> None:
+        with suppress(OSError, EOFError, ValueError):
+            await service.serve(peer, stream)
+        stream.close()
+
+
+class LocalEndpoint(Endpoint):
+    """One peer's."""
+
+    def __init__(self, network: LocalNetwork, peer: str) -> None:
+        super().__init__(None, "local-0123456789abcdef")
+        self._network, self._peer = network, peer
+
+    async def add(self, service: Service) -> None:
+        self._network.serve(self._peer, service)
+
+    @asynccontextmanager
+    async def open(self, peer: str, service: Service | type[Service], first: bytes = b"") -> AsyncIterator[Stream]:
+        stream = await self._network.connect(self._peer, peer, service.name)
+        try:
+            if first:
+                await stream.send(first)
+            yield stream
+        finally:
+            stream.close()
