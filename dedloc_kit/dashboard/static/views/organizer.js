@@ -77,7 +77,7 @@ function makeDesk(order, signal) {
     `Global step ${count(step)}${best ? ", the best so far" : ""}`,
     `${bytes(size)}, ${ago(time)}`,
   ]);
-  const restarts = listOf("Restarts", "No volunteer's training had to start again.", ({ name, reason }) => [reason, name]);
+  const restarts = listOf("Restarts", "No training had to start again.", ({ name, reason }) => [reason, name]);
   const orders = listOf("Orders given", "None yet.", ({ time, order: name, text }) => [
     text ? `${name}: ${text}` : name,
     at(time),
