@@ -26,8 +26,4 @@ def test_a_part_has_names_of_its_own_but_for_what_the_organizer_says_to_all() ->
         return {names.averaging, names.service("sharing"), *keys}
 
     assert not of_the_part(WHOLE) & of_the_part(STAGE)
-    assert (NOTICE.key(STAGE), STAGE.service("admission"), STAGE.door("node")) == (
-        NOTICE.key(WHOLE),
-        WHOLE.service("admission"),
-        WHOLE.door("node"),
-    )
+    assert (NOTICE.key(STAGE), STAGE.door("node")) == (NOTICE.key(WHOLE), WHOLE.door("node"))
