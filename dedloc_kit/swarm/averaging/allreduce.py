@@ -338,6 +338,9 @@ class AllReduce:
             await receiving
             await stream.closed()
         except Exception:  # whatever it is, the round is over here, and this member need not wait
+            if receiving is not None:  # a stream has one reader at a time
+                receiving.cancel()
+                await asyncio.wait({receiving})
             with contextlib.suppress(OSError):
                 await stream.send(gave_up(self._me, self.culprits, self.named))
                 await stream.closed()
