@@ -25,6 +25,7 @@ from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, Global
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.steering.divergence import Divergence
 from dedloc_kit.steering.orders import OrdersInForce
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -107,6 +108,7 @@ class _Coordinator:
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
+        self._divergence = self._from_the_start()
         self._orders = OrdersInForce(peer.folder, warn)
         self._checkpoint_asked = self._orders.look().checkpoint
         self._ended_at: int | None = None
@@ -118,6 +120,12 @@ class _Coordinator:
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
+
+    def _from_the_start(self) -> Divergence:
+        """What the losses are compared with: where those of the run began."""
+        evaluations = self._ledger.first_and_last_evaluation()
+        training = next((step.loss for step in self._ledger.steps(limit=1)), None)
+        return Divergence(self._run.global_batch, evaluations[0].loss if evaluations else None, training)
 
     def resume(self) -> None:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
@@ -137,7 +145,10 @@ class _Coordinator:
         """Begin to push to the Hub, if the organizer wants it."""
         if self._peer.hub is not None:
             state, task = self._me.optimizer.state, self._me.task
-            self._publisher = Publisher(self._run, self._peer, state, task, self._ledger, self._emit)
+            self._publisher = Publisher(
+                *(self._run, self._peer, state, task, self._ledger, self._emit),
+                lost=lambda step: step in self._checkpoints.ruined,
+            )
 
     def follow(self, stop: threading.Event) -> None:
         """Take every step of the swarm until told to stop or the last one is done."""
@@ -151,7 +162,7 @@ class _Coordinator:
             self._finish_evaluation()
             now = time.monotonic()
             if now >= peers_due:
-                peers = self._peers()
+                peers = self._look_for_divergence(self._peers())
                 self._emit(peers)
                 self._record_swarm(peers)
                 self._remember()
@@ -169,6 +180,15 @@ class _Coordinator:
         if self._evaluation_step < optimizer.step:
             self._start_evaluation()
             self._finish_evaluation(wait=True)
+
+    def _look_for_divergence(self, peers: Peers) -> Peers:
+        """The same with what is wrong; then the state is measured, so that nobody starts from it unawares."""
+        optimizer = self._me.optimizer
+        self._divergence.seen(peers.peers, peers.paused or optimizer.step >= optimizer.last_step)
+        problem = self._divergence.problem
+        if problem and self._evaluation_step < optimizer.step:
+            self._start_evaluation()
+        return peers.model_copy(update={"problem": problem})
 
     def _obey(self) -> None:
         """Act on the organizer's orders, and pass them on to the volunteers."""
@@ -215,6 +235,7 @@ class _Coordinator:
     def _record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
         self._ledger.record_step(step, contributions)
+        self._divergence.stepped(step.step, step.loss)
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
         if current and step.step % self._peer.checkpoint_every == 0:
             self._save()
@@ -297,7 +318,11 @@ class _Coordinator:
         except UserError as error:
             self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
             return
-        if not math.isfinite(measured.loss):
+        finite = math.isfinite(measured.loss)
+        self._divergence.evaluated(self._evaluation_step, measured.loss)
+        with self._despite_a_full_disk():
+            self._checkpoints.ruined.judge(self._evaluation_step, finite)
+        if not finite:
             self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
             return
         with self._despite_a_full_disk():

@@ -241,6 +241,8 @@ class Progress(Record):
     """How many of them this peer could not read, or not to their end."""
     bad_rows: Count = 0
     """Rows of the training data that this peer had to leave out."""
+    skipped: Count = 0
+    """Microbatches in a row that this peer left out, since its loss or gradient was not finite."""
     time: Time
 
 

@@ -94,6 +94,7 @@ class CollaborativeOptimizer:
         self._leaving = threading.Event()
         self.left_out = (0, 0, 0)
         """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
+        self._skipped = 0
         self.instructions: Instructions | None = None
         """Told to the others; volunteers do what the coordinator says here."""
         self.averager = GradientAverager(
@@ -210,6 +211,7 @@ class CollaborativeOptimizer:
         """Take the gradients of one microbatch; False if they were not finite and were left out."""
         assert self._replica is not None
         taken = self.gradients.add(loss, samples, self._replica.step)
+        self._skipped = 0 if taken else self._skipped + 1
         if taken:
             self._speed.update(task_size=samples)
             self._boundary_seconds = 0.0 if self._overlap else samples / self._speed.samples_per_second
@@ -342,6 +344,7 @@ class CollaborativeOptimizer:
                 files=files,
                 unreadable_files=unreadable_files,
                 bad_rows=bad_rows,
+                skipped=self._skipped,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),
