@@ -26,10 +26,10 @@ from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.steering.divergence import Divergence
-from dedloc_kit.steering.orders import OrdersInForce
+from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.training.checkpoint import Checkpoints, save
+from dedloc_kit.training.checkpoint import Checkpoints, load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 
@@ -111,6 +111,7 @@ class _Coordinator:
         self._divergence = self._from_the_start()
         self._orders = OrdersInForce(peer.folder, warn)
         self._checkpoint_asked = self._orders.look().checkpoint
+        self._tried: Rewinding | None = None
         self._ended_at: int | None = None
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._saved = me.optimizer.state.info  # nobody needs the untrained state
@@ -205,6 +206,24 @@ class _Coordinator:
         if orders.checkpoint > self._checkpoint_asked:
             self._checkpoint_asked = orders.checkpoint
             self._save()
+        if orders.rewind is not None:
+            self._checkpoints.wanted = orders.rewind.checkpoint
+            self._go_back(orders.rewind)
+
+    def _go_back(self, order: Rewinding) -> None:
+        """Let the next step take over a checkpoint, unless that is done: in the state that the swarm has come to, for
+        one that peers have left for another is none."""
+        optimizer = self._me.optimizer
+        if optimizer.state.rewound > order.after or optimizer.goes_back or self._tried == order:
+            return
+        try:
+            found = load(self._checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.untrained()
+            optimizer.state.check_named(*found)
+        except (ValueError, OSError) as error:
+            self._tried = order
+            self._warn(f"the run cannot go back to step {order.checkpoint}: {error}")
+        else:
+            optimizer.go_back(found, order.rate, order.after)
 
     def _has_volunteers(self) -> bool:
         return any(not progress.follower for progress in self._me.optimizer.tracker.others().values())
@@ -236,6 +255,8 @@ class _Coordinator:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
         self._ledger.record_step(step, contributions)
         self._divergence.stepped(step.step, step.loss)
+        if not step.peers:
+            self._went_back(step.step)
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
         if current and step.step % self._peer.checkpoint_every == 0:
             self._save()
@@ -243,6 +264,14 @@ class _Coordinator:
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
         if current and step.step % self._peer.evaluate_every == 0:
+            self._start_evaluation()
+
+    def _went_back(self, step: int) -> None:
+        """A step has taken over an earlier state: nothing is wrong any more, and whoever starts anew starts from it."""
+        self._divergence.went_back(step)
+        self._checkpoints.ruined.judge(step, True)
+        if step == self._me.optimizer.step:
+            self._save()
             self._start_evaluation()
 
     def finish(self) -> None:
@@ -318,10 +347,13 @@ class _Coordinator:
         except UserError as error:
             self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
             return
-        finite = math.isfinite(measured.loss)
-        self._divergence.evaluated(self._evaluation_step, measured.loss)
+        finite, rewound = math.isfinite(measured.loss), self._me.optimizer.state.rewound
         with self._despite_a_full_disk():
             self._checkpoints.ruined.judge(self._evaluation_step, finite)
+            if self._evaluation_step < rewound:  # it was still measured when the run went back
+                self._checkpoints.ruined.judge(rewound, True)
+        if self._evaluation_step >= rewound:
+            self._divergence.evaluated(self._evaluation_step, measured.loss)
         if not finite:
             self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
             return

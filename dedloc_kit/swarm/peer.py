@@ -22,6 +22,7 @@ from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer, StepListener
 from dedloc_kit.tasks import Task, create_task
+from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
@@ -61,6 +62,13 @@ class SwarmPeer:
     def hosts(self) -> dict[str, str]:
         """From where this peer sees those who are connected to it, by peer id."""
         return hosts_of(self.dht)
+
+    def untrained(self) -> Found:
+        """The state that the run began with."""
+        run = self.optimizer.run
+        return TrainingState(
+            self.task.build_model(), lambda model: _shared_optimizer(run, self.task, model), run
+        ).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -181,5 +189,5 @@ def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replic
         build_optimizer(run.optimizer, task.parameter_groups(replica.model, run.optimizer.weight_decay)),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
-        learning_rate=lambda step: learning_rate(run.optimizer, step),
+        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step),
     )

@@ -112,6 +112,8 @@ class Checkpoints:
             raise UserError(f"{folder} cannot be used for checkpoints ({error.strerror}); choose another") from None
         self.best = self._marked()
         self.ruined = Ruined(folder)
+        self.wanted: int | None = None
+        """A step whose checkpoint is kept, however old it is."""
 
     def save(self, tensors: dict[str, Tensor], info: StateInfo, spare: int | None = None) -> Path:
         """Write the checkpoint of `info.step`, then remove all but the newest `keep`, the best and that of `spare`.
@@ -119,12 +121,12 @@ class Checkpoints:
         :param spare: a step that is still being evaluated
         Errors as `checkpoint.save`.
         """
-        path = self._path(info.step)
+        path = self.path(info.step)
         if self.best is not None and info.step == self.best.step:
             self._mark(None)  # training went back to before this step: what was measured is lost with it
         save(path, tensors, info)
         best = None if self.best is None else self.best.step
-        kept = {self._path(step) for step in (spare, best) if step is not None}
+        kept = {self.path(step) for step in (spare, best, self.wanted) if step is not None}
         for old in _newest_first(self.folder)[self.keep :]:
             if old not in kept:
                 old.unlink(missing_ok=True)
@@ -135,7 +137,7 @@ class Checkpoints:
 
         Raises UserError if the mark cannot be written.
         """
-        if self._path(step).exists() and (self.best is None or loss < self.best.loss):
+        if self.path(step).exists() and (self.best is None or loss < self.best.loss):
             self._mark(Best(step=step, loss=loss))
 
     def newest(self, warn: Callable[[str], None]) -> Found | None:
@@ -163,7 +165,8 @@ class Checkpoints:
         self.ruined.forget_newest()
         return None
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, if there is one."""
         return self.folder / f"step-{step:08d}.safetensors"
 
     def _marked(self) -> Best | None:
@@ -171,7 +174,7 @@ class Checkpoints:
             best = Best.parse(json.loads((self.folder / _MARK).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return None  # never written, or damaged: the next evaluation is the best so far
-        return best if self._path(best.step).exists() else None
+        return best if self.path(best.step).exists() else None
 
     def _mark(self, best: Best | None) -> None:
         mark, temporary = self.folder / _MARK, self.folder / f".{_MARK}.tmp"

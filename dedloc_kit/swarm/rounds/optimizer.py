@@ -6,6 +6,7 @@ the step on a copy of the parameters, which the training takes over between two 
 global step old). In exact training, without overlap, a volunteer waits for each average instead.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, Rewind
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.averager import GradientAverager
 from dedloc_kit.swarm.averaging.group import Round
@@ -24,12 +25,15 @@ from dedloc_kit.swarm.incidents import Troubles
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
-from dedloc_kit.swarm.rounds.receipts import global_step
+from dedloc_kit.swarm.rounds.receipts import global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.gradients import MOST_BATCHES, Gradients
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
+SETTLING_SECONDS = 6.0
+"""So long after its start a peer has heard of all who are there: each speaks every four seconds."""
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
 """How often the background looks whether something is due, at most, and while a round is under way."""
 IDLES_PER_LOOK = 4
@@ -81,7 +85,11 @@ class CollaborativeOptimizer:
         self._dht, self._client_mode = dht, dht.client_mode
         self._name, self._team, self._device = name, team, device
         self._addresses, self._listed, self._reached = addresses, listed, "".join(dht.reach.words)
-        self._stop, self._on_step = stop, on_step
+        self._stop, self._on_step, self._warn = stop, on_step, warn
+        self._signer = signer
+        self._going_back: tuple[Found, float, int] | None = None
+        if replica is not None:
+            replica.forget = self._forget
         self.last_step = last_step
         """No round is begun after it; may change at any time."""
         self._overlap = run.averaging.overlap
@@ -95,6 +103,7 @@ class CollaborativeOptimizer:
         self.left_out = (0, 0, 0)
         """Files of the training data, those of them that cannot be read, and bad rows, as others are told."""
         self._skipped = 0
+        self._began = 0.0
         self.instructions: Instructions | None = None
         """Told to the others; volunteers do what the coordinator says here."""
         self.averager = GradientAverager(
@@ -135,6 +144,7 @@ class CollaborativeOptimizer:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
         if self._replica is not None:
             self._replica.refresh()
+        self._began = time.monotonic()
         self.averager.share(True)
         self._report()
         self.tracker.start()
@@ -248,6 +258,23 @@ class CollaborativeOptimizer:
         if self._error is not None:
             raise self._error
 
+    def go_back(self, found: Found, rate: float, after: int) -> None:
+        """For the organizer's peer: as soon as no round is under way and it is where the others are, let the next step
+        take over an earlier state. Until then nothing else is ordered.
+
+        Nobody has to agree: the others are behind then and fetch the state, as whoever is behind does, and of two
+        states of one step the organizer's is taken. Steps of before go on being counted.
+
+        :param rate: a factor of the learning rate
+        :param after: the step has a higher number than this
+        """
+        self._going_back = found, rate, after
+
+    @property
+    def goes_back(self) -> bool:
+        """Is such an order not done yet?"""
+        return self._going_back is not None
+
     # Rounds
 
     def _run(self) -> None:
@@ -269,7 +296,10 @@ class CollaborativeOptimizer:
             raise RuntimeError("a background process of the swarm has died")
         self._report()
         complete: Round | None = None
-        if self._rounds.under_way:
+        if self._going_back is not None and not self._rounds.begun and self._newest_known():
+            self._rounds.call_off()  # a group that gathers for a batch may do so for ever
+            self._go_back(*self._going_back)
+        elif self._rounds.under_way:
             complete = self._rounds.advance()
             if complete is None and not self._rounds.under_way:
                 self._report()  # the round came to nothing: its samples count toward the next one
@@ -303,6 +333,34 @@ class CollaborativeOptimizer:
         self._report()
         self._tell(receipt, outcome.contributions, parts)
 
+    def _newest_known(self) -> bool:
+        """Is nobody further, as far as this peer has had the time to hear?"""
+        heard = time.monotonic() - self._began > SETTLING_SECONDS
+        return heard and self.tracker.newest(self.state.position).step == self.step < self.last_step
+
+    def _go_back(self, found: Found, rate: float, after: int) -> None:
+        (tensors, info), now = found, float(get_dht_time())
+        step = max(self.step, after) + 1
+        # The same order at the same step leads to the same state, also by a coordinator that was started anew.
+        name = f"{self.run.run_id} rewind {info.step} {rate} {after} {step}"
+        round_id = hashlib.sha256(name.encode()).hexdigest()[:40]
+        rewind = Rewind(run_id=self.run.run_id, step=step, round=round_id, checkpoint=info.step, rate=rate, time=now)
+        receipt = Receipt(step=step, round=round_id, time=now, seconds=0.0, signed=(), rewind=self._signer.sign(rewind))
+        self.state.go_back(tensors, info, receipt, rate)
+        self._going_back = None
+        self._stepped = 0.0
+        self.averager.forget_feedback()
+        self.tracker.belief.reached(step, now)
+        self._report()
+        self._warn(told(rewind))
+        self._tell(receipt, {}, {})
+
+    def _forget(self) -> None:
+        """What this peer computed with parameters from before a rewind leads nowhere."""
+        dropped = self.gradients.forget()
+        if dropped:
+            self._warn(f"{dropped} samples were under way when the organizer let the run go back; dropped")
+
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
         self._rounds.companions = frozenset(contributions)
@@ -312,11 +370,14 @@ class CollaborativeOptimizer:
 
     def _follow_the_swarm(self) -> None:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
+        rewound = self.state.rewound
         for receipt, contributions in self._catch_up.follow():
             self.gradients.settle([receipt.round])
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
         self.gradients.settle(self.state.rounds)
+        if self.state.rewound > rewound:
+            self._forget()
         self._rounds.drop_stale()
         self._report()
 
