@@ -3,10 +3,10 @@
 import json
 import re
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import requests
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from urllib3.exceptions import HTTPError
 
 from dedloc_kit.errors import UserError
@@ -27,7 +27,7 @@ from dedloc_kit.records import (
     Standing,
     Time,
 )
-from dedloc_kit.run import HUB_REPOSITORY
+from dedloc_kit.run import HUB_REPOSITORY, PLAIN_TEXT
 
 TIMEOUT = 10.0
 MAX_BYTES = 4 * 2**20
@@ -156,6 +156,9 @@ class Shown(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
+ProblemText = Annotated[str, Field(max_length=300, pattern=PLAIN_TEXT)]
+
+
 class RunState(Shown):
     run_id: RunId
     status: PeerText
@@ -164,6 +167,7 @@ class RunState(Shown):
     samples_total: Count
     loss: float | None
     announcement: Announcement | None = None
+    problem: ProblemText | None = None
 
 
 class Person(Shown):

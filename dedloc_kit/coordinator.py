@@ -24,10 +24,11 @@ from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instruction
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
-from dedloc_kit.steering.orders import OrdersInForce
+from dedloc_kit.steering.divergence import Divergence
+from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.training.checkpoint import save
+from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 
@@ -107,8 +108,10 @@ class _Coordinator:
         self._evaluator = ThreadPoolExecutor(max_workers=1)
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
+        self._divergence = self._from_the_start()
         self._orders = OrdersInForce(peer.folder, warn)
         self._checkpoint_asked = self._orders.look().checkpoint
+        self._tried: Rewinding | None = None
         self._ended_at: int | None = None
         self._twin_told = False
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
@@ -117,6 +120,12 @@ class _Coordinator:
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
+
+    def _from_the_start(self) -> Divergence:
+        """What the losses are compared with: where those of the run began."""
+        evaluations = self._ledger.first_and_last_evaluation()
+        training = next((step.loss for step in self._ledger.steps(limit=1)), None)
+        return Divergence(self._run.global_batch, evaluations[0].loss if evaluations else None, training)
 
     def resume(self) -> None:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
@@ -139,7 +148,10 @@ class _Coordinator:
         """Begin to push to the Hub, if the organizer wants it."""
         if self._peer.hub is not None:
             state, task = self._me.optimizer.state, self._me.task
-            self._publisher = Publisher(self._run, self._peer, state, task, self._ledger, self._emit)
+            self._publisher = Publisher(
+                *(self._run, self._peer, state, task, self._ledger, self._emit),
+                lost=lambda step: step in self._lasting.checkpoints.ruined,
+            )
 
     def follow(self, stop: threading.Event) -> None:
         """Take every step of the swarm until told to stop or the last one is done."""
@@ -153,7 +165,7 @@ class _Coordinator:
             self._finish_evaluation()
             now = time.monotonic()
             if now >= peers_due:
-                peers = self._peers()
+                peers = self._look_for_divergence(self._peers())
                 self._emit(peers)
                 self._record_swarm(peers)
                 self._remember()
@@ -173,6 +185,15 @@ class _Coordinator:
             self._start_evaluation()
             self._finish_evaluation(wait=True)
 
+    def _look_for_divergence(self, peers: Peers) -> Peers:
+        """The same with what is wrong; then the state is measured, so that nobody starts from it unawares."""
+        optimizer = self._me.optimizer
+        self._divergence.seen(peers.peers, peers.paused or optimizer.step >= optimizer.last_step)
+        problem = self._divergence.problem
+        if problem and self._evaluation_step < optimizer.step:
+            self._start_evaluation()
+        return peers.model_copy(update={"problem": problem})
+
     def _obey(self) -> None:
         """Act on the organizer's orders, and pass them on to the volunteers."""
         orders, optimizer = self._orders.look(), self._me.optimizer
@@ -190,6 +211,24 @@ class _Coordinator:
         if orders.checkpoint > self._checkpoint_asked:
             self._checkpoint_asked = orders.checkpoint
             self._save()
+        if orders.rewind is not None:
+            self._lasting.checkpoints.wanted = orders.rewind.checkpoint
+            self._go_back(orders.rewind)
+
+    def _go_back(self, order: Rewinding) -> None:
+        """Let the next step take over a checkpoint, unless that is done: in the state that the swarm has come to, for
+        one that peers have left for another is none."""
+        optimizer = self._me.optimizer
+        if optimizer.state.rewound > order.after or optimizer.goes_back or self._tried == order:
+            return
+        try:
+            found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.untrained()
+            optimizer.state.check_named(*found)
+        except (ValueError, OSError) as error:
+            self._tried = order
+            self._warn(f"the run cannot go back to step {order.checkpoint}: {error}")
+        else:
+            optimizer.go_back(found, order.rate, order.after)
 
     def _has_volunteers(self) -> bool:
         return any(not progress.follower for progress in self._me.optimizer.tracker.others().values())
@@ -220,6 +259,9 @@ class _Coordinator:
     def _record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
         self._lasting.step(step, contributions)
+        self._divergence.stepped(step.step, step.loss)
+        if not step.peers:
+            self._went_back(step.step)
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
         if current and step.step % self._peer.checkpoint_every == 0:
             self._save()
@@ -227,6 +269,14 @@ class _Coordinator:
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
         if current and step.step % self._peer.evaluate_every == 0:
+            self._start_evaluation()
+
+    def _went_back(self, step: int) -> None:
+        """A step has taken over an earlier state: nothing is wrong any more, and whoever starts anew starts from it."""
+        self._divergence.went_back(step)
+        self._lasting.checkpoints.ruined.judge(step, True)
+        if step == self._me.optimizer.step:
+            self._save()
             self._start_evaluation()
 
     def finish(self) -> None:
@@ -300,7 +350,14 @@ class _Coordinator:
         except UserError as error:
             self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
             return
-        if not math.isfinite(measured.loss):
+        finite, rewound = math.isfinite(measured.loss), self._me.optimizer.state.rewound
+        with self._despite_a_full_disk():
+            self._lasting.checkpoints.ruined.judge(self._evaluation_step, finite)
+            if self._evaluation_step < rewound:  # it was still measured when the run went back
+                self._lasting.checkpoints.ruined.judge(rewound, True)
+        if self._evaluation_step >= rewound:
+            self._divergence.evaluated(self._evaluation_step, measured.loss)
+        if not finite:
             self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
             return
         with self._despite_a_full_disk():

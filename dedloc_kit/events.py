@@ -81,6 +81,8 @@ class PeerSeen(BaseModel):
     """What it could not read of the training data; see records.Progress."""
     restarted: str = ""
     """Why its training stopped the last time; for the organizer alone."""
+    skipped: int = 0
+    """Microbatches in a row without a finite loss; see records.Progress."""
     follower: bool
     client_mode: bool
 
@@ -100,6 +102,8 @@ class Peers(Event):
     last_step: int | None = None
     """The global step with which the organizer lets the run end, if it is not to go on to its last one."""
     announcement: Announcement | None = None
+    problem: str = ""
+    """What the organizer has to put right, such as that the training has diverged; empty while nothing is wrong."""
     listed: tuple[str, ...] = ()
     """Addresses of volunteers that may stand in the public invitation, by their own word and the organizer's."""
     countries: dict[str, int] | None = None

@@ -249,6 +249,8 @@ class Progress(Record):
     """When it began, by the clock of the directory."""
     restarted: Reason = ""
     """Why the training of this peer stopped before it was started again; for the organizer."""
+    skipped: Count = 0
+    """Microbatches in a row that this peer left out, since its loss or gradient was not finite."""
     time: Time
 
 
@@ -398,6 +400,24 @@ class StateInfo(Record):
     """The latest all-reduces that led here, newest last: a peer in doubt learns whether its samples counted."""
 
 
+RateFactor = Annotated[float, Field(gt=0, le=10)]
+
+
+class Rewind(Record):
+    """The organizer's order that a global step takes over the state of an earlier one."""
+
+    run_id: RunId
+    step: Count
+    """The one that takes it over, and from which on the order holds."""
+    round: Digest
+    """Stands where other steps name their all-reduce."""
+    checkpoint: Count
+    """The step whose state it is."""
+    rate: RateFactor
+    """Of the learning rate, on top of what held at that step."""
+    time: Time
+
+
 class Receipt(Record):
     """The proof of one finished global step: what its members signed. Whoever missed the step learns of it by this."""
 
@@ -408,6 +428,8 @@ class Receipt(Record):
     """From the full batch to the averaged gradient."""
     signed: Annotated[tuple[bytes, ...], Field(max_length=4096, strict=False)]
     """The contributions of all members of the all-reduce, each with its signature."""
+    rewind: Annotated[bytes, Field(max_length=4096)] = b""
+    """Of a step that nobody contributed to: the organizer's signed order, a `Rewind`."""
 
 
 class GlobalStep(Record):

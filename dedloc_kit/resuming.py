@@ -11,7 +11,7 @@ from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import RATE, REWOUND, TrainingState
 
 MAX_CONTRIBUTORS_BYTES = 2**26
 
@@ -23,8 +23,8 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, w
 
     A state of the same run goes on as if nothing had happened. So does one of a run of the same name whose
     configuration was changed: with its step, on which the learning rate depends, and the optimizer's moments; in this
-    way an organizer corrects a learning rate or adds data. The state of a run of another name is refused, as is one
-    whose shapes are not those of the model.
+    way an organizer corrects a learning rate or adds data. A factor that rewinds have put on the rate ends with that.
+    The state of a run of another name is refused, as is one whose shapes are not those of the model.
 
     :param named: a place for `checkpoint.find`
     Raises UserError if there is nothing whole, or it does not belong here; the state is then as it was.
@@ -41,6 +41,8 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, w
             "of --resume; for that choose another --folder"
         )
         return False
+    if info.run_id != state.run_id:
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in (RATE, REWOUND)}
     _load(state, (tensors, _adopted(info, state.run, warn)), f"the training state of {named}", "check --resume")
     return True
 

@@ -635,6 +635,48 @@ MUTATIONS = (
         "            return False\n",
         "tests/swarm/directory/test_tracker.py -k line_that_was_down",
     ),
+    Mutation(
+        "anybody orders that the run goes back",
+        "swarm/rounds/receipts.py",
+        "if author != organizer:",
+        "if False:",
+        "tests/swarm/hostile/test_rewind.py -k anybody",
+    ),
+    Mutation(
+        "an order to go back holds for another step",
+        "swarm/rounds/receipts.py",
+        "if (rewind.run_id, rewind.step, rewind.round) != (run_id, receipt.step, receipt.round) or receipt.signed:",
+        "if receipt.signed:",
+        "tests/swarm/hostile/test_rewind.py -k anywhere_else",
+    ),
+    Mutation(
+        "a lost checkpoint is taken by itself",
+        "training/checkpoint.py",
+        "if _step_of(path) in self.ruined:",
+        "if False:",
+        "tests/training/test_ruined.py -k newest",
+    ),
+    Mutation(
+        "--resume takes a lost checkpoint",
+        "training/checkpoint.py",
+        "if _step_of(path) in Ruined(path.parent):",
+        "if False:",
+        "tests/training/test_ruined.py -k resume",
+    ),
+    Mutation(
+        "the factor of the rate is not applied",
+        "training/state.py",
+        "self.rate * learning_rate(",
+        "learning_rate(",
+        "tests/training/test_going_back.py -k rate",
+    ),
+    Mutation(
+        "what was computed before a rewind counts after it",
+        "training/state.py",
+        "                self.forget()\n",
+        "                pass\n",
+        "tests/training/test_going_back.py -k computes",
+    ),
 )
 
 

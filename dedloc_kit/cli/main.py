@@ -22,6 +22,7 @@ from dedloc_kit.cli.commands import (
     notebook,
     orders,
     revoke,
+    rewind,
     status,
     tokenizer,
 )
@@ -30,7 +31,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.version import __version__
 
 COMMANDS = (
-    *(demo, new, check, launch, orders, login, invite, revoke),
+    *(demo, new, check, launch, orders, rewind, login, invite, revoke),
     *(join, notebook, dashboard, status, doctor),
     *(evaluate, tokenizer, corpus),
 )

@@ -82,7 +82,7 @@ class State(Answer):
     """What the coordinator does, in words."""
     notices: list[Notice]
     problem: str | None
-    """Why what was recorded is not shown."""
+    """What is wrong: why what was recorded is not shown, or that the training has diverged; null if nothing is."""
     refusal: Literal["starting", "over", "full"] | None = None
     """Why nobody can join now."""
     wheel: str | None = None

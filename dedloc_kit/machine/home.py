@@ -49,6 +49,18 @@ def peer_folder(chosen: Path | None, user: str = "volunteer") -> Iterator[Path]:
     raise UserError(f"another {user} uses {candidates[0]}; choose another folder with --folder")
 
 
+def in_use(folder: Path) -> bool:
+    """Does a process hold this folder? Where that cannot be found out, it may."""
+    try:
+        with (folder / "lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # somebody does, or some network file system has no locks
+        return True
+    return False
+
+
 def check_organizer(run_id: str, organizer: str) -> None:
     """Remember who leads a run when its invitation is first seen on this machine, and hold everyone to it.
 

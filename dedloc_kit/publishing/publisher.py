@@ -49,13 +49,17 @@ class Publisher:
         task: Task,
         ledger: Ledger,
         emit: Callable[[AnyEvent], None],
+        lost: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Start the thread. A run that is resumed is pushed at once: a push may have been pending when it ended."""
+        """Start the thread. A run that is resumed is pushed at once: a push may have been pending when it ended.
+
+        :param lost: whether the training has diverged at a step; such a state must not take a good one's place
+        """
         assert peer.hub is not None
         self._run, self._peer = run, peer
         self._repository = Repository(peer.hub, private=peer.private)
         self._state, self._task, self._ledger, self._emit = state, task, ledger, emit
-        self._claimed = False
+        self._lost, self._claimed = lost, False
         self._invited, self._invite_due = "", 0.0
         self._pushed = 0  # step 0 is the untrained model
         self._asked = state.step
@@ -106,7 +110,7 @@ class Publisher:
     def _attempt(self) -> str | None:
         """Push the current state unless it is on the Hub already; why that failed."""
         tensors, info = self._state.copy()
-        if info.step == self._pushed:
+        if info.step == self._pushed or self._lost(info.step):
             return None
         try:
             url = self._push(lambda folder: self._fill(folder, tensors, info), f"Global step {info.step}")

@@ -31,7 +31,7 @@ FREE_BYTES = 1e9
 """Less than this, or than three checkpoints need, is an almost full disk."""
 _LOG = "alerts.jsonl"
 
-Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record"]
+Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record", "divergence"]
 
 
 class Alert(Record):
@@ -131,13 +131,18 @@ class Alerts:
             self._begin(
                 "loss",
                 f"the training loss is {loss:.4g} at global step {step}, after about {median:.4g} in the steps before; "
-                "if it stays up, start again from an earlier checkpoint with --resume",
+                "if it stays up, go back to an earlier checkpoint with 'dedloc rewind STEP'",
             )
         else:
             self._end("loss", f"the training loss is down again, at {loss:.4g} with global step {step}")
 
     def _seen(self, peers: Peers, now: float) -> None:
         self._volunteers = sum(not peer.follower for peer in peers.peers)
+        if peers.problem:
+            back = f"dedloc rewind STEP {self._folder} --rate 0.5"
+            self._begin("divergence", f"{peers.problem}; go back to the checkpoint of an earlier STEP with: {back}")
+        else:
+            self._end("divergence", "nothing tells any more that the training has diverged")
         over = self._step >= (self._last_step if peers.last_step is None else peers.last_step)
         if over or peers.paused or (self._moved is None and self._volunteers):
             self._moved = now

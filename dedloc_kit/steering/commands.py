@@ -1,14 +1,17 @@
 """What the organizer orders while a run goes on, from the command line or the page: pause, kick, announce and more."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger, UnreadyLedger
+from dedloc_kit.machine.home import in_use
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import INVITATION_FILE, Invitation
-from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.steering.orders import OrderBook, Rewinding
+from dedloc_kit.training.ruined import Ruined
 
 _PEER_ID = re.compile(r"Qm[0-9A-Za-z]{44}|12D3Koo[0-9A-Za-z]{45}")
 _MAX_CANDIDATES, _MAX_VISITS = 5, 10_000
@@ -52,6 +55,84 @@ def give(order: str, folder: Path, what: str) -> str:
         case _:
             book.announce(what)
             return "volunteers and viewers see it within seconds" if what else "the announcement is gone within seconds"
+
+
+MOST_RATE = 10.0
+
+
+def rewind(folder: Path, step: str, rate: str) -> str:
+    """Let the next global step of the run in this folder take over the checkpoint of an earlier step, and say what
+    happens now. Raises UserError if that cannot be.
+
+    :param step: 0 is the untrained model
+    :param rate: a factor of the learning rate, on top of what held at that checkpoint
+    """
+    check_folder(folder)
+    checkpoints = folder / "checkpoints"
+    kept = sorted(int(path.stem[5:]) for path in checkpoints.glob("step-*.safetensors") if path.stem[5:].isdecimal())
+    wanted = int(step) if step.isdecimal() and len(step) < 16 else None
+    if wanted not in (0, *kept):
+        which = ", ".join(map(str, kept)) or "none yet"
+        raise UserError(
+            f"there is no checkpoint of step '{step}' in {checkpoints}, only of these: {which}; step 0, the untrained "
+            "model, can be had at any time"
+        )
+    if wanted in Ruined(checkpoints):
+        raise UserError(
+            f"at step {wanted} the training had diverged: its evaluation was not finite; take one before it"
+        )
+    factor = _factor(rate)
+    if not in_use(folder):
+        raise UserError(
+            f"the run in {folder} is not running; start it with 'dedloc launch', which begins with its newest good "
+            "checkpoint, and give the order again"
+        )
+    book, newest = OrderBook(folder), max([*kept, _last_step(folder)])
+    before = book.read().rewind
+    if before is not None and not _done(folder, before):
+        raise UserError(
+            f"the rewind to step {before.checkpoint} that was ordered before is not done yet; it is with the next "
+            "global step, once the coordinator is up"
+        )
+    book.rewind(wanted, factor, newest)
+    times = "" if factor == 1 else f", with {factor:g} times its learning rate"
+    return (
+        f"within seconds a new global step takes over the state of step {wanted}{times}; samples that are under way "
+        "are dropped, and volunteers fetch the state"
+    )
+
+
+def _factor(rate: str) -> float:
+    try:
+        factor = float(rate)
+    except ValueError:
+        factor = math.nan
+    if not 0 < factor <= MOST_RATE:
+        raise UserError(f"--rate is a factor of the learning rate, above 0 and at most {MOST_RATE:g}, not '{rate}'")
+    return factor
+
+
+def _done(folder: Path, order: Rewinding) -> bool:
+    """Only a step that took over a state had no members."""
+    try:
+        ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+    except UnreadyLedger:
+        return False
+    try:
+        return any(not step.peers for step in ledger.steps(order.after))
+    finally:
+        ledger.close()
+
+
+def _last_step(folder: Path) -> int:
+    try:
+        ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+    except UnreadyLedger:
+        return 0
+    try:
+        return ledger.last_step()
+    finally:
+        ledger.close()
 
 
 def dashboard_of(folder: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Announcement, PeerId, PeerText, Record, Time
+from dedloc_kit.records import Announcement, Count, PeerId, PeerText, RateFactor, Record, Time
 from dedloc_kit.steering.followed import Version, version
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.validation import describe
@@ -24,7 +24,7 @@ MAX_KICKED = 5000
 ORDERS_FILE = "orders.json"
 _LOG, _LOCK = "orders.jsonl", ".orders.lock"
 
-Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint"]
+Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint", "rewind"]
 
 
 class Kicked(Record):
@@ -34,6 +34,17 @@ class Kicked(Record):
     name: PeerText
     """As it was shown when it was kicked."""
     time: Time
+
+
+class Rewinding(Record):
+    """The next global step is to take over an earlier one's state."""
+
+    checkpoint: Count
+    """The step whose state it is."""
+    rate: RateFactor
+    """Of the learning rate, on top of what held at that step."""
+    after: Count
+    """The run's newest step when it was ordered: a later one that took over any state has done it."""
 
 
 class Orders(Record):
@@ -48,6 +59,8 @@ class Orders(Record):
     """For all volunteers and viewers."""
     checkpoint: Time = 0.0
     """When a checkpoint was asked for last."""
+    rewind: Rewinding | None = None
+    """The newest, done or not."""
 
     @property
     def kicked_peers(self) -> frozenset[str]:
@@ -138,6 +151,17 @@ class OrderBook:
     def checkpoint(self) -> Orders:
         """Ask for a checkpoint now."""
         return self._give("checkpoint", "", lambda orders: orders.model_copy(update={"checkpoint": time.time()}))
+
+    def rewind(self, checkpoint: int, rate: float, after: int) -> Orders:
+        """Let the step that follows `after` take over the state of an earlier one; errors also if the run has been
+        finished."""
+
+        def rewound(orders: Orders) -> Orders:
+            if orders.finish:
+                raise UserError("the run has been finished; 'dedloc resume FOLDER' lets it go on")
+            return orders.model_copy(update={"rewind": Rewinding(checkpoint=checkpoint, rate=rate, after=after)})
+
+        return self._give("rewind", f"step {checkpoint}, rate {rate:g}", rewound)
 
     def given(self, most: int = 100) -> list[GivenOrder]:
         """The newest orders, newest first; a line that is damaged is left out."""

@@ -36,6 +36,7 @@ from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, St
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.tasks import Task, create_task
+from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
@@ -73,6 +74,13 @@ class SwarmPeer:
     def hosts(self) -> dict[str, str]:
         """From where this peer sees those who are connected to it, by peer id."""
         return hosts_of(self.dht)
+
+    def untrained(self) -> Found:
+        """The state that the run began with."""
+        run = self.optimizer.run
+        return TrainingState(
+            self.task.build_model(), lambda model: _shared_optimizer(run, self.task, model), run
+        ).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -229,5 +237,5 @@ def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replic
         build_optimizer(run.optimizer, task.parameter_groups(replica.model, run.optimizer.weight_decay)),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
-        learning_rate=lambda step: learning_rate(run.optimizer, step),
+        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step),
     )

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import STATE_FILE, Record, StateInfo
+from dedloc_kit.training.ruined import Ruined
 
 _INFO_KEY = "dedloc_kit.state_info"
 _MARK = "best.json"
+_NOT_FINITE = "belongs to a training that has diverged: its evaluation was not finite"
 
 Found = tuple[dict[str, Tensor], StateInfo]
 
@@ -66,20 +68,23 @@ def load(path: Path) -> Found:
 def find(where: Path, warn: Callable[[str], None]) -> Found:
     """The training state that a person points at; nothing there is changed, for another process may use it.
 
-    :param where: a checkpoint, a folder of checkpoints (the newest that is whole is taken), a run's folder that has
-        one, or a copy of a run's Hub repository
+    :param where: a checkpoint, a folder of checkpoints (the newest that is whole is taken, but none whose evaluation
+        was not finite), a run's folder that has one, or a copy of a run's Hub repository
     Raises UserError if there is no whole checkpoint.
     """
     folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
     candidates = [folder / STATE_FILE] if (folder / STATE_FILE).is_file() else _newest_first(folder)
     for path in candidates if where.is_dir() else [where]:
+        if _step_of(path) in Ruined(path.parent):
+            warn(f"{path} {_NOT_FINITE}; it is not taken")
+            continue
         try:
             return load(path)
         except ValueError as error:
             warn(str(error))
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}); check --resume") from None
-    raise UserError(f"there is no whole checkpoint in {where}; check --resume")
+    raise UserError(f"there is no whole checkpoint in {where} that is not lost; check --resume")
 
 
 class Best(Record):
@@ -106,6 +111,9 @@ class Checkpoints:
         except OSError as error:
             raise UserError(f"{folder} cannot be used for checkpoints ({error.strerror}); choose another") from None
         self.best = self._marked()
+        self.ruined = Ruined(folder)
+        self.wanted: int | None = None
+        """A step whose checkpoint is kept, however old it is."""
 
     def save(self, tensors: dict[str, Tensor], info: StateInfo, spare: int | None = None) -> Path:
         """Write the checkpoint of `info.step`, then remove all but the newest `keep`, the best and that of `spare`.
@@ -113,12 +121,12 @@ class Checkpoints:
         :param spare: a step that is still being evaluated
         Errors as `checkpoint.save`.
         """
-        path = self._path(info.step)
+        path = self.path(info.step)
         if self.best is not None and info.step == self.best.step:
             self._mark(None)  # training went back to before this step: what was measured is lost with it
         save(path, tensors, info)
         best = None if self.best is None else self.best.step
-        kept = {self._path(step) for step in (spare, best) if step is not None}
+        kept = {self.path(step) for step in (spare, best, self.wanted) if step is not None}
         for old in _newest_first(self.folder)[self.keep :]:
             if old not in kept:
                 old.unlink(missing_ok=True)
@@ -133,26 +141,36 @@ class Checkpoints:
 
         Raises UserError if the mark cannot be written.
         """
-        if self._path(step).exists() and (self.best is None or loss < self.best.loss):
+        if self.path(step).exists() and (self.best is None or loss < self.best.loss):
             self._mark(Best(step=step, loss=loss))
 
     def newest(self, warn: Callable[[str], None]) -> Found | None:
-        """The newest checkpoint that is whole, or none if there is none.
+        """The newest checkpoint that is whole and whose evaluation was not bad, or none if there is none.
 
-        A damaged one is reported through `warn` and renamed to `*.damaged`: as the newest by its name it would
-        otherwise push out the good ones that follow. UserError if a file cannot be read or renamed.
+        A damaged one is reported through `warn` and renamed to `*.damaged`, one of a training that has diverged to
+        `*.ruined`: as the newest by its name it would otherwise push out the good ones that follow. UserError if a
+        file cannot be read or renamed.
         """
         for path in _newest_first(self.folder):
             try:
-                return load(path)
+                if _step_of(path) in self.ruined:
+                    warn(f"{path} {_NOT_FINITE}; going back to the checkpoint before it")
+                    self._set_aside(path, "ruined")
+                    continue
+                found = load(path)
             except ValueError as error:
                 warn(f"{error}; going back to the checkpoint before it")
-                self._set_aside(path)
+                self._set_aside(path, "damaged")
             except OSError as error:
                 raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+            else:
+                self.ruined.forget_newest()
+                return found
+        self.ruined.forget_newest()
         return None
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, if there is one."""
         return self.folder / f"step-{step:08d}.safetensors"
 
     def _marked(self) -> Best | None:
@@ -160,7 +178,7 @@ class Checkpoints:
             best = Best.parse(json.loads((self.folder / _MARK).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return None  # never written, or damaged: the next evaluation is the best so far
-        return best if self._path(best.step).exists() else None
+        return best if self.path(best.step).exists() else None
 
     def _mark(self, best: Best | None) -> None:
         mark, temporary = self.folder / _MARK, self.folder / f".{_MARK}.tmp"
@@ -174,11 +192,11 @@ class Checkpoints:
             raise UserError(f"{mark} cannot be written ({error}); make room on the disk") from None
         self.best = best
 
-    def _set_aside(self, path: Path) -> None:
+    def _set_aside(self, path: Path, why: str) -> None:
         try:
-            path.replace(path.with_name(f"{path.name}.damaged"))
+            path.replace(path.with_name(f"{path.name}.{why}"))
         except OSError as error:
-            raise UserError(f"{path} is damaged and cannot be renamed ({error.strerror}); remove it") from None
+            raise UserError(f"{path} is {why} and cannot be renamed ({error.strerror}); remove it") from None
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -148,6 +148,16 @@ class Gradients:
                 self.fresh_samples, self._fresh_loss = 0, 0.0
         return dropped
 
+    def forget(self) -> int:
+        """Drop all that has not counted, of whatever age; returns how many samples that were."""
+        with self._lock:
+            dropped = self.samples
+            self._drop_outgoing()
+            self.fresh_samples, self._fresh_loss = 0, 0.0
+            if self._fresh:
+                torch._foreach_zero_(self._fresh)
+        return dropped
+
     def _drop_outgoing(self) -> None:
         self.outgoing_samples, self._outgoing_loss = 0, 0.0
         self._doubts.clear()

@@ -105,6 +105,10 @@ class LocalSteps(Gradients):
         """A way is as good from newer parameters on; nothing is dropped."""
         return 0
 
+    def forget(self) -> int:
+        self._gathered_samples = 0
+        return super().forget()
+
     def _drop_outgoing(self) -> None:
         super()._drop_outgoing()
         self._snapshots.clear()

@@ -37,6 +37,10 @@ class Position(NamedTuple):
 
 START = Position(0, "")
 
+RATE, REWOUND = "rewind.rate", "rewind.step"
+_NEVER_REWOUND = {RATE: torch.ones(1, dtype=torch.float64), REWOUND: torch.zeros(1, dtype=torch.int64)}
+"""Checkpoints from before there were rewinds do not hold them."""
+
 
 class SharedOptimizer(Protocol):
     """An optimizer whose state exists from its construction on."""
@@ -74,6 +78,8 @@ class TrainingState:
         self.rounds: tuple[str, ...] = ()
         self.receipts: tuple[Receipt, ...] = ()
         """Of the latest global steps, for peers who missed them."""
+        self._rate = torch.ones(1, dtype=torch.float64)
+        self._rewound = torch.zeros(1, dtype=torch.int64)
         # Held while the tensors change, so that a newcomer or a checkpoint never gets half a step.
         self.lock = threading.Lock()
         self._take_sketch()
@@ -88,6 +94,16 @@ class TrainingState:
         return Position(self.step, self.round)
 
     @property
+    def rate(self) -> float:
+        """What the configured learning rate is multiplied with, by the organizer's rewinds."""
+        return float(self._rate)
+
+    @property
+    def rewound(self) -> int:
+        """The newest global step that took over an earlier state; 0 if none did."""
+        return int(self._rewound)
+
+    @property
     def info(self) -> StateInfo:
         return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
 
@@ -99,7 +115,7 @@ class TrainingState:
             if scale < 1.0:
                 self._gradient.mul_(scale)
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.run.optimizer, self.step)
+                group["lr"] = self.rate * learning_rate(self.run.optimizer, self.step)
         with self.lock:
             for parameter, view in zip(self.parameters, self.layout.views(self._gradient), strict=True):
                 parameter.grad = view
@@ -112,6 +128,9 @@ class TrainingState:
     def _count(self, receipt: Receipt) -> None:
         self.step = receipt.step
         self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
+        self._keep(receipt)
+
+    def _keep(self, receipt: Receipt) -> None:
         receipts = deque([*self.receipts, receipt])
         size = sum(map(_size, receipts))
         while size > MAX_RECEIPT_BYTES:
@@ -157,16 +176,44 @@ class TrainingState:
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
-        names = self._named().keys()
+        self.load(self._in_order(tensors), info)
+
+    def check_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
+        """Raises ValueError if `load_named` would."""
+        self._check(self._named(), self._in_order(tensors), info)
+
+    def _in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        tensors, names = {**_NEVER_REWOUND, **tensors}, self._named().keys()
         if names != tensors.keys():
             raise ValueError("its tensors are not those of the model")
-        self.load([tensors[name] for name in names], info)
+        return [tensors[name] for name in names]
+
+    def go_back(self, tensors: Mapping[str, Tensor], info: StateInfo, receipt: Receipt, rate: float) -> None:
+        """Let a step be one that takes over an earlier state (a checkpoint); errors as `load`.
+
+        :param rate: a factor of the learning rate, on top of what held at that state
+        """
+        before = {**_NEVER_REWOUND, **tensors}
+        before |= {RATE: before[RATE] * rate, REWOUND: torch.tensor([receipt.step])}
+        rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
+        taken_over = StateInfo(run_id=info.run_id, step=receipt.step, rounds=rounds)
+        self.load(self._in_order(before), taken_over, self.receipts)
+        with self.lock:
+            self._keep(receipt)
 
     def load(self, tensors: Sequence[Tensor], info: StateInfo, receipts: Sequence[Receipt] = ()) -> None:
         """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""
+        mine = self._named()
+        self._check(mine, tensors, info)
+        with self.lock, torch.no_grad():
+            for own, other in zip(mine.values(), tensors, strict=True):
+                own.copy_(other)
+            self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
+        self._take_sketch()
+
+    def _check(self, mine: Mapping[str, Tensor], tensors: Sequence[Tensor], info: StateInfo) -> None:
         if info.run_id != self.run_id:
             raise ValueError(f"the state belongs to the run {info.run_id}")
-        mine = self._named()
         if len(tensors) != len(mine):
             raise ValueError(f"the state has {len(tensors)} tensors, the model {len(mine)}")
         for (name, own), other in zip(mine.items(), tensors, strict=True):
@@ -174,17 +221,13 @@ class TrainingState:
                 raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, the model {tuple(own.shape)}")
             if not is_finite(other):
                 raise ValueError(f"'{name}' holds numbers that are not finite")
-        with self.lock, torch.no_grad():
-            for own, other in zip(mine.values(), tensors, strict=True):
-                own.copy_(other)
-            self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
-        self._take_sketch()
 
     def _named(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.model.named_parameters()}
         tensors |= {f"model.{name}": tensor for name, tensor in self.model.named_buffers()}
         tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
-        return tensors
+        # Tensors, and one for each, so that witnesses prove them like all others; see `training.sketch`.
+        return tensors | {RATE: self._rate, REWOUND: self._rewound}
 
 
 class Replica:
@@ -198,18 +241,23 @@ class Replica:
         """The global step whose parameters it holds."""
 
     @torch.no_grad()
-    def refresh(self, rebase: Callable[[Sequence[Tensor]], None]) -> None:
+    def refresh(self, rebase: Callable[[Sequence[Tensor]], None], forget: Callable[[], None]) -> None:
         """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged).
 
         :param rebase: makes newer parameters those of the model
+        :param forget: called before parameters are taken over that the organizer let the run go back to: what was
+            computed with those of before is of no use
         """
         state = self._state
         if (self.step, self._round) == (state.step, state.round):
             return
         with state.lock:
+            went_back = state.rewound > self.step
+            if went_back:
+                forget()
             rebase(state.parameters)
             for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
-                if self.step + 1 == state.step:
+                if self.step + 1 == state.step and not went_back:
                     theirs.copy_(own)
                 else:
                     own.copy_(theirs)

@@ -93,7 +93,7 @@ def test_a_spike_is_told_once_when_it_comes_and_once_when_it_is_over(watched: Wa
     (spike,) = watched.told
     assert spike.kind == "loss"
     assert "7.5 at global step 31, after about 2.01" in spike.text
-    assert "--resume" in spike.text
+    assert "dedloc rewind" in spike.text
     watched.do_step(2.0)
     watched.do_step(2.0)
     assert watched.texts()[1:] == ["the training loss is down again, at 2 with global step 34"]
@@ -221,3 +221,13 @@ def test_what_the_coordinator_found_gone_is_told_at_once_and_no_other_warning(wa
     watched.alerts.take(Warned(text="the hub is slow"))
     watched.alerts.take(Warned(text="the ledger had gone", alert=True))
     assert [(alert.kind, alert.text) for alert in watched.told] == [("record", "the ledger had gone")]
+
+
+def test_a_training_that_has_diverged_is_told_once_with_the_way_out_and_when_it_is_over(watched: Watched) -> None:
+    for problem in ["", "the training has diverged: so", "the training has diverged: or so", "", ""]:
+        watched.alerts.take(Peers(peers=(VOLUNTEER,), problem=problem))
+    begun, over = watched.told
+    assert begun.kind == over.kind == "divergence"
+    assert begun.text.startswith("the training has diverged: so; ")
+    assert "dedloc rewind STEP" in begun.text
+    assert "nothing tells any more that the training has diverged" in over.text

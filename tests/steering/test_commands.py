@@ -14,11 +14,13 @@ from dedloc_kit.client import fetch_state
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, Left, PeerSeen, State
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.memory import SwarmMemory, remember
-from dedloc_kit.records import Invitation
+from dedloc_kit.records import GlobalStep, Invitation
 from dedloc_kit.steering.alerts import raised_alerts
-from dedloc_kit.steering.commands import find_peer, give, known_peers
-from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.steering.commands import find_peer, give, known_peers, rewind
+from dedloc_kit.steering.orders import OrderBook, Rewinding
+from dedloc_kit.training.ruined import Ruined
 from dedloc_kit.worker import volunteer_job
 from tests.swarm.harness import Peer, wait_until
 
@@ -90,6 +92,62 @@ def test_the_coordinator_itself_cannot_be_kicked(tmp_path: Path) -> None:
     remember(tmp_path, SwarmMemory(run_id="r", peer=WHOLE))
     with pytest.raises(UserError, match="dedloc finish"):
         give("kick", tmp_path, WHOLE)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Path]:
+    """A run with the checkpoints of steps 2 and 4, at step 5, that is up."""
+    (tmp_path / "invitation.json").touch()
+    (tmp_path / "checkpoints").mkdir()
+    for step in (2, 4):
+        (tmp_path / "checkpoints" / f"step-{step:08d}.safetensors").touch()
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.record_step(GlobalStep(step=5, round="ab", time=1.0, samples=8, loss=1.0, peers=2, seconds=0.0), {})
+    ledger.close()
+    with peer_folder(tmp_path):
+        yield tmp_path
+
+
+def test_a_rewind_is_given_once_until_it_is_done(running: Path) -> None:
+    assert "takes over the state of step 2, with 0.5 times" in rewind(running, "2", "0.5")
+    assert OrderBook(running).read().rewind == Rewinding(checkpoint=2, rate=0.5, after=5)
+    with pytest.raises(UserError, match="the rewind to step 2 that was ordered before is not done yet"):
+        rewind(running, "4", "1")
+    ledger = Ledger(running / "ledger.sqlite")
+    ledger.record_step(GlobalStep(step=6, round="cd", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
+    ledger.close()
+    assert "state of step 0;" in rewind(running, "0", "1")
+    assert OrderBook(running).read().rewind == Rewinding(checkpoint=0, rate=1.0, after=6)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate", "why"),
+    [
+        ("3", "1", "no checkpoint of step '3' in .*, only of these: 2, 4"),
+        ("-1", "1", "no checkpoint of step '-1'"),
+        ("two", "1", "no checkpoint of step 'two'"),
+        ("4", "1", "its evaluation was not finite"),
+        ("2", "0", "above 0 and at most 10, not '0'"),
+        ("2", "10.1", "not '10.1'"),
+        ("2", "nan", "not 'nan'"),
+        ("2", "half", "not 'half'"),
+    ],
+)
+def test_what_no_rewind_can_be_is_said_in_one_line(running: Path, step: str, rate: str, why: str) -> None:
+    Ruined(running / "checkpoints").judge(4, False)
+    with pytest.raises(UserError, match=why) as caught:
+        rewind(running, step, rate)
+    assert "\n" not in str(caught.value)
+    assert OrderBook(running).read().rewind is None
+
+
+def test_a_run_that_is_not_up_or_finished_does_not_go_back(running: Path, tmp_path: Path) -> None:
+    give("finish", running, "")
+    with pytest.raises(UserError, match="dedloc resume"):
+        rewind(running, "2", "1")
+    (running / "lock").unlink()
+    with pytest.raises(UserError, match="is not running; start it with 'dedloc launch'"):
+        rewind(running, "2", "1")
 
 
 RUN = """

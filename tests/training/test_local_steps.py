@@ -78,7 +78,7 @@ def test_two_peers_that_average_their_ways_hold_the_same_shared_parameters() -> 
     for peer in (one, other):
         peer.state.apply(average, receipt(1, "aa"))
         peer.steps.count_outgoing()
-        peer.replica.refresh(peer.steps.rebase)
+        peer.replica.refresh(peer.steps.rebase, lambda: None)
         # Nesterov's first step: (1 + momentum) times the way, times the outer learning rate.
         assert torch.allclose(peer.weight.flatten(), 1.0 - 0.5 * 1.9 * average)
     assert torch.equal(one.weight, other.weight)
@@ -93,7 +93,7 @@ def test_what_was_learned_while_a_round_ran_goes_on_from_the_new_parameters() ->
     late = peer.weight.detach() - before
     peer.state.apply(peer.flat, receipt(1, "aa"))
     peer.steps.count_outgoing()
-    peer.replica.refresh(peer.steps.rebase)
+    peer.replica.refresh(peer.steps.rebase, lambda: None)
     assert torch.allclose(peer.weight, peer.state.parameters[0] + late, atol=1e-6)
     peer.steps.load_outgoing(peer.flat)
     assert torch.allclose(peer.flat, -late.flatten(), atol=1e-6)

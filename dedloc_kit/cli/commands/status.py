@@ -21,6 +21,8 @@ def run(options: argparse.Namespace) -> None:
     console = Console(highlight=False, markup=False)
     console.print(f"{state.run_id}: {state.status}, step {state.step} of {state.total_steps}")
     console.print(f"{state.samples_total} samples in all, training loss {_number(state.loss)}")
+    if state.problem:
+        console.print(f"problem: {state.problem}")
     table = Table("volunteer", "samples", "steps")
     for person in fetch_people(options.invitation):
         table.add_row(person.name, str(person.samples), str(person.steps))

@@ -110,7 +110,8 @@ class RunView:
         known = self._recorded.summary()
         self.version()  # brings the revision up to date
         with self._lock:
-            return schemas.State(**known, **self._now(known), problem=self._recorded.problem, revision=self._revision)
+            problem = self._recorded.problem or (None if self._lost() else self._wanted.problem) or None
+            return schemas.State(**known, **self._now(known), problem=problem, revision=self._revision)
 
     def volunteers(self, without: str = "") -> int:
         """How many train now, besides the one with this peer id."""
@@ -239,7 +240,7 @@ class RunView:
             step=step,
             peers=[
                 schemas.Peer(
-                    **peer.model_dump(exclude={"client_mode", "samples_per_second"}),
+                    **peer.model_dump(exclude={"client_mode", "samples_per_second", "skipped"}),
                     mode="client" if peer.client_mode else "full",
                     lag=step - peer.step,
                     samples_per_second=_finite(peer.samples_per_second),

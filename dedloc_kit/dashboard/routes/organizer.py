@@ -17,7 +17,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
-from dedloc_kit.steering.commands import give
+from dedloc_kit.steering.commands import give, rewind
 from dedloc_kit.steering.orders import GivenOrder, Kicked, OrderBook
 
 _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
@@ -68,6 +68,15 @@ class Words(BaseModel):
 
     text: AnnouncementText
     """Empty to remove the announcement."""
+
+
+class Earlier(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    step: Annotated[int, Field(ge=0, le=2**53)]
+    """Of the checkpoint."""
+    rate: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """A factor of the learning rate."""
 
 
 class Denied(Exception):
@@ -174,6 +183,15 @@ def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen
     def readmit(body: OnePeer) -> OrganizerState:
         """Let one come back."""
         return give_order("readmit", body.peer)
+
+    @protected.post("/rewind")
+    def go_back(body: Earlier) -> OrganizerState:
+        """Let the next global step take over an earlier checkpoint."""
+        try:
+            rewind(folder, str(body.step), str(body.rate))
+        except UserError as error:
+            raise Denied(409, str(error)) from None
+        return state()
 
     @protected.post("/{order}")
     def order(order: Literal["pause", "resume", "finish", "checkpoint"]) -> OrganizerState:

@@ -53,7 +53,7 @@ function showAlert() {
   let text = "";
   if (!connected && state)
     text = "This page has lost its server and is trying to reach it again. Below is what it last heard.";
-  else if (state?.problem) text = `For the moment ${state.problem}.`;
+  else if (state?.problem) text = `For the moment: ${state.problem}.`;
   setText(byId("alert"), text);
   byId("alert").hidden = !text;
 }

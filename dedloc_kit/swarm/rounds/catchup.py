@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hivemind.utils import get_dht_time
 
@@ -12,7 +12,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import opened
+from dedloc_kit.swarm.rounds.receipts import opened, rewind_in, told
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
 from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
 from dedloc_kit.training.state import Position, TrainingState
@@ -58,7 +58,7 @@ class CatchUp:
         """Do what it takes to be where the others are, as far as they help; the steps that were missed, in order."""
         missed = self._take_averages()
         if self.behind() and not self._stop.is_set():
-            before = self._state.step
+            before = self._state.position
             if self._load_state():
                 missed += self._receipts_after(before)
             else:
@@ -171,7 +171,7 @@ class CatchUp:
         metadata, tensors = found
         try:
             info = StateInfo.parse(metadata["info"])
-            receipts = tuple(Receipt.parse(values) for values in metadata["receipts"])
+            receipts = self._genuine(Receipt.parse(values) for values in metadata["receipts"])
             if not wanted.step <= info.step <= self._tracker.belief.limit(float(get_dht_time())):
                 raise ValueError(f"it is of step {info.step}, the swarm is at {wanted.step}")
             verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
@@ -209,15 +209,31 @@ class CatchUp:
         reachable = [peer for peer, progress in donors.items() if not progress.client_mode]
         return reachable or ([] if self._exchange.client_mode else list(donors))
 
-    def _receipts_after(self, step: int) -> list[MissedStep]:
+    def _genuine(self, receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
+        """Without those that hold an order which the organizer did not give: the state is proven, they are not."""
+        kept = []
+        for receipt in receipts:
+            try:
+                rewind_in(self._signer, self._run.run_id, receipt, self._tracker.belief.organizer)
+                kept.append(receipt)
+            except ValueError as error:
+                self._tracker.reject(f"the receipt of a step: {error}")
+        return tuple(kept)
+
+    def _receipts_after(self, before: Position) -> list[MissedStep]:
         missed = []
         for receipt in self._state.receipts:
-            if step < receipt.step <= self._state.step:
+            # A rewind may take the place of a step that was taken here.
+            other = receipt.rewind and receipt.step == before.step and receipt.round != before.round
+            if before.step < receipt.step <= self._state.step or other:
                 try:
                     contributions = opened(
                         self._signer, self._run.run_id, receipt.step, receipt.signed, self._run.global_batch
                     )
                     missed.append((receipt, contributions))
+                    rewind = rewind_in(self._signer, self._run.run_id, receipt, self._tracker.belief.organizer)
+                    if rewind is not None:
+                        self._warn(told(rewind))
                 except ValueError as error:
                     self._tracker.reject(f"the receipt of a step: {error}")
         return missed

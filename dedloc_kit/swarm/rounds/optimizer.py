@@ -6,6 +6,7 @@ the step on a copy of the parameters, which the training takes over between two 
 global step old). In exact training, without overlap, a volunteer waits for each average instead.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,19 +16,22 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, Rewind
 from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import global_step
+from dedloc_kit.swarm.rounds.receipts import global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.gradients import MAX_BATCHES, Gradients
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
+SETTLING_SECONDS = 6.0
+"""So long after its start a peer has heard of all who are there: each speaks every four seconds."""
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
 """How often the background looks whether something is due, at most, and while a round is under way."""
 IDLES_PER_LOOK = 4
@@ -75,7 +79,9 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self.state, self._replica, self.gradients = state.run, state, replica, gradients
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
-        self._stop, self._on_step = caller.stop, caller.on_step
+        self._stop, self._on_step, self._warn = caller.stop, caller.on_step, caller.warn
+        self._signer = signer
+        self._going_back: tuple[Found, float, int] | None = None
         self._last_step = caller.last_step
         self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
@@ -86,6 +92,8 @@ class CollaborativeOptimizer:
         self._leaving = threading.Event()
         self._left_out = (0, 0, 0)
         self._restarted = ""
+        self._skipped = 0
+        self._began = 0.0
         self._instructions: Instructions | None = None
         self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile, caller.warn)
         self._catch_up = CatchUp(state, exchange, tracker, signer, caller.stop, caller.on_loading, caller.warn)
@@ -101,7 +109,8 @@ class CollaborativeOptimizer:
     def begin(self) -> None:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
         if self._replica is not None:
-            self._replica.refresh(self.gradients.rebase)
+            self._replica.refresh(self.gradients.rebase, self._forget)
+        self._began = time.monotonic()
         self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
@@ -199,6 +208,7 @@ class CollaborativeOptimizer:
         """Take the gradients of one microbatch; False if they were not finite and were left out."""
         assert self._replica is not None
         taken = self.gradients.add(loss, samples, self._replica.step)
+        self._skipped = 0 if taken else self._skipped + 1
         if taken:
             self._speed.update(task_size=samples)
             self._boundary_seconds = 0.0 if self._overlap else samples / self._speed.samples_per_second
@@ -220,7 +230,7 @@ class CollaborativeOptimizer:
             while self._backlog_full() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
                     self._advance()
-        self._replica.refresh(self.gradients.rebase)
+        self._replica.refresh(self.gradients.rebase, self._forget)
 
     def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
@@ -234,6 +244,23 @@ class CollaborativeOptimizer:
         """For whoever is not in the training loop: raises what went wrong in the background."""
         if self._error is not None:
             raise self._error
+
+    def go_back(self, found: Found, rate: float, after: int) -> None:
+        """For the organizer's peer: as soon as no round is under way and it is where the others are, let the next step
+        take over an earlier state. Until then nothing else is ordered.
+
+        Nobody has to agree: the others are behind then and fetch the state, as whoever is behind does, and of two
+        states of one step the organizer's is taken. Steps of before go on being counted.
+
+        :param rate: a factor of the learning rate
+        :param after: the step has a higher number than this
+        """
+        self._going_back = found, rate, after
+
+    @property
+    def goes_back(self) -> bool:
+        """Is such an order not done yet?"""
+        return self._going_back is not None
 
     # Rounds
 
@@ -256,7 +283,10 @@ class CollaborativeOptimizer:
             raise RuntimeError("a background process of the swarm has died")
         self._report()
         complete: RoundResult | None = None
-        if self._rounds.under_way:
+        if self._going_back is not None and not self._rounds.begun and self._newest_known():
+            self._rounds.call_off()  # a group that gathers for a batch may do so for ever
+            self._go_back(*self._going_back)
+        elif self._rounds.under_way:
             complete = self._rounds.advance()
             if complete is None and not self._rounds.under_way:
                 self._report()  # the round came to nothing: its samples count toward the next one
@@ -290,6 +320,34 @@ class CollaborativeOptimizer:
         self._report()
         self._tell(receipt, outcome.contributions, parts)
 
+    def _newest_known(self) -> bool:
+        """Is nobody further, as far as this peer has had the time to hear?"""
+        heard = time.monotonic() - self._began > SETTLING_SECONDS
+        return heard and self.tracker.newest(self.state.position).step == self.step < self.last_step
+
+    def _go_back(self, found: Found, rate: float, after: int) -> None:
+        (tensors, info), now = found, float(get_dht_time())
+        step = max(self.step, after) + 1
+        # The same order at the same step leads to the same state, also by a coordinator that was started anew.
+        name = f"{self.run.run_id} rewind {info.step} {rate} {after} {step}"
+        round_id = hashlib.sha256(name.encode()).hexdigest()[:40]
+        rewind = Rewind(run_id=self.run.run_id, step=step, round=round_id, checkpoint=info.step, rate=rate, time=now)
+        receipt = Receipt(step=step, round=round_id, time=now, seconds=0.0, signed=(), rewind=self._signer.sign(rewind))
+        self.state.go_back(tensors, info, receipt, rate)
+        self._going_back = None
+        self._stepped = 0.0
+        self._exchange.averager.forget_feedback()
+        self.tracker.belief.reached(step, now)
+        self._report()
+        self._warn(told(rewind))
+        self._tell(receipt, {}, {})
+
+    def _forget(self) -> None:
+        """What this peer computed with parameters from before a rewind leads nowhere."""
+        dropped = self.gradients.forget()
+        if dropped:
+            self._warn(f"{dropped} samples were under way when the organizer let the run go back; dropped")
+
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
         self._rounds.stepped(contributions)
@@ -299,11 +357,14 @@ class CollaborativeOptimizer:
 
     def _follow_the_swarm(self) -> None:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
+        rewound = self.state.rewound
         for receipt, contributions in self._catch_up.follow():
             self.gradients.settle([receipt.round])
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
         self.gradients.settle(self.state.rounds)
+        if self.state.rewound > rewound:
+            self._forget()
         self._rounds.drop_stale()
         self._report()
 
@@ -334,6 +395,7 @@ class CollaborativeOptimizer:
                 session=self._profile.session,
                 since=self.tracker.twin.since,
                 restarted=self._restarted,
+                skipped=self._skipped,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

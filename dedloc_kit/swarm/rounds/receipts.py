@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, Receipt
+from dedloc_kit.records import Contribution, GlobalStep, Receipt, Rewind
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.signing import Signer
 
@@ -18,6 +18,25 @@ def opened(
         if possible(contribution, run_id, global_batch).step != step:
             raise ValueError("a contribution is of another step")
     return contributions
+
+
+def rewind_in(signer: Signer, run_id: str, receipt: Receipt, organizer: str) -> Rewind | None:
+    """The order that stands in the receipt of a step, if one does; raises ValueError unless it is the organizer's for
+    this very step."""
+    if not receipt.rewind:
+        return None
+    author, rewind = signer.open(Rewind, receipt.rewind)
+    if author != organizer:
+        raise ValueError("it holds a rewind that the organizer did not order")
+    if (rewind.run_id, rewind.step, rewind.round) != (run_id, receipt.step, receipt.round) or receipt.signed:
+        raise ValueError("it holds a rewind of another step")
+    return rewind
+
+
+def told(rewind: Rewind) -> str:
+    """A rewind in words."""
+    rate = "" if rewind.rate == 1 else f", with {rewind.rate:.4g} times its learning rate"
+    return f"the organizer lets global step {rewind.step} take over the state of step {rewind.checkpoint}{rate}"
 
 
 def global_step(

@@ -176,7 +176,7 @@ class Rounds:
     def drop_stale(self) -> None:
         """Gradients of old parameters are of no use; exact training takes none that is old at all."""
         staleness = MAX_STALENESS if self._run.averaging.overlap else 0
-        dropped = self._gradients.drop_older_than(self._state.step - staleness)
+        dropped = self._gradients.drop_older_than(max(self._state.step - staleness, self._state.rewound))
         if dropped:
             self._warn(f"{dropped} samples were computed on parameters that are too old; dropped")
 

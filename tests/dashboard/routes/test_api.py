@@ -383,6 +383,15 @@ def test_hostile_names_stay_text_in_every_list(client: TestClient, recording: Re
         assert answer.json()[where][0][key] == HOSTILE
 
 
+def test_a_training_that_has_diverged_is_the_runs_problem_until_it_is_over(
+    client: TestClient, dashboard: Dashboard
+) -> None:
+    for told, shown in [("the training has diverged: so", "the training has diverged: so"), ("", None)]:
+        dashboard.publish(Peers(peers=(seen("Qm1").model_copy(update={"skipped": 40}),), problem=told))
+        assert client.get("/api/state").json()["problem"] == shown
+    assert "skipped" not in client.get("/api/peers").json()["peers"][0]
+
+
 def test_what_volunteers_cannot_use_of_the_data_is_one_notice(client: TestClient, dashboard: Dashboard) -> None:
     def notices(*lost: tuple[int, int, int]) -> list[str]:
         peers = [
