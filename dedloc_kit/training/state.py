@@ -128,14 +128,15 @@ class TrainingState:
     def _count(self, receipt: Receipt) -> None:
         self.step = receipt.step
         self.rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
-        self._keep(receipt)
+        self.receipts = self._with(receipt)
 
-    def _keep(self, receipt: Receipt) -> None:
+    def _with(self, receipt: Receipt) -> tuple[Receipt, ...]:
+        """The receipts with one more, without the oldest where that would be too much."""
         receipts = deque([*self.receipts, receipt])
         size = sum(map(_size, receipts))
         while size > MAX_RECEIPT_BYTES:
             size -= _size(receipts.popleft())
-        self.receipts = tuple(receipts)
+        return tuple(receipts)
 
     def differs(self, sketch: Sequence[float]) -> bool:
         """Does this sketch belong to other parameters than ours? By the norm of the difference, as estimated."""
@@ -197,9 +198,7 @@ class TrainingState:
         before |= {RATE: before[RATE] * rate, REWOUND: torch.tensor([receipt.step])}
         rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
         taken_over = StateInfo(run_id=info.run_id, step=receipt.step, rounds=rounds)
-        self.load(self._in_order(before), taken_over, self.receipts)
-        with self.lock:
-            self._keep(receipt)
+        self.load(self._in_order(before), taken_over, self._with(receipt))
 
     def load(self, tensors: Sequence[Tensor], info: StateInfo, receipts: Sequence[Receipt] = ()) -> None:
         """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""

@@ -42,12 +42,12 @@ def test_a_state_with_a_number_that_is_not_finite_is_refused_and_changes_nothing
     before = state.flat.clone()
     tensors = [torch.ones_like(tensor) for tensor in state.tensors()]
     info = StateInfo(run_id=run.run_id, step=5, rounds=("ab",))
-    tensors[-1].flatten()[-1] = wrong
+    tensors[0].flatten()[-1] = wrong
     with pytest.raises(ValueError, match="holds numbers that are not finite"):
         state.load(tensors, info)
     assert torch.equal(state.flat, before)
     assert state.step == 0
-    tensors[-1].flatten()[-1] = 1.0
+    tensors[0].flatten()[-1] = 1.0
     state.load(tensors, info)
     assert state.position == (5, "ab")
 
