@@ -143,6 +143,7 @@ class _Coordinator:
         if last is not None:
             belief = self._me.optimizer.tracker.belief
             belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
+        self._remember()  # whose folder this is, before anybody follows its key
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""

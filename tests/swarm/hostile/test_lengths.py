@@ -229,8 +229,10 @@ def test_who_says_too_much_to_a_group_is_not_heard(swarm: Swarm) -> None:
     async def join(p2p: P2P, organizer: PeerID) -> bytes:
         me = Member(peer=p2p.peer_id.to_base58(), bandwidth=None, client_mode=True, group_size=2)
         said = encode(Join(step=0, after="", member=me)) + bytes(MAX_RECORD_BYTES)
-        async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GroupService, said) as stream:
-            return await asyncio.wait_for(stream.reader.read(), DEADLINE)
+        with suppress(ConnectionError):  # it may be closed before all is said
+            async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GroupService, said) as stream:
+                return await asyncio.wait_for(stream.reader.read(), DEADLINE)
+        return b""
 
     assert attacked(swarm, join) == b""
 
