@@ -2,6 +2,7 @@
 
 import glob
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -195,14 +196,24 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__
 
 
+_LINE_ERRORS = (
+    ("httpx", "RequestError"),
+    ("httpx2", "RequestError"),
+    ("aiohttp", "ClientError"),
+    ("requests", "ConnectionError"),
+    ("requests", "Timeout"),
+)
+"""How the libraries through which `datasets` and huggingface_hub read tell of a broken line. Which these are differs
+from version to version; one that was not imported cannot have raised it."""
+
+
 def is_transient(error: Exception) -> bool:
     """Whether an error is one of the line, so that the same may work later."""
-    from datasets.utils.file_utils import CONNECTION_ERRORS_TO_RETRY
-
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
         return status in _TRANSIENT_STATUS
-    return isinstance(error, (ConnectionError, TimeoutError, *CONNECTION_ERRORS_TO_RETRY))
+    libraries = [getattr(sys.modules[name], kind) for name, kind in _LINE_ERRORS if name in sys.modules]
+    return isinstance(error, (ConnectionError, TimeoutError, *libraries))
 
 
 def _open(shard: Shard) -> Any:
