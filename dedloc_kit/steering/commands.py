@@ -57,7 +57,7 @@ def give(order: str, folder: Path, what: str) -> str:
             return "volunteers and viewers see it within seconds" if what else "the announcement is gone within seconds"
 
 
-MOST_RATE = 10.0
+MAX_RATE = 10.0
 
 
 def rewind(folder: Path, step: str, rate: str) -> str:
@@ -107,8 +107,8 @@ def _factor(rate: str) -> float:
         factor = float(rate)
     except ValueError:
         factor = math.nan
-    if not 0 < factor <= MOST_RATE:
-        raise UserError(f"--rate is a factor of the learning rate, above 0 and at most {MOST_RATE:g}, not '{rate}'")
+    if not 0 < factor <= MAX_RATE:
+        raise UserError(f"--rate is a factor of the learning rate, above 0 and at most {MAX_RATE:g}, not '{rate}'")
     return factor
 
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-AHEAD, LEAST_AHEAD = 12, 4
+AHEAD, MIN_AHEAD = 12, 4
 """Parts of a member whose averages have not come: at least in all, and at least for each reducer."""
-LONGEST_WAIT = 1.0
+MAX_WAIT = 1.0
 """Seconds until a member sends its next part in any case: who sends nothing for long counts as gone."""
 
 
@@ -28,7 +28,7 @@ class SendWindow:
 
     def __init__(self, parts: Sequence[int]) -> None:
         self._parts = parts
-        self._ahead = max(AHEAD, LEAST_AHEAD * sum(map(bool, parts)))
+        self._ahead = max(AHEAD, MIN_AHEAD * sum(map(bool, parts)))
         self._sent = [0] * len(parts)
         self._under_way: list[deque[float]] = [deque() for _ in parts]  # since when, for parts without an average
         self._news = asyncio.Event()
@@ -46,7 +46,7 @@ class SendWindow:
     async def room(self, reducer: int) -> None:
         """Wait until the next part for this reducer may go."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST_WAIT):
+            async with asyncio.timeout(MAX_WAIT):
                 while sum(map(len, self._under_way)) >= self._ahead or self._progress(reducer) > min(
                     map(self._progress, range(len(self._parts)))
                 ):

@@ -18,7 +18,7 @@ from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.training.flat import CHUNK
 
-MOST_PART_BYTES = 4 * CHUNK + 100
+MAX_PART_BYTES = 4 * CHUNK + 100
 """Of an average."""
 _ALIGNMENT = 16
 """Bytes: a tensor of any type can lie there."""
@@ -171,7 +171,7 @@ class ExpectedAverage:
         info = AverageInfo.parse(decode(header.metadata))
         if (info.after, info.round) != (self.after, header.version) or sum(info.lengths) != header.total:
             raise ValueError("it is not the average that was asked for")
-        if max(info.lengths, default=0) > MOST_PART_BYTES:
+        if max(info.lengths, default=0) > MAX_PART_BYTES:
             raise ValueError("it has a part that is larger than any")
 
     def check(self, header: Header, content: memoryview) -> None:

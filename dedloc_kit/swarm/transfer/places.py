@@ -14,7 +14,7 @@ TURN_SECONDS = 600.0
 """So does who has had it so long: it may come back."""
 WAITING_SECONDS = 10.0
 """Who waits asks again within this time, or has gone."""
-MOST_WAITING = 100
+MAX_WAITING = 100
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Places:
         """Is it this peer's turn? If not, it is noted down, and whoever is overdue has to go."""
         now = time.monotonic()
         self._waiting = {p: (since, last) for p, (since, last) in self._waiting.items() if now < last + WAITING_SECONDS}
-        if peer in self._waiting or len(self._waiting) < MOST_WAITING:
+        if peer in self._waiting or len(self._waiting) < MAX_WAITING:
             self._waiting[peer] = (self._waiting.get(peer, (now, now))[0], now)
         if strict and len(self._held) >= self._most:
             for other in [other for other, place in self._held.items() if place.overdue][: len(self._waiting)]:

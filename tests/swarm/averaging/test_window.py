@@ -25,7 +25,7 @@ async def send(sender: SendWindow, reducer: int, size: int = 100) -> None:
 
 
 def test_a_part_waits_until_an_average_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(window, "MAX_WAIT", 60.0)
 
     async def test() -> None:
         sender = SendWindow([0, 100])
@@ -41,7 +41,7 @@ def test_a_part_waits_until_an_average_makes_room(monkeypatch: pytest.MonkeyPatc
 
 
 def test_all_reducers_get_their_parts_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(window, "MAX_WAIT", 60.0)
 
     async def test() -> None:
         sender = SendWindow([3, 0, 6])  # the third reduces twice as much as the first
@@ -59,7 +59,7 @@ def test_all_reducers_get_their_parts_in_step(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_slow_reducer_has_more_parts_under_way_than_a_quick_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(window, "MAX_WAIT", 60.0)
 
     async def test() -> None:
         sender = SendWindow([100, 100])
@@ -74,7 +74,7 @@ def test_a_slow_reducer_has_more_parts_under_way_than_a_quick_one(monkeypatch: p
 
 
 def test_a_part_goes_after_a_second_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(window, "MAX_WAIT", 0.05)
 
     async def test() -> None:
         sender = SendWindow([100, 100])
