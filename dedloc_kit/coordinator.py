@@ -213,7 +213,7 @@ class _Coordinator:
             self._checkpoint_asked = orders.checkpoint
             self._save()
         if orders.rewind is not None:
-            self._lasting.checkpoints.wanted = orders.rewind.checkpoint
+            self._lasting.checkpoints.protect(orders.rewind.checkpoint)
             self._go_back(orders.rewind)
 
     def _go_back(self, order: Rewinding) -> None:

@@ -137,7 +137,9 @@ class LastingRecord:
             del self._sizes[path]
             path.unlink(missing_ok=True)  # one that was cut off would be taken for a checkpoint
         self._lost += ["the newest checkpoint" if path == newest else path.name for path in sorted(gone)]
+        protected = self.checkpoints.protected
         self.checkpoints = Checkpoints(self.checkpoints.folder, self._keep)
+        self.checkpoints.protect(protected)
         if newest in gone:
             try:
                 self.checkpoint(state(), None)

@@ -207,3 +207,14 @@ def test_a_copy_that_is_gone_is_made_again(folder: Path, kept: LastingRecord) ->
     assert kept.lost() == ["the ledger's copy"]
     assert (folder / "checkpoints" / COPY_FILE).exists()
     kept.close()
+
+
+def test_the_checkpoint_to_which_a_run_is_to_go_back_stays_though_the_newest_is_lost(kept: LastingRecord) -> None:
+    for step in (1, 2):
+        kept.checkpoint(state(step), None)
+    kept.checkpoints.protect(1)
+    kept.checkpoint(state(3), None)
+    kept.checkpoints.path(3).unlink()
+    kept.look(lambda: state(4))
+    kept.checkpoint(state(5), None)
+    assert [load(path)[1].step for path in kept.checkpoints.kept()] == [5, 4, 1]

@@ -192,7 +192,7 @@ def exchange_of(
     :param rules: the usual ones if none are given
     """
     rules = rules or Rules(OneGroup(run.global_batch))
-    vector, client_mode = SharedVector(layout), bool(node.client_mode)
+    vector = SharedVector(layout)
 
     @asynccontextmanager
     async def make(owner: Owner) -> AsyncIterator[Sequence[object]]:
@@ -205,7 +205,7 @@ def exchange_of(
             endpoint = Endpoint(p2p, run.run_id)
             donor = Donor(owner.ask, source.layout)
             transfer = TransferService(endpoint, donor)
-            groups = GroupService(signer.peer, endpoint, client_mode=client_mode)
+            groups = GroupService(signer.peer, endpoint, client_mode=bool(node.client_mode))
             averaging = AveragingService(endpoint, groups, signer, run, vector, donor, rules)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
@@ -216,7 +216,7 @@ def exchange_of(
             await p2p.shutdown()
 
     host = Host(make, source.newest)
-    return Exchange(Averager(vector, signer, host), Transfers(host, run.run_id), rules.grouping, host, client_mode)
+    return Exchange(Averager(vector, signer, host), Transfers(host, run.run_id), rules.grouping, host)
 
 
 def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> SharedOptimizer:

@@ -112,11 +112,10 @@ class Checkpoints:
             raise UserError(f"{folder} cannot be used for checkpoints ({error.strerror}); choose another") from None
         self.best = self._marked()
         self.ruined = Ruined(folder)
-        self.wanted: int | None = None
-        """A step whose checkpoint is kept, however old it is."""
+        self.protected: int | None = None
 
     def save(self, tensors: dict[str, Tensor], info: StateInfo, spare: int | None = None) -> Path:
-        """Write the checkpoint of `info.step`, then remove all but the newest `keep`, the best and that of `spare`.
+        """Write the checkpoint of `info.step`, then remove all but the newest `keep`, best, protected and `spare`.
 
         :param spare: a step that is still being evaluated
         Errors as `checkpoint.save`.
@@ -126,11 +125,15 @@ class Checkpoints:
             self._mark(None)  # training went back to before this step: what was measured is lost with it
         save(path, tensors, info)
         best = None if self.best is None else self.best.step
-        kept = {self.path(step) for step in (spare, best, self.wanted) if step is not None}
+        kept = {self.path(step) for step in (spare, best, self.protected) if step is not None}
         for old in _newest_first(self.folder)[self.keep :]:
             if old not in kept:
                 old.unlink(missing_ok=True)
         return path
+
+    def protect(self, step: int | None) -> None:
+        """Keep the checkpoint of this step, however old it is; the one before it no longer."""
+        self.protected = step
 
     def kept(self) -> list[Path]:
         """The checkpoints that are there, newest first."""

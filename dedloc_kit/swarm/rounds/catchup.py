@@ -8,6 +8,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.swarm.averaging.compression import decode_all, read_part
+from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
@@ -38,12 +39,13 @@ class CatchUp:
         exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
+        profile: Profile,
         stop: threading.Event,
         on_loading: Callable[[int, int], None],
         warn: Callable[[str], None],
     ) -> None:
         self._state, self._exchange, self._tracker = state, exchange, tracker
-        self._run, self._signer, self._stop = state.run, signer, stop
+        self._run, self._signer, self._profile, self._stop = state.run, signer, profile, stop
         self._on_loading, self._warn = on_loading, warn
         self._liars: set[str] = set()
         # Since a state was wrong, and it could be any of its donors; or the swarm was faster than its witnesses answer,
@@ -207,7 +209,7 @@ class CatchUp:
     def _to_ask(self, donors: Mapping[str, Progress]) -> list[str]:
         """Those who can be reached; if there are none, clients that may be connected to us, unless we are one too."""
         reachable = [peer for peer, progress in donors.items() if not progress.client_mode]
-        return reachable or ([] if self._exchange.client_mode else list(donors))
+        return reachable or ([] if self._profile.client_mode else list(donors))
 
     def _genuine(self, receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:
         """Without those that hold an order which the organizer did not give: the state is proven, they are not."""

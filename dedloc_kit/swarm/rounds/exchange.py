@@ -18,5 +18,3 @@ class Exchange:
     """Who has to come to a round, and who leads it."""
     host: Host
     """Where the services live."""
-    client_mode: bool
-    """Whether this peer makes outgoing connections only."""

@@ -96,7 +96,7 @@ class CollaborativeOptimizer:
         self._began = 0.0
         self._instructions: Instructions | None = None
         self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile, caller.warn)
-        self._catch_up = CatchUp(state, exchange, tracker, signer, caller.stop, caller.on_loading, caller.warn)
+        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading, caller.warn)
 
     # Joining and leaving
 
@@ -392,7 +392,7 @@ class CollaborativeOptimizer:
                 files=files,
                 unreadable_files=unreadable_files,
                 bad_rows=bad_rows,
-                session=self._profile.session,
+                session=me.session,
                 since=self.tracker.twin.since,
                 restarted=self._restarted,
                 skipped=self._skipped,
