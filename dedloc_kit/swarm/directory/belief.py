@@ -66,7 +66,7 @@ class Belief:
     def newest(self, mine: Position, others: Mapping[str, Progress], now: float) -> Position:
         """The newest state that the swarm has come to; this peer's own if nothing newer is proven.
 
-        Of another one of the same step the organizer's comes first, then that of who brought the most samples.
+        Of several of one step the organizer's comes first, then that of who brought the most samples.
 
         :param mine: where this peer is; `START` of one that is still to load the state
         :param others: everyone else's progress, by peer id
@@ -78,7 +78,9 @@ class Belief:
         said = self._said_by_organizer(others)
         if said is not None and mine.step <= said.step <= limit:
             proven.append(said)
-        return max(reversed(proven), key=lambda position: position.step)
+        if self._me != self.organizer:  # which keeps its own state of a step, while the others come to it
+            proven.reverse()
+        return max(proven, key=lambda position: position.step)
 
     def limit(self, now: float) -> float:
         """The newest step that the swarm can have come to."""

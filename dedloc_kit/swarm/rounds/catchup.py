@@ -61,8 +61,9 @@ class CatchUp:
         missed = self._take_averages()
         if self.behind() and not self._stop.is_set():
             before = self._state.position
+            known = {before.step: before.round} | {receipt.step: receipt.round for receipt in self._state.receipts}
             if self._load_state():
-                missed += self._receipts_after(before)
+                missed += self._receipts_other_than(known, before.step)
             else:
                 self._warn("the swarm is ahead, but nobody hands out its state; still trying")
                 self._stop.wait(LOAD_PAUSE)
@@ -222,12 +223,12 @@ class CatchUp:
                 self._tracker.reject(f"the receipt of a step: {error}")
         return tuple(kept)
 
-    def _receipts_after(self, before: Position) -> list[MissedStep]:
+    def _receipts_other_than(self, known: Mapping[int, str], step: int) -> list[MissedStep]:
+        """Steps after this one, and those in whose place another one was known here (round by step)."""
         missed = []
         for receipt in self._state.receipts:
-            # A rewind may take the place of a step that was taken here.
-            other = receipt.rewind and receipt.step == before.step and receipt.round != before.round
-            if before.step < receipt.step <= self._state.step or other:
+            replaced = receipt.round != known.get(receipt.step, receipt.round)
+            if step < receipt.step <= self._state.step or replaced:
                 try:
                     contributions = opened(
                         self._signer, self._run.run_id, receipt.step, receipt.signed, self._run.global_batch

@@ -59,6 +59,14 @@ def test_whose_path_has_parted_goes_where_the_organizer_is_or_who_brought_most()
     assert mine.newest(TEN, at(other, "x", "y", "z"), NOW) == TEN, "strangers do not count"
 
 
+def test_the_organizer_keeps_its_own_state_of_a_step_but_follows_to_a_newer_one() -> None:
+    organizer = belief(me="organizer", step=10, round="aa")
+    organizer.took(10, NOW - 1.0, {"organizer": 0, "asha": 6})
+    assert organizer.newest(TEN, at(Position(10, "cc"), "asha"), NOW) == TEN
+    assert organizer.newest(Position(10, "dd"), at(TEN, "asha"), NOW) == Position(10, "dd")
+    assert organizer.newest(TEN, at(ELEVEN, "asha"), NOW) == ELEVEN
+
+
 def test_nobody_is_followed_back() -> None:
     mine = having_taken_ten(me=4, asha=6)
     assert mine.newest(TEN, at(Position(9, "dd"), "organizer", "asha"), NOW) == TEN

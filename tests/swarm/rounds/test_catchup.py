@@ -10,6 +10,7 @@ from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer
+from dedloc_kit.training.state import Position
 
 BATCH = 10
 
@@ -46,6 +47,36 @@ def test_a_late_average_of_too_few_samples_is_not_taken(
         with pytest.raises(ValueError, match="too few samples"):
             CatchUp._take(me, found)
     assert [(receipt.step, receipt.round) for receipt in applied] == [(5, "cd")] * taken
+
+
+def test_steps_that_the_swarm_took_in_place_of_ours_are_told_with_those_after_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catchup, "opened", lambda *_: {})
+    monkeypatch.setattr(catchup, "rewind_in", lambda *_: None)
+
+    def receipts(*rounds: str) -> tuple[Receipt, ...]:
+        return tuple(Receipt(step=11 + n, round=name, time=1, seconds=0, signed=()) for n, name in enumerate(rounds))
+
+    state = SimpleNamespace(position=Position(13, "dd"), step=13, receipts=receipts("aa", "bb", "dd"))
+
+    def load_state() -> bool:
+        state.position, state.step, state.receipts = Position(15, "ff"), 15, receipts("aa", "cc", "dc", "ee", "ff")
+        return True
+
+    class Lagging(CatchUp):
+        def __init__(self) -> None:
+            self._state: Any = state
+            self._stop: Any = SimpleNamespace(is_set=lambda: False)
+            self._run: Any = SimpleNamespace(run_id="", global_batch=BATCH)
+            self._signer: Any = None
+            self._tracker: Any = SimpleNamespace(belief=SimpleNamespace(organizer="o"))
+            self._take_averages: Any = list
+            self._load_state: Any = load_state
+            self.behind: Any = lambda: True
+
+    told = [(receipt.step, receipt.round) for receipt, _ in Lagging().follow()]
+    assert told == [(12, "cc"), (13, "dc"), (14, "ee"), (15, "ff")]
 
 
 def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_and_by_the_state_it_is_in() -> None:
