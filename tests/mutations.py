@@ -677,6 +677,20 @@ MUTATIONS = (
         "                pass\n",
         "tests/training/test_going_back.py -k computes",
     ),
+    Mutation(
+        "what a process beside the training warns of is lost",
+        "machine/logs.py",
+        "self._others.put(record.getMessage())",
+        "pass",
+        "tests/machine/test_logs.py",
+    ),
+    Mutation(
+        "warnings stay in the log",
+        "worker.py",
+        "    Warnings(lambda text: emit(Warned(text=text)))\n",
+        "",
+        "tests/test_coordinator.py -k full_disk",
+    ),
 )
 
 

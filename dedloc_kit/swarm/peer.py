@@ -109,7 +109,6 @@ def connected(
     stop: threading.Event,
     on_step: StepListener,
     on_loading: Callable[[int, int], None] = lambda _received, _total: None,
-    warn: Callable[[str], None],
 ) -> Iterator[SwarmPeer]:
     """Build the model, connect to the swarm and leave it at the end. Call it in a process's main thread.
 
@@ -156,9 +155,9 @@ def connected(
         )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
         tracker = Tracker(
-            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(warn), belief, profile.session
+            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief, profile.session
         )
-        caller = Caller(stop, peer.last_step(run), on_step, on_loading, warn)
+        caller = Caller(stop, peer.last_step(run), on_step, on_loading)
         optimizer = CollaborativeOptimizer(state, replica, gradients, exchange, tracker, signer, profile, caller)
         membership = Membership(
             dht,
@@ -168,7 +167,6 @@ def connected(
             tell=lambda gate: exchange.host.call(Gate.follow, gate.token, gate.notice),
             office=office,
             give_up=optimizer.give_up,
-            warn=warn,
         )
         membership.start()
         try:

@@ -7,6 +7,7 @@ global step old). In exact training, without overlap, a volunteer waits for each
 """
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -39,6 +40,8 @@ IDLES_PER_LOOK = 4
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -52,8 +55,6 @@ class Caller:
     """Told about every global step that this peer took, in the background thread."""
     on_loading: Callable[[int, int], None]
     """Told how many bytes of the state have arrived, and of how many."""
-    warn: Callable[[str], None]
-    """Told in plain words about what went wrong and was dealt with."""
 
 
 class CollaborativeOptimizer:
@@ -79,7 +80,7 @@ class CollaborativeOptimizer:
     ) -> None:
         self.run, self.state, self._replica, self.gradients = state.run, state, replica, gradients
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
-        self._stop, self._on_step, self._warn = caller.stop, caller.on_step, caller.warn
+        self._stop, self._on_step = caller.stop, caller.on_step
         self._signer = signer
         self._going_back: tuple[Found, float, int] | None = None
         self._last_step = caller.last_step
@@ -95,8 +96,8 @@ class CollaborativeOptimizer:
         self._skipped = 0
         self._began = 0.0
         self._instructions: Instructions | None = None
-        self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile, caller.warn)
-        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading, caller.warn)
+        self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile)
+        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading)
 
     # Joining and leaving
 
@@ -339,14 +340,14 @@ class CollaborativeOptimizer:
         self._exchange.averager.forget_feedback()
         self.tracker.belief.reached(step, now)
         self._report()
-        self._warn(told(rewind))
+        _log.warning(told(rewind))
         self._tell(receipt, {}, {})
 
     def _forget(self) -> None:
         """What this peer computed with parameters from before a rewind leads nowhere."""
         dropped = self.gradients.forget()
         if dropped:
-            self._warn(f"{dropped} samples were under way when the organizer let the run go back; dropped")
+            _log.warning("%d samples were under way when the organizer let the run go back; dropped", dropped)
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""

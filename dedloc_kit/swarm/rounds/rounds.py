@@ -1,9 +1,10 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
 import hashlib
+import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from hivemind.utils import get_dht_time
 
@@ -30,12 +31,11 @@ LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 """Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
 before, for each is work for all who are asked."""
 
+_log = logging.getLogger(__name__)
+
 
 class Rounds:
-    """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended.
-
-    :param warn: told in plain words about what went wrong and was dealt with
-    """
+    """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended."""
 
     def __init__(
         self,
@@ -45,12 +45,11 @@ class Rounds:
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
-        warn: Callable[[str], None],
     ) -> None:
         self._run, self._state, self._gradients = state.run, state, gradients
         self._averager, self._grouping = exchange.averager, exchange.grouping
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
-        self._signer, self._profile, self._warn = signer, profile, warn
+        self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
@@ -178,7 +177,7 @@ class Rounds:
         staleness = MAX_STALENESS if self._run.averaging.overlap else 0
         dropped = self._gradients.drop_older_than(max(self._state.step - staleness, self._state.rewound))
         if dropped:
-            self._warn(f"{dropped} samples were computed on parameters that are too old; dropped")
+            _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
 
     def _in_sync(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
