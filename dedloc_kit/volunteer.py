@@ -116,10 +116,10 @@ def volunteer(
                 _remember(memory, me)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
-            while stop.is_set() and me.optimizer.gradients.samples:
+            while stop.is_set() and me.optimizer.tally.samples:
                 left = me.optimizer.seconds_left
                 if time.monotonic() + left > until:
-                    lost = me.optimizer.gradients.samples
+                    lost = me.optimizer.tally.samples
                     _log.warning("%d samples were too early for the next step and are given up", lost)
                     break
                 if left:
@@ -129,7 +129,7 @@ def volunteer(
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
-        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
+        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
 
 
 class _Organizer:
@@ -235,7 +235,7 @@ def _train_on(
             samples=me.optimizer.samples,
             swarm_samples=me.optimizer.swarm_samples(),
             global_batch=run.global_batch,
-            session_samples=me.optimizer.gradients.counted_samples,
+            session_samples=me.optimizer.tally.counted,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
         )

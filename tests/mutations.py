@@ -48,8 +48,8 @@ MUTATIONS = (
     ),
     Mutation(
         "what a member claims in a round is believed",
-        "swarm/averaging/averager.py",
-        "return possible(contribution, self._run_id, self._global_batch)",
+        "swarm/averaging/service.py",
+        "return possible(contribution, self._run.run_id, self._run.global_batch)",
         "return contribution",
         "tests/swarm/averaging/test_averager.py -k believable",
     ),
@@ -77,21 +77,21 @@ MUTATIONS = (
     Mutation(
         "doubtful rounds are not settled by the state",
         "swarm/rounds/optimizer.py",
-        "        self.gradients.settle(self.state.rounds)\n",
+        "        self._accumulator.settle(self.state.rounds)\n",
         "",
         "tests/swarm/rounds/test_catchup.py",
     ),
     Mutation(
         "doubtful rounds are not settled by receipts",
         "swarm/rounds/optimizer.py",
-        "            self.gradients.settle([receipt.round])\n",
+        "            self._accumulator.settle([receipt.round])\n",
         "",
         "tests/swarm/rounds/test_catchup.py",
     ),
     Mutation(
         "gradients may be of any age",
         "swarm/rounds/rounds.py",
-        "self._gradients.drop_older_than(self._state.step - staleness)",
+        "self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))",
         "0",
         "tests/swarm/rounds/test_rounds.py -k too_old",
     ),
@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "a session's samples do not grow",
         "swarm/rounds/rounds.py",
-        "session_samples=self._gradients.counted_samples + self._gradients.outgoing_samples",
-        "session_samples=self._gradients.outgoing_samples",
+        "session_samples=self._tally.counted + self._tally.outgoing",
+        "session_samples=self._tally.outgoing",
         "tests/swarm/rounds/test_rounds.py -k grows",
     ),
     Mutation(
@@ -673,7 +673,7 @@ MUTATIONS = (
     Mutation(
         "what was computed before a rewind counts after it",
         "training/state.py",
-        "                self.forget()\n",
+        "                forget()\n",
         "                pass\n",
         "tests/training/test_going_back.py -k computes",
     ),

@@ -36,6 +36,7 @@ from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, St
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.tasks import Task, create_task
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector
@@ -141,7 +142,7 @@ def connected(
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         replica = None if follower else Replica(state, device)
         exchange = exchange_of(dht, signer, run, state.layout, StateSource(state.for_newcomer, lambda: state.info))
-        gradients = _gradients(run, task, state, replica)
+        accumulator = _accumulator(run, task, state, replica)
         profile = Profile(
             session=secrets.token_hex(8),
             name=peer.name,
@@ -158,7 +159,7 @@ def connected(
             dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief, profile.session
         )
         caller = Caller(stop, peer.last_step(run), on_step, on_loading)
-        optimizer = CollaborativeOptimizer(state, replica, gradients, exchange, tracker, signer, profile, caller)
+        optimizer = CollaborativeOptimizer(state, replica, accumulator, exchange, tracker, signer, profile, caller)
         membership = Membership(
             dht,
             entry.identity,
@@ -224,7 +225,7 @@ def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> Sha
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
 
 
-def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replica | None) -> Gradients:
+def _accumulator(run: RunConfig, task: Task, state: TrainingState, replica: Replica | None) -> Accumulator:
     """What a peer gathers between two rounds; a follower gathers nothing."""
     if replica is None or run.averaging.mode == "global-batch":
         model = state.model if replica is None else replica.model

@@ -16,6 +16,7 @@ from typing import Any
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.suspicion import Suspicion
@@ -26,7 +27,6 @@ from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MAX_BATCHES
 from dedloc_kit.training.state import Position
 
 HEARTBEAT = 4.0

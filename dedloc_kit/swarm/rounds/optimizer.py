@@ -18,6 +18,7 @@ from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, Rewind
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -26,8 +27,8 @@ from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
-from dedloc_kit.training.gradients import MAX_BATCHES, Gradients
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
@@ -62,7 +63,7 @@ class CollaborativeOptimizer:
 
     :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
         every step: how the coordinator holds the state
-    :param gradients: takes what this peer computes and says how much that is
+    :param accumulator: takes what this peer computes and says how much that is
     :param exchange: its process ends when this peer leaves
     :param tracker: begins and ends with this
     """
@@ -71,14 +72,15 @@ class CollaborativeOptimizer:
         self,
         state: TrainingState,
         replica: Replica | None,
-        gradients: Gradients,
+        accumulator: Accumulator,
         exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
         caller: Caller,
     ) -> None:
-        self.run, self.state, self._replica, self.gradients = state.run, state, replica, gradients
+        self.run, self.state, self._replica = state.run, state, replica
+        self._accumulator, self.tally = accumulator, accumulator.tally
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
         self._stop, self._on_step = caller.stop, caller.on_step
         self._signer = signer
@@ -96,7 +98,7 @@ class CollaborativeOptimizer:
         self._skipped = 0
         self._began = 0.0
         self._instructions: Instructions | None = None
-        self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile)
+        self._rounds = Rounds(state, accumulator, exchange, tracker, signer, profile)
         self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading)
 
     # Joining and leaving
@@ -110,7 +112,7 @@ class CollaborativeOptimizer:
     def begin(self) -> None:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
         if self._replica is not None:
-            self._replica.refresh(self.gradients.rebase, self._forget)
+            self._replica.refresh(self._accumulator.rebase, self._forget)
         self._began = time.monotonic()
         self._exchange.transfers.share(True)
         self._report()
@@ -121,7 +123,7 @@ class CollaborativeOptimizer:
 
     def await_round(self, deadline: float) -> None:
         """Wait while the batch is full or averaged, at most until then (by `time.monotonic()`)."""
-        while self.gradients.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
+        while self.tally.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
             if self._background is None:
                 self._advance()
             time.sleep(BUSY_SECONDS)
@@ -208,7 +210,7 @@ class CollaborativeOptimizer:
     def accumulate(self, loss: float, samples: int) -> bool:
         """Take the gradients of one microbatch; False if they were not finite and were left out."""
         assert self._replica is not None
-        taken = self.gradients.add(loss, samples, self._replica.step)
+        taken = self._accumulator.add(loss, samples, self._replica.step)
         self._skipped = 0 if taken else self._skipped + 1
         if taken:
             self._speed.update(task_size=samples)
@@ -231,11 +233,11 @@ class CollaborativeOptimizer:
             while self._backlog_full() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
                     self._advance()
-        self._replica.refresh(self.gradients.rebase, self._forget)
+        self._replica.refresh(self._accumulator.rebase, self._forget)
 
     def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
-        return self._error is None and 2 * self.gradients.samples > MAX_BATCHES * self.run.global_batch
+        return self._error is None and 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""
@@ -315,7 +317,7 @@ class CollaborativeOptimizer:
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
-        self.gradients.count_outgoing()
+        self._accumulator.count_outgoing()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
@@ -345,7 +347,7 @@ class CollaborativeOptimizer:
 
     def _forget(self) -> None:
         """What this peer computed with parameters from before a rewind leads nowhere."""
-        dropped = self.gradients.forget()
+        dropped = self._accumulator.forget()
         if dropped:
             _log.warning("%d samples were under way when the organizer let the run go back; dropped", dropped)
 
@@ -360,10 +362,10 @@ class CollaborativeOptimizer:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
         rewound = self.state.rewound
         for receipt, contributions in self._catch_up.follow():
-            self.gradients.settle([receipt.round])
+            self._accumulator.settle([receipt.round])
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
-        self.gradients.settle(self.state.rounds)
+        self._accumulator.settle(self.state.rounds)
         if self.state.rewound > rewound:
             self._forget()
         self._rounds.drop_stale()

@@ -10,6 +10,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.records import Progress
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
@@ -17,7 +18,6 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MAX_BATCHES
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 

@@ -193,10 +193,10 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     me.gradients.add(1.0, 7, 0)
     me.state.step = oldest
     me.rounds.drop_stale()
-    assert (me.gradients.samples, warned) == (7, [])
+    assert (me.gradients.tally.samples, warned) == (7, [])
     me.state.step = oldest + 1
     me.rounds.drop_stale()
-    assert me.gradients.samples == 0
+    assert me.gradients.tally.samples == 0
     assert warned == ["7 samples were computed on parameters that are too old; dropped"]
 
 

@@ -1,0 +1,110 @@
+"""What a peer gathers for a global step while it computes, and how many samples that stands for."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass
+class Doubt(Generic[T]):
+    """What was outgoing when a round failed here, which may have succeeded for others."""
+
+    samples: int
+    loss: float
+    held: T
+    """What takes it out of what is outgoing."""
+
+
+class Tally(Generic[T]):
+    """Samples are `fresh` while they are gathered, then `outgoing` from the snapshot for a round until they are
+    `counted` in a finished global step.
+
+    What a failed round did not average stays outgoing and goes into the next one, together with what is fresh by
+    then. A failed round may have succeeded for others, though: until this peer has learned which, it is in doubt.
+    """
+
+    def __init__(self) -> None:
+        self.fresh = self.outgoing = self.counted = 0
+        self._fresh_loss = self._outgoing_loss = 0.0  # sums over the samples
+        self.doubts: dict[str, Doubt[T]] = {}
+
+    @property
+    def samples(self) -> int:
+        """Samples that are not yet part of a global step."""
+        return self.fresh + self.outgoing
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over the outgoing samples; none if there are none."""
+        return self._outgoing_loss / self.outgoing if self.outgoing else None
+
+    def add(self, loss: float, samples: int) -> None:
+        self.fresh, self._fresh_loss = self.fresh + samples, self._fresh_loss + loss * samples
+
+    def send(self) -> None:
+        """The fresh samples are outgoing now."""
+        self.outgoing, self._outgoing_loss = self.samples, self._outgoing_loss + self._fresh_loss
+        self.drop_fresh()
+
+    def doubt(self, round_id: str, held: T) -> None:
+        """This round failed here; the outgoing samples may have counted for others."""
+        self.doubts[round_id] = Doubt(self.outgoing, self._outgoing_loss, held)
+
+    def count(self) -> None:
+        """The outgoing samples are part of a global step."""
+        self.counted += self.outgoing
+        self.drop_outgoing()
+
+    def settle(self, rounds: Iterable[str]) -> Doubt[T] | None:
+        """These rounds have led to the swarm's state: if one was in doubt, what was in it has counted."""
+        counted = next((self.doubts[round_id] for round_id in rounds if round_id in self.doubts), None)
+        if counted is not None:
+            self.counted += counted.samples
+            left, loss = self.outgoing - counted.samples, self._outgoing_loss - counted.loss
+            self.drop_outgoing()
+            if left:
+                self.outgoing, self._outgoing_loss = left, loss
+        return counted
+
+    def drop_fresh(self) -> None:
+        self.fresh, self._fresh_loss = 0, 0.0
+
+    def drop_outgoing(self) -> None:
+        self.outgoing, self._outgoing_loss = 0, 0.0
+        self.doubts.clear()
+
+
+class Accumulator(Protocol):
+    """One thread adds, another one may do the rest."""
+
+    @property
+    def tally(self) -> Tally[Any]: ...
+
+    def rebase(self, newer: Sequence[Tensor]) -> None:
+        """Newer shared parameters have come: make them those of the model."""
+
+    def add(self, loss: float, samples: int, step: int) -> bool:
+        """Take the parameters' gradients (means over `samples`, with the parameters of `step`) and clear them.
+
+        Returns False, and takes nothing, if the loss or a gradient is not finite.
+        """
+
+    def load_outgoing(self, flat: Tensor) -> None:
+        """What is fresh becomes outgoing: `flat` (on the CPU) holds what was outgoing, and takes the new mean."""
+
+    def doubt(self, round_id: str) -> None:
+        """As `Tally.doubt`; so the next two."""
+
+    def count_outgoing(self) -> None: ...
+
+    def settle(self, rounds: Iterable[str]) -> None: ...
+
+    def drop_older_than(self, step: int) -> int:
+        """Forget what is of no use since it was computed before this step; returns how many samples that were."""
+
+    def forget(self) -> int:
+        """Drop all that has not counted, of whatever age; returns how many samples that were."""
