@@ -176,10 +176,10 @@ def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | No
     return {**volunteer_job(invitation, peer), "repository": repository, "environment": {CODE: code} if code else {}}
 
 
-def reach_job(peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
-    """Whom to ask whether they reach this machine at this port (0: any), as plain values."""
+def reach_job(run_id: str, peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
+    """Whom of a run to ask whether they reach this machine at this port (0: any), as plain values."""
     peer = PeerConfig(folder=folder, port=port)
-    return {"peers": list(peers), "peer": peer.model_dump(mode="json")}
+    return {"run_id": run_id, "peers": list(peers), "peer": peer.model_dump(mode="json")}
 
 
 def _cause(code: int) -> str:
@@ -287,7 +287,7 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
     if role == "reach":
         from dedloc_kit.swarm.network.bootstrap import find_reach
 
-        return lambda job, peer, emit, stop: emit(find_reach(peer, job["peers"]))
+        return lambda job, peer, emit, stop: emit(find_reach(peer, job["run_id"], job["peers"]))
 
     from dedloc_kit.volunteer import volunteer
 

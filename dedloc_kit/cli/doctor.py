@@ -196,7 +196,7 @@ def _organizer(folder: Path, invitation: Invitation | None, port: int, swarm_por
     if swarm_port and not _is_free(swarm_port):
         return
     volunteers = recall(folder, invitation.run_id).peers if invitation else ()
-    reached = _reached(volunteers, swarm_port) if volunteers else None
+    reached = _reached(invitation.run_id, volunteers, swarm_port) if invitation and volunteers else None
     if isinstance(reached, Reached) and reached.reachable is not None:
         fix = "open the port in all firewalls between, and let the router forward it to this machine"
         yield Finding(reached.text.partition(", so it")[0], "" if reached.reachable else fix, not reached.reachable)
@@ -214,7 +214,7 @@ def _volunteer(invitation: Invitation, swarm_port: int) -> Iterator[Finding]:
     yield Finding("peers of the run answer")
     if not page:
         yield Finding("the run's page does not answer", "you can join all the same; tell the organizer")
-    reached = _reached(invitation.peers, swarm_port)
+    reached = _reached(invitation.run_id, invitation.peers, swarm_port)
     if isinstance(reached, UserError):
         yield Finding.of(reached)
     elif reached.reachable is False:
@@ -223,8 +223,8 @@ def _volunteer(invitation: Invitation, swarm_port: int) -> Iterator[Finding]:
         yield Finding(reached.text)
 
 
-def _reached(peers: tuple[str, ...], port: int) -> Reached | UserError:
-    """What some of these peers say who try to connect to this machine."""
+def _reached(run_id: str, peers: tuple[str, ...], port: int) -> Reached | UserError:
+    """What some of these peers of a run say who try to connect to this machine."""
     heard: list[Reached] = []
 
     def take(event: AnyEvent) -> None:
@@ -232,7 +232,8 @@ def _reached(peers: tuple[str, ...], port: int) -> Reached | UserError:
             heard.append(event)
 
     with tempfile.TemporaryDirectory(prefix="dedloc-doctor-") as folder:
-        worker = Worker("reach", reach_job(peers, Path(folder), port), folder=Path(folder), on_event=take)
+        job = reach_job(run_id, peers, Path(folder), port)
+        worker = Worker("reach", job, folder=Path(folder), on_event=take)
         try:
             worker.wait()
         finally:

@@ -146,18 +146,18 @@ def start_node(
         raise _explained(error, around.living) from error
     node.reach = around.reach
     if not around.reach.client_mode:
-        node.run_coroutine(partial(serve, unvouched if gate is None else gate.vouch))
+        node.run_coroutine(partial(serve, _run_of(gate), unvouched if gate is None else gate.vouch))
     return node
 
 
-def find_reach(peer: PeerConfig, peers: Sequence[str]) -> Reached:
+def find_reach(peer: PeerConfig, run_id: str, peers: Sequence[str]) -> Reached:
     """Whether some of these peers can reach this machine at the configured port; no node is started.
 
     Raises UserError if the port is taken.
     """
     port = _free_port(peer, 0)
     try:
-        reach = find_out(peer.host, port, in_own_loop(answering(peers)))
+        reach = in_own_loop(find_out(run_id, peer.host, port, in_own_loop(answering(peers))))
     except OSError as error:
         raise _cannot_listen(peer.host, port, error) from None
     return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
@@ -182,6 +182,10 @@ def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate | None) -> Dials:
     return Dials(chosen, near)
 
 
+def _run_of(gate: Gate | None) -> str:
+    return "" if gate is None else gate.run_id
+
+
 def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
     """How to ask others before the node starts: by this peer's own name only where nobody else is answered."""
     if gate is None or not gate.restricted:
@@ -201,7 +205,7 @@ def _reach(
         announced = f"others can reach this machine at {peer.announce_host}, as you say" if peer.announce_host else ""
         return Reach(client_mode=False, text=announced)
     try:
-        found = find_out(peer.host, port, living, _as_member(gate, identity))
+        found = in_own_loop(find_out(_run_of(gate), peer.host, port, living, _as_member(gate, identity)))
     except OSError as error:  # taken since we looked
         raise _cannot_listen(peer.host, port, error) from None
     return found if gate is None or not gate.restricted else _vouched_for(found, port, told, identity, gate)

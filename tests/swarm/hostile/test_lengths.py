@@ -33,6 +33,7 @@ from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.network import bounds, service
 from dedloc_kit.swarm.network.bounds import AtATime, BoundedP2P, TooMuch
 from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.reach import Reachability
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
@@ -68,14 +69,14 @@ def varint(number: int) -> bytes:
 
 
 IN_A_STREAM = (2**32 - 1).to_bytes(4, "big")
+SERVICES = (GroupService, AveragingService, TransferService, Reachability)
 ANNOUNCED = {
-    **{Names(RUN.run_id).service(kind.name): IN_A_STREAM for kind in (GroupService, AveragingService, TransferService)},
+    **{Names(RUN.run_id).service(kind.name): IN_A_STREAM for kind in SERVICES},
     f"{RUN.run_id}::admission": varint(HUGE),
     f"{RUN.run_id}::access::averager": varint(HUGE),
     "DHTProtocol.rpc_store": varint(HUGE),
     "DHTProtocol.rpc_find": varint(HUGE),
     "DHTProtocol.rpc_ping": varint(HUGE),
-    "Reachability.rpc_connect_back": varint(HUGE),
 }
 """How a message begins, by the service that it is for."""
 
