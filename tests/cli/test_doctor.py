@@ -14,9 +14,10 @@ from dedloc_kit.machine.account import Account
 from dedloc_kit.machine.survey import LARGEST_SKEW, look
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
+from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.identity import Identity
 from tests.invitations import NOBODY, invited
+from tests.swarm.harness import gate_of, open_node
 from tests.tiny import tiny_run
 
 SECRET = "hf_secret"
@@ -119,8 +120,8 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
 
 
 def test_a_peer_of_the_run_tells_whether_this_machine_can_be_reached(tmp_path: Path) -> None:
-    peer = PeerConfig(folder=tmp_path, host="127.0.0.1")
-    node = open_node(peer, Identity(tmp_path / IDENTITY_FILE), (), may_start_alone=True)
+    peer, identity = PeerConfig(folder=tmp_path, host="127.0.0.1"), Identity(tmp_path / IDENTITY_FILE)
+    node = open_node(peer, identity, gate=gate_of(identity, tiny_run().run_id), may_start_alone=True)
     try:
         invitation = Invitation.of(tiny_run(), addresses_of(node)).signed(read_key(tmp_path / IDENTITY_FILE))
         (tmp_path / INVITATION_FILE).write_text(invitation.model_dump_json())

@@ -75,7 +75,7 @@ class Tracker(threading.Thread):
         self._dht, self._signer = dht, signer
         self._global_batch = global_batch
         self.incidents, self.reject, self.belief = incidents, incidents.reject, belief
-        self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
+        self.connections = Connections(dht, signer.peer, known, dht.gate)
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )

@@ -57,7 +57,6 @@ class Membership(threading.Thread):
         give_up: Callable[[Exception], None],
     ) -> None:
         super().__init__(name="membership", daemon=True)
-        assert node.gate is not None
         self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
         self._tracker, self._tell_others, self._office = tracker, tell, office
         self._give_up = give_up
@@ -162,5 +161,4 @@ class Membership(threading.Thread):
 
 
 async def _follow(token: bytes, notice: Notice, node: Node, _: DHTNode) -> None:
-    assert node.gate is not None
     node.gate.follow(token, notice)

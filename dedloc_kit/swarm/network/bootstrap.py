@@ -27,7 +27,7 @@ from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper, node_id_of
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, seen_host, serve, unvouched
+from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, seen_host, serve
 from dedloc_kit.swarm.network.signing import Signer
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
@@ -57,28 +57,12 @@ class Surroundings:
     dials: Dials
 
 
-def open_node(
-    peer: PeerConfig,
-    identity: Identity,
-    initial_peers: Sequence[str],
-    *,
-    gate: Gate | None = None,
-    may_start_alone: bool = False,
-    preferred_port: int = 0,
-) -> Node:
-    """Look around and start a DHT node; raises UserError as the two do."""
-    around = look_around(
-        peer, identity, initial_peers, gate=gate, may_start_alone=may_start_alone, preferred_port=preferred_port
-    )
-    return start_node(peer, identity, around, gate=gate, may_start_alone=may_start_alone)
-
-
 def look_around(
     peer: PeerConfig,
     identity: Identity,
     initial_peers: Sequence[str],
     *,
-    gate: Gate | None = None,
+    gate: Gate,
     may_start_alone: bool = False,
     preferred_port: int = 0,
 ) -> Surroundings:
@@ -105,19 +89,19 @@ def start_node(
     identity: Identity,
     around: Surroundings,
     *,
-    gate: Gate | None = None,
+    gate: Gate,
     may_start_alone: bool = False,
 ) -> Node:
     """Start a DHT node, which forks.
 
-    The `gate` decides whom this peer serves and asks, and of which run it keeps records: without it of none. Raises
-    UserError if the identity or the port is in use, or nobody lets this peer in.
+    The `gate` decides whom this peer serves and asks, and of which run it keeps records. Raises UserError if the
+    identity or the port is in use, or nobody lets this peer in.
     """
     signer = Signer(identity)
     try:
         node = Node(
             gate=gate,
-            keeper=Keeper(signer) if gate is None else Keeper(signer, gate.run_id, gate.organizer),
+            keeper=Keeper(signer, gate.run_id, gate.organizer),
             dials=around.dials,
             initial_peers=around.living,
             start=True,
@@ -133,7 +117,7 @@ def start_node(
             network={
                 "identity_path": str(identity.path),
                 # Who has just asked for a token found out then, and may seem to be still there.
-                "check_if_identity_free": gate is None or not gate.token,
+                "check_if_identity_free": not gate.token,
                 "startup_timeout": STARTUP_TIMEOUT,
                 "use_relay": False,
                 "use_auto_relay": False,
@@ -146,7 +130,7 @@ def start_node(
         raise _explained(error, around.living) from error
     node.reach = around.reach
     if not around.reach.client_mode:
-        node.run_coroutine(partial(serve, _run_of(gate), unvouched if gate is None else gate.vouch))
+        node.run_coroutine(partial(serve, gate.run_id, gate.vouch))
     return node
 
 
@@ -174,41 +158,37 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
     return others
 
 
-def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate | None) -> Dials:
+def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate) -> Dials:
     """The user has chosen the organizer's addresses; whoever has none, or is the organizer, its own host."""
-    chosen = [address for address in others if gate is None or address.endswith(f"/p2p/{gate.organizer}")]
+    chosen = [address for address in others if address.endswith(f"/p2p/{gate.organizer}")]
     own = peer.announce_host or (own_address() if peer.host == ANY_ADDRESS else peer.host)
     near = [host_and_port(address)[0] for address in chosen] or ([own] if own else [])
     return Dials(chosen, near)
 
 
-def _run_of(gate: Gate | None) -> str:
-    return "" if gate is None else gate.run_id
-
-
-def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
+def _as_member(gate: Gate, identity: Identity) -> Callable[..., Awaitable[P2P]]:
     """How to ask others before the node starts: by this peer's own name only where nobody else is answered."""
-    if gate is None or not gate.restricted:
+    if not gate.restricted:
         return BoundedP2P.create  # type: ignore[no-any-return]
     create = GatedP2P.behind(gate, "directory").create
     return partial(create, identity_path=str(identity.path), check_if_identity_free=False)
 
 
 def _reach(
-    peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool, identity: Identity, gate: Gate | None
+    peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool, identity: Identity, gate: Gate
 ) -> Reach:
     told = peer.client_mode is False or bool(peer.announce_host)
     if peer.client_mode or may_start_alone or not living:
         return Reach(client_mode=bool(peer.client_mode))
-    if told and (gate is None or not gate.restricted):
+    if told and not gate.restricted:
         # An address of which the asked peers may know nothing: they are told no hosts.
         announced = f"others can reach this machine at {peer.announce_host}, as you say" if peer.announce_host else ""
         return Reach(client_mode=False, text=announced)
     try:
-        found = in_own_loop(find_out(_run_of(gate), peer.host, port, living, _as_member(gate, identity)))
+        found = in_own_loop(find_out(gate.run_id, peer.host, port, living, _as_member(gate, identity)))
     except OSError as error:  # taken since we looked
         raise _cannot_listen(peer.host, port, error) from None
-    return found if gate is None or not gate.restricted else _vouched_for(found, port, told, identity, gate)
+    return _vouched_for(found, port, told, identity, gate) if gate.restricted else found
 
 
 def _vouched_for(found: Reach, port: int, told: bool, identity: Identity, gate: Gate) -> Reach:

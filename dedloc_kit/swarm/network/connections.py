@@ -32,7 +32,7 @@ class Connections:
         those that it has met where they said that they are
     """
 
-    def __init__(self, dht: DHT, me: str, known: Sequence[str], gate: Gate | None = None) -> None:
+    def __init__(self, dht: DHT, me: str, known: Sequence[str], gate: Gate) -> None:
         self._dht, self._me, self._gate = dht, me, gate
         self._known: dict[str, tuple[str, ...]] = {}
         self._met: dict[str, tuple[str, ...]] = {}
@@ -61,7 +61,7 @@ class Connections:
             if peer != self._me and now - self._dialled.get(peer, -math.inf) > period:
                 # All come due together, for each call into the node's process is dear; but not when the other's do.
                 self._dialled[peer] = now - (now - self._began) % period
-                if self._gate is not None and peer in seen:
+                if peer in seen:
                     addresses = self._gate.vouched(peer, addresses, seen[peer].reached)
                 due[peer] = addresses
         self._dialled = {peer: at for peer, at in self._dialled.items() if peer in wanted}

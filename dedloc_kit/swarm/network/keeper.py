@@ -45,17 +45,17 @@ class _Place(NamedTuple):
 class Keeper(RecordValidatorBase):
     """Signs this peer's records and decides which of the others' are taken; used by hivemind in the node's process.
 
-    :param run_id: of the run whose records are taken; without one there are none
+    :param run_id: of the run whose records are taken
     :param organizer: peer id of the only one whose notice is taken
     """
 
-    def __init__(self, signer: Signer, run_id: str = "", organizer: str = "") -> None:
+    def __init__(self, signer: Signer, run_id: str, organizer: str) -> None:
         self.organizer = organizer
         self._signer, self._run_id = signer, run_id
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
         names = Names(run_id)
-        for kind in (PROGRESS, CONTRIBUTIONS, NOTICE) if run_id else ():
+        for kind in (PROGRESS, CONTRIBUTIONS, NOTICE):
             for share, key in [(None, kind.key(names)), *enumerate(kind.shares(names))]:
                 self._places[DHTID.generate(key).to_bytes()] = _Place(kind, share)
         self._rejections = Rejections()

@@ -14,7 +14,6 @@ from hivemind.p2p import P2P
 from hivemind.utils.asyncio import switch_to_uvloop
 
 from dedloc_kit.machine.dials import Dials
-from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.keeper import DHTProtocol, Keeper
 from dedloc_kit.swarm.network.reach import Reach
@@ -52,9 +51,7 @@ class Node(DHT):
     reach: Reach
     """How this peer takes part, and why; to be told to the person at the machine."""
 
-    def __init__(
-        self, *, gate: Gate | None, keeper: Keeper, dials: Dials, network: dict[str, Any], **options: Any
-    ) -> None:
+    def __init__(self, *, gate: Gate, keeper: Keeper, dials: Dials, network: dict[str, Any], **options: Any) -> None:
         """:param network: what the `P2P` is made with; `options` are those of hivemind's `DHT` and `DHTNode`"""
         self._keeper = keeper
         self.gate = gate
@@ -77,7 +74,8 @@ class Node(DHT):
         calls = asyncio.Semaphore(0)
         asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), calls.release)
         try:
-            p2p = await self._p2p("directory").create(initial_peers=self.initial_peers, **self._network)
+            gated = GatedP2P.behind(self.gate, "directory")
+            p2p = await gated.create(initial_peers=self.initial_peers, **self._network)
             self._node = await DHTNode.create(
                 initial_peers=self.initial_peers,
                 num_workers=self.num_workers,
@@ -102,21 +100,18 @@ class Node(DHT):
     async def replicate_p2p(self) -> P2P:
         """For an averager in its own process, which asks for it once."""
         daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
-        return await self._p2p("averager").replicate(daemon)
+        return await GatedP2P.behind(self.gate, "averager").replicate(daemon)
 
     async def averagers(self) -> P2P:
         """For asking others' averagers in the node's process, where there is none of its own."""
         if self._averagers is None:
-            self._averagers = await self._p2p("averager").replicate(self._node.p2p.daemon_listen_maddr)
+            self._averagers = await GatedP2P.behind(self.gate, "averager").replicate(self._node.p2p.daemon_listen_maddr)
         return self._averagers
 
     def refused(self, timeout: float) -> Counter[str]:
         """How many records this node has refused since the last call, by reason."""
         found: Counter[str] = self.run_coroutine(_refused, return_future=True).result(timeout)
         return found
-
-    def _p2p(self, service: str) -> type[P2P]:
-        return BoundedP2P if self.gate is None else GatedP2P.behind(self.gate, service)
 
     _get = kept_alive(DHT._get)
     _store = kept_alive(DHT._store)

@@ -75,11 +75,6 @@ class Answer(Record):
     """The organizer's signed word that it has reached the asker."""
 
 
-def unvouched(_peer: str, _host: str, _port: int) -> str:
-    """As a `Vouch`: the word of whoever is not the organizer."""
-    return ""
-
-
 class Hosts:
     """From where the peers are seen that are connected to this one; cheap, however many strangers ask something."""
 

@@ -179,10 +179,6 @@ def test_what_has_expired_is_no_trouble_and_not_believed(keeper: Keeper, asha: S
     assert not keeper.refused()
 
 
-def test_a_node_of_no_run_takes_nothing(asha: Signer) -> None:
-    assert not Keeper(asha).validate(signed(asha, PROGRESS.key(Names("")), progress(run_id=""), 15.0))
-
-
 # What is kept
 
 

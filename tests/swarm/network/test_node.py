@@ -24,7 +24,7 @@ from dedloc_kit.swarm.directory.contributions import collect, publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.bootstrap import addresses_of, avoid, dial, open_node
+from dedloc_kit.swarm.network.bootstrap import addresses_of, avoid, dial
 from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper
@@ -33,7 +33,7 @@ from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer, author
 from tests.swarm.harness import RUN_ID as RUN
-from tests.swarm.harness import belief, gate_of, progress, wait_until
+from tests.swarm.harness import belief, open_node, progress, wait_until
 
 Start = Callable[..., tuple[Node, Signer]]
 
@@ -46,7 +46,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         folder = tmp_path / str(len(nodes))
         identity = Identity(folder / "identity.key")
         config = PeerConfig(folder=folder, host="127.0.0.1", **settings)
-        nodes.append(open_node(config, identity, peers, gate=gate_of(identity)))
+        nodes.append(open_node(config, identity, peers))
         return nodes[-1], Signer(identity)
 
     yield start_node
@@ -101,7 +101,7 @@ def test_a_record_that_comes_again_is_verified_once_and_a_changed_one_anew(
 
     monkeypatch.setattr(RSAPublicKey, "verify", counted)
     signer = Signer(Identity(tmp_path / "a.key"))
-    validator, value = Keeper(signer, RUN), MSGPackSerializer.dumps(contribution(name="abc").model_dump())
+    validator, value = Keeper(signer, RUN, ""), MSGPackSerializer.dumps(contribution(name="abc").model_dump())
     key, subkey = DHTID.generate(CONTRIBUTIONS.key(Names(RUN))).to_bytes(), MSGPackSerializer.dumps(signer.subkey)
     record = DHTRecord(key, subkey, value, get_dht_time() + 60.0)
     signed = replace(record, value=validator.sign_value(record))
@@ -269,7 +269,7 @@ def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone
     silent, closed = f"/ip4/127.0.0.1/tcp/{silent_port}/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
 
     def cut_off(*known: str) -> bool:
-        return Connections(node, me.peer, known).cut_off()
+        return Connections(node, me.peer, known, node.gate).cut_off()
 
     assert cut_off(silent)
     assert not cut_off(silent, closed)

@@ -19,14 +19,14 @@ from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
-from dedloc_kit.swarm.network.bootstrap import _listening, addresses_of, dial, open_node
+from dedloc_kit.swarm.network.bootstrap import _listening, addresses_of, dial
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.reach import Answer, Question, Reachability
 from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.network.signing import Signer
-from tests.swarm.harness import RUN_ID, gate_of, progress, wait_until
+from tests.swarm.harness import RUN_ID, open_node, progress, wait_until
 
 DEADLINE = 60.0
 Start = Callable[..., Node]
@@ -48,9 +48,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         folder = tmp_path / (name or str(len(nodes)))
         config = PeerConfig(folder=folder, **{"host": "127.0.0.1", **settings})
         identity = Identity(folder / "identity.key")
-        organizer = peers[0].rpartition("/p2p/")[2] if peers else ""
-        gate = gate_of(identity, organizer=organizer)
-        node = open_node(config, identity, peers, gate=gate, may_start_alone=may_start_alone)
+        node = open_node(config, identity, peers, may_start_alone=may_start_alone)
         signers[node] = Signer(identity)
         nodes.append(node)
         return node
@@ -242,7 +240,7 @@ def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
 
     async def ask_the_liar() -> reach.Reach:
         liar = await P2P.create(startup_timeout=DEADLINE)
-        await Endpoint(liar, RUN_ID).add(Lying(liar, reach.unvouched))
+        await Endpoint(liar, RUN_ID).add(Lying(liar, lambda *_: ""))
         try:
             addresses = [str(address) for address in await liar.get_visible_maddrs()]
             return await reach.find_out(RUN_ID, "127.0.0.1", host_and_port(refusing_address())[1], addresses)
@@ -321,7 +319,7 @@ def test_a_preferred_port_is_taken_if_it_is_free(tmp_path: Path) -> None:
             if not given:
                 other.bind(("127.0.0.1", preferred))
                 other.listen()
-            node = open_node(config, identity, (), preferred_port=preferred)
+            node = open_node(config, identity, preferred_port=preferred)
             try:
                 assert (port(node) == preferred) is given
             finally:

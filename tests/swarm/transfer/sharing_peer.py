@@ -29,7 +29,7 @@ from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records import Receipt, Record, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.averaging.compression import read_part
-from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
+from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.service import Endpoint, Stream, encode
@@ -39,7 +39,7 @@ from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSource, Transfers, TransferService
 from dedloc_kit.training.sketch import SEED_BYTES
-from tests.swarm.harness import wait_until
+from tests.swarm.harness import open_node, wait_until
 
 RUN = "sharing-0123456789abcdef"
 NUMBERS = 6_000_000  # 24 MB
