@@ -16,6 +16,17 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For networks that are so small that they only wait for each other's threads."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def warned() -> Iterator[list[str]]:
     """What modules of ours warn of during the test, in this process."""
     told: list[str] = []

@@ -17,7 +17,7 @@ from dedloc_kit.access.office import invite
 from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.session.session import Session
 from tests.loopback_hub import LoopbackHub, loopback_hub
-from tests.session.test_session import wait_for
+from tests.session.sessions import wait_for
 from tests.swarm.harness import wait_until
 
 COMMAND = [sys.executable, "-m", "dedloc_kit.cli"]

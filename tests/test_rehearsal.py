@@ -15,7 +15,7 @@ from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, parse_run
 from dedloc_kit.swarm.averaging.compression import codec_of
-from tests.data.test_survey import FAULTS, ODD, all_that_goes_wrong
+from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
 HIDDEN, LENGTH = 16, 32

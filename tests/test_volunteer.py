@@ -6,7 +6,7 @@ from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.run import seed_of
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import Peer, Swarm
-from tests.tasks.test_causal import run_of
+from tests.tasks.causal_run import run_of
 from tests.tiny import tiny_run
 
 SMALL = {"TINY_MEMORY": "2", "TINY_PAUSE": "0.01"}

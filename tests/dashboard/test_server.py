@@ -17,24 +17,14 @@ from dedloc_kit.dashboard.routes import entrance, pages
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Failed, Left, Peers, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Announcement, Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
-from tests.dashboard.runs import fill
+from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, fill, joined, seen
 from tests.invitations import invited
 
 DEADLINE = 20.0
-HOSTILE = "</script><img src=x onerror=alert(1)>\u202e" + "W" * 20
-RUN = parse_run(
-    {
-        "name": "demo",
-        "global_batch": 64,
-        "task": {"name": "albert"},
-        "data": {"train": [{"dataset": "owner/name"}]},
-        "optimizer": {"total_steps": 100, "warmup_steps": 10},
-    }
-)
 
 
 @pytest.fixture
@@ -59,28 +49,6 @@ def state_of(dashboard: Dashboard) -> dict[str, Any]:
     assert answer.status_code == 200
     values: dict[str, Any] = answer.json()
     return values
-
-
-def seen(
-    peer: str, samples: int = 0, *, step: int = 0, rate: float = 8.0, name: str = "Asha", follower: bool = False
-) -> PeerSeen:
-    return PeerSeen(
-        peer=peer,
-        name=name,
-        device="NVIDIA T4",
-        step=step,
-        samples=samples,
-        samples_per_second=rate,
-        follower=follower,
-        client_mode=not follower,
-    )
-
-
-def joined() -> Joined:
-    return Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)
-
-
-COORDINATOR = seen("c", follower=True, rate=0.0, name="organizer")
 
 
 def record(ledger: Ledger, step: int, *, name: str = "Asha", samples: int = 64, way: str = "a") -> GlobalStep:

@@ -19,12 +19,7 @@ from dedloc_kit.data.shards import find_splits, strays
 from dedloc_kit.data.stream import documents, in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
-
-BENGALI = [f"আমার সোনার বাংলা, আমি তোমায় ভালোবাসি। {number}" for number in range(300)]
-
-
-def lines(values: list[Any], column: str = "text") -> bytes:
-    return "".join(json.dumps({column: value}, ensure_ascii=False) + "\n" for value in values).encode()
+from tests.data.texts import BENGALI, lines
 
 
 def read(path: Path, warn: Callable[[str], None] = pytest.fail, **source: str) -> list[str]:

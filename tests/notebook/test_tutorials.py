@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from dedloc_kit.notebook.generate import TUTORIALS, tutorial
-from tests.notebook.test_run_notebooks import processes_with
+from tests.swarm.harness import processes_with
 
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE = 240

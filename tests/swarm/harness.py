@@ -251,6 +251,18 @@ def processes_of(session: int, besides: str = "Z") -> list[int]:
     return found
 
 
+def processes_with(text: str) -> list[str]:
+    """Processes whose environment holds this text."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if text.encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue  # it has just ended, or is not ours
+    return found
+
+
 def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = 30.0) -> None:
     """Poll a condition that sends no event."""
     end = time.monotonic() + deadline

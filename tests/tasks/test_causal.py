@@ -2,34 +2,17 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import tests.causal
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.optimizers import build_optimizer
+from tests.tasks.causal_run import run_of
 
 GUIDE = Path(__file__).parents[2] / "docs" / "adding_a_task.md"
-TEXT = "the boat is on the river. the river is wide.\n"
-
-
-def run_of(folder: Path, **options: Any) -> RunConfig:
-    (folder / "train.txt").write_text("".join(f"{number}: {TEXT}\n" for number in range(500)), encoding="utf-8")
-    (folder / "test.txt").write_text("the river is on the boat.\n\n" * 20, encoding="utf-8")
-    source = {"dataset": str(folder)}
-    return parse_run(
-        {
-            "name": "causal",
-            "global_batch": 8,
-            "task": {"name": "causal", "sequence_length": 32, "n_embd": 32, "n_layer": 1, **options},
-            "data": {"train": [source], "evaluation": {**source, "split": "test"}},
-            "optimizer": {"learning_rate": 0.05, "warmup_steps": 0, "total_steps": 100},
-        }
-    )
 
 
 def task_of(folder: Path) -> Task:
