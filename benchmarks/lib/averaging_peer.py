@@ -30,7 +30,8 @@ from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import Contribution, StateInfo
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.group import GroupRequest
-from dedloc_kit.swarm.network.bootstrap import addresses_of, dial
+from dedloc_kit.swarm.network.connections import dial
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout

@@ -19,7 +19,8 @@ from benchmarks.lib.baseline import Role
 from benchmarks.lib.entering import way_in
 from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import StateInfo
-from dedloc_kit.swarm.network.bootstrap import addresses_of, dial
+from dedloc_kit.swarm.network.connections import dial
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout

@@ -25,10 +25,9 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.admission import serve
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership
-from dedloc_kit.swarm.network.bootstrap import addresses_of, hosts_of
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.host import Host, Owner
-from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
 from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.exchange import Exchange

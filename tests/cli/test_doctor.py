@@ -14,8 +14,8 @@ from dedloc_kit.machine.account import Account
 from dedloc_kit.machine.survey import LARGEST_SKEW, look
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import addresses_of
 from tests.invitations import NOBODY, invited
 from tests.swarm.harness import gate_of, open_node
 from tests.tiny import tiny_run

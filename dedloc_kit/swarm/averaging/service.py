@@ -18,12 +18,13 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused, gave_up, told
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
 from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
+from dedloc_kit.swarm.averaging.messages import gave_up, told
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.service import RECEIVE_SECONDS, Endpoint, Service, Stream, encode

@@ -22,8 +22,7 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.bootstrap import avoid
-from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer

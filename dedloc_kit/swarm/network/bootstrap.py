@@ -1,25 +1,18 @@
 """A peer's place in the swarm: who answers, whether others reach it, and its node in the directory."""
 
-import asyncio
-import logging
-import random
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from hivemind import DHT
-from hivemind.dht import DHTNode
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
-from dedloc_kit.machine.dialling import answering, first_bytes, host_and_port, in_own_loop, number_of, own_address
+from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, number_of, own_address
 from dedloc_kit.machine.dials import Dials
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
@@ -27,22 +20,16 @@ from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper, node_id_of
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, seen_host, serve
+from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, serve
 from dedloc_kit.swarm.network.signing import Signer
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
-DIAL_TIMEOUT, GREETING_SECONDS = 10.0, 5.0
 REPLICAS, ASKED_NODES = 4, 8
 """Nodes that hold a record, and nodes that are asked for it at most; hivemind's 5 and 20 cost more with many peers.
 What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
-GREETING = b"\x13/multistream/1.0.0\n"
-"""What libp2p says first to whoever connects."""
-
 _WORD_FILE = "reached"
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -236,107 +223,6 @@ def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
         hosts = dict.fromkeys(host for host in (reach.host, inside) if host)
         listening["announce_maddrs"] = [f"/ip4/{host}/tcp/{port}" for host in hosts]
     return listening
-
-
-def addresses_of(node: DHT) -> tuple[str, ...]:
-    """Where others reach this node, at most four addresses; empty in client mode."""
-    if node.client_mode:
-        return ()
-    addresses = [str(address) for address in node.get_visible_maddrs(latest=True)]
-    # A loopback address is of use only where there is no other.
-    return tuple(sorted(addresses, key=lambda address: address.startswith("/ip4/127."))[:4])
-
-
-def hosts_of(node: DHT) -> dict[str, str]:
-    """From where this node sees those who are directly connected, by peer id; nothing if it does not tell soon."""
-    try:
-        hosts: dict[str, str] = node.run_coroutine(_hosts, return_future=True).result(DIAL_TIMEOUT)
-        return hosts
-    except (OSError, P2PDaemonError):  # TimeoutError is an OSError
-        return {}
-
-
-async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
-    return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}
-
-
-def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> Any:
-    """Connect to peers, each at the addresses that it names, unless there is a connection already, and put those that
-    are missing there back into the directory's routing table; in the background. `Dials` says where it may.
-
-    A future of those that are connected then, with the addresses among these where they are.
-
-    Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
-    libp2p's own search among those often answers "routing: not found". And hivemind forgets a peer that once did not
-    answer: a client would never find it again after a restart. Failing is no error here: a round will tell.
-    """
-    return node.run_coroutine(partial(_dial, dict(peers)), return_future=True)
-
-
-async def _dial(peers: Mapping[str, Sequence[str]], dht: Node, node: DHTNode) -> dict[str, tuple[str, ...]]:
-    try:
-        connected = {str(info.peer_id): seen_host(info) for info in await node.p2p.list_peers()}
-    except Exception as error:  # runs in the node's process: only the log can tell
-        _log.info("the connections are not known: %r", error)
-        return {}
-    due: dict[str, list[str]] = {}
-    # Of two that name one port the same one must not always come first.
-    for peer in random.sample(list(peers), len(peers)):
-        due[peer] = [] if peer in connected else dht.dials.due(peer, peers[peer])
-    met = {p: [a for a in peers[p] if connected.get(p) == host_and_port(a)[0]] for p in peers}
-    await asyncio.gather(*(_meet(peer, due[peer], connected, dht.dials, node, met[peer]) for peer in peers))
-    return {peer: tuple(addresses) for peer, addresses in met.items()}
-
-
-async def _meet(
-    peer_id: str,
-    addresses: Sequence[str],
-    connected: Collection[str],
-    dials: Dials,
-    node: DHTNode,
-    met: list[str],
-) -> None:
-    """
-    :param addresses: where the peer is dialled, if it is not connected
-    :param met: gets those of them where it is
-    """
-    reached = peer_id in connected
-    try:
-        peer = PeerID.from_base58(peer_id)
-        if addresses and (speaking := await _speaking(addresses)):
-            # /p2p/ID at the end is how addresses are told, not how they are dialled.
-            dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in speaking]
-            await asyncio.wait_for(node.p2p._client.connect(peer, dialled), DIAL_TIMEOUT)
-            reached = True
-            met += speaking
-        forgotten = peer not in node.protocol.routing_table or peer in node.blacklist
-        if reached and forgotten and await node.protocol.call_ping(peer) is not None:
-            node.blacklist.register_success(peer)
-    except Exception as error:
-        _log.info("no connection to %s: %r", peer_id, error)
-    # Where nobody at all is connected, it may be the own line that is down: nobody's failure.
-    dials.over(peer_id, addresses, reached=reached or not connected)
-
-
-async def _speaking(addresses: Sequence[str]) -> list[str]:
-    """Those where somebody speaks like libp2p: others are spared its own dials, which it repeats as it likes."""
-    said = await asyncio.gather(
-        *(first_bytes(*host_and_port(address), len(GREETING), GREETING_SECONDS) for address in addresses)
-    )
-    return [address for address, greeting in zip(addresses, said, strict=True) if greeting == GREETING]
-
-
-def avoid(node: DHT, peers: Collection[str]) -> None:
-    """Do not ask these peers for anything in the next seconds; in the background.
-
-    The directory finds out by itself who does not answer, but only when it has asked and waited for three seconds.
-    """
-    node.run_coroutine(partial(_avoid, tuple(peers)), return_future=True)
-
-
-async def _avoid(peers: tuple[str, ...], _dht: DHT, node: DHTNode) -> None:
-    for peer in peers:
-        node.blacklist.register_failure(PeerID.from_base58(peer))
 
 
 def _free_port(peer: PeerConfig, preferred: int) -> int:

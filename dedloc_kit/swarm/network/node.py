@@ -10,13 +10,15 @@ from typing import Any, ParamSpec, TypeVar
 from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.dht import node as hivemind_node
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.utils.asyncio import switch_to_uvloop
 
 from dedloc_kit.machine.dials import Dials
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.keeper import DHTProtocol, Keeper
-from dedloc_kit.swarm.network.reach import Reach
+from dedloc_kit.swarm.network.reach import Reach, seen_host
+
+HOSTS_SECONDS = 10.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,3 +122,25 @@ class Node(DHT):
 
 async def _refused(node: Node, _: DHTNode) -> Counter[str]:
     return node._keeper.refused()
+
+
+def addresses_of(node: DHT) -> tuple[str, ...]:
+    """Where others reach this node, at most four addresses; empty in client mode."""
+    if node.client_mode:
+        return ()
+    addresses = [str(address) for address in node.get_visible_maddrs(latest=True)]
+    # A loopback address is of use only where there is no other.
+    return tuple(sorted(addresses, key=lambda address: address.startswith("/ip4/127."))[:4])
+
+
+def hosts_of(node: DHT) -> dict[str, str]:
+    """From where this node sees those who are directly connected, by peer id; nothing if it does not tell soon."""
+    try:
+        hosts: dict[str, str] = node.run_coroutine(_hosts, return_future=True).result(HOSTS_SECONDS)
+        return hosts
+    except (OSError, P2PDaemonError):  # TimeoutError is an OSError
+        return {}
+
+
+async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
+    return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}

@@ -372,9 +372,10 @@ class CollaborativeOptimizer:
         self._report()
 
     def _report(self) -> None:
-        me, (files, unreadable_files, bad_rows) = self._profile, self._left_out
+        files, unreadable_files, bad_rows = self._left_out
         self.tracker.report(
             Progress(
+                **vars(self._profile),
                 run_id=self.run.run_id,
                 step=self.step,
                 round=self.state.round,
@@ -382,20 +383,11 @@ class CollaborativeOptimizer:
                 samples_per_second=min(1e9, self.samples_per_second),
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
-                follower=me.follower,
                 instructions=self._instructions,
-                client_mode=me.client_mode,
-                addresses=me.addresses,
-                reached=me.reached,
-                listed=me.listed,
-                device=me.device,
-                name=me.name,
-                team=me.team,
                 upload=self._rounds.upload,
                 files=files,
                 unreadable_files=unreadable_files,
                 bad_rows=bad_rows,
-                session=me.session,
                 since=self.tracker.twin.since,
                 restarted=self._restarted,
                 skipped=self._skipped,

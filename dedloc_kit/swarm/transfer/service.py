@@ -16,13 +16,12 @@ import torch
 
 from dedloc_kit.records import StateInfo
 from dedloc_kit.swarm.network.host import Host
-from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
+from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, decode
 from dedloc_kit.swarm.transfer.contents import (
     ExpectedAverage,
     ExpectedState,
     RecentAverage,
     StateLayout,
-    plain,
     shared_bytes,
     version_of,
 )
@@ -157,7 +156,7 @@ class Transfers:
         flat = shared_bytes(layout.size)
         expected = ExpectedState(self._run_id, layout.size)
         header = self._download(donors, expected, flat, on_progress, stop, on_version)
-        return None if header is None else (plain(header.metadata), layout.views(flat))
+        return None if header is None else (decode(header.metadata), layout.views(flat))
 
     def download_average(
         self,

@@ -25,8 +25,8 @@ from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.reducer import MeanReducer
 from dedloc_kit.swarm.averaging.service import Rules
-from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.peer import exchange_of

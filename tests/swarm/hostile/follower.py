@@ -23,8 +23,8 @@ from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE
 from dedloc_kit.swarm.membership.joining import Entry
-from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.optimizers import build_optimizer

@@ -24,13 +24,12 @@ from dedloc_kit.swarm.directory.contributions import collect, publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.bootstrap import addresses_of, avoid, dial
-from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.connections import Connections, avoid, dial
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.signing import Signer, author
 from tests.swarm.harness import RUN_ID as RUN
 from tests.swarm.harness import belief, open_node, progress, wait_until

@@ -19,10 +19,11 @@ from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
-from dedloc_kit.swarm.network.bootstrap import _listening, addresses_of, dial
+from dedloc_kit.swarm.network.bootstrap import _listening
+from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.reach import Answer, Question, Reachability
 from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.network.signing import Signer

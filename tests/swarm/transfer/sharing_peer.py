@@ -29,9 +29,9 @@ from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records import Receipt, Record, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.averaging.compression import read_part
-from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.network.service import Endpoint, Stream, encode
 from dedloc_kit.swarm.transfer import donor as giving
 from dedloc_kit.swarm.transfer import places, protocol
