@@ -21,7 +21,7 @@ from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
-from dedloc_kit.swarm.membership.notices import Membership
+from dedloc_kit.swarm.membership.notices import NoticeFollower
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint, decode
 from dedloc_kit.swarm.network.signing import Signer
@@ -222,7 +222,7 @@ def watching(
         belief = Belief(signer.peer, organizer, lambda: gate.notice)
         tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief)
         swarm = Observer(run, node, signer, tracker, belief)
-        membership = Membership(node, entry.identity, signer, tracker, give_up=swarm.give_up)
+        membership = NoticeFollower(node, signer, tracker, entry.identity, swarm.give_up)
         tracker.look_every(LOOK_SECONDS)
         tracker.start()
         membership.start()

@@ -24,7 +24,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.admission import serve
 from dedloc_kit.swarm.membership.joining import Entry
-from dedloc_kit.swarm.membership.notices import Membership
+from dedloc_kit.swarm.membership.notices import Membership, NoticeFollower, NoticeWriter
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
@@ -159,15 +159,15 @@ def connected(
         )
         caller = Caller(stop, peer.last_step(run), on_step, on_loading)
         optimizer = CollaborativeOptimizer(state, replica, accumulator, exchange, tracker, signer, profile, caller)
-        membership = Membership(
-            dht,
-            entry.identity,
-            signer,
-            tracker,
-            tell=lambda gate: exchange.host.call(Gate.follow, gate.token, gate.notice),
-            office=office,
-            give_up=optimizer.give_up,
-        )
+
+        def tell(gate: Gate) -> None:
+            exchange.host.call(Gate.follow, gate.token, gate.notice)
+
+        membership: Membership
+        if office is not None:
+            membership = NoticeWriter(dht, signer, tracker, office, tell)
+        else:
+            membership = NoticeFollower(dht, signer, tracker, entry.identity, optimizer.give_up, tell)
         membership.start()
         try:
             yield SwarmPeer(task, replica, device, profile, signer, dht, optimizer)

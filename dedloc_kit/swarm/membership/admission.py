@@ -75,7 +75,7 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
             return AccessAnswer(token=await self._token(peer, question.secret))
         except Denied as denied:
             return AccessAnswer(denial=denied.denial)
-        except UserError as error:  # of the organizer's folder, who is told by `Membership`: not for a volunteer
+        except UserError as error:  # of the organizer's folder, who is told by `NoticeWriter`: not for a volunteer
             _log.info("nobody can be let in: %s", error)
             return AccessAnswer(denial="busy")
 
