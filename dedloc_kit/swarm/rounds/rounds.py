@@ -157,7 +157,7 @@ class Rounds:
     def leave(self) -> RoundResult | None:
         """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""
         deadline = time.monotonic() + self._timeouts.patience
-        while self._begun and time.monotonic() < deadline and self._averager.is_alive():
+        while self._begun and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             if (complete := self.advance()) is not None:
                 return complete

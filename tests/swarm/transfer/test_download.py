@@ -10,7 +10,7 @@ import pytest
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.transfer import download, protocol
 from dedloc_kit.swarm.transfer.download import Downloader
-from dedloc_kit.swarm.transfer.protocol import Download, Header, Request, receive_request, upload
+from dedloc_kit.swarm.transfer.protocol import Download, Header, Request, upload
 
 BLOCK = 2**16
 CONTENT = bytes(range(256)) * (60 * BLOCK // 256)
@@ -54,7 +54,7 @@ class Donors:
             line_free.set()
             with suppress(OSError, EOFError):
                 while True:
-                    request = await receive_request(stream)
+                    request = await stream.receive_question(Request)
                     await stream.send(encode(Header(answer="here", version="1", total=len(CONTENT))))
                     await asyncio.sleep(0.1)  # a slow line: there is time to ask the others again
                     block = memoryview(CONTENT)[request.begin : request.end]
