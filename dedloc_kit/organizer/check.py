@@ -15,7 +15,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files
 from dedloc_kit.machine.survey import BYTES_PER_PARAMETER, FIXED_BYTES, cores
-from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, samples_per_second
+from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
 
@@ -115,8 +115,9 @@ def _devices(rehearsed: Rehearsed, volunteers: Sequence[Volunteers]) -> Table:
     for each in volunteers:
         room, here = fits(each.device, rehearsed), each.device == HERE
         table.add_row(
-            f"{each.count} x {'this machine' if here else each.device.upper()}",
-            f"{rate(samples_per_second(each.device, rehearsed))} ({'measured' if here else 'estimated'})",
+            f"{each.count} x {'' if each.devices == 1 else f'{each.devices} x '}"
+            f"{'this machine' if here else each.device.upper()}",
+            f"{rate(volunteers_rate(each, rehearsed))} ({'measured' if here else 'estimated'})",
             f"{each.line * 8 / 1e6:g} Mbit/s{', reachable' if each.reachable else ''}",
             "as tried" if room is None else "too small for one" if room == 0 else f"{room:,}",
         )

@@ -68,7 +68,7 @@ def test_a_scale_that_is_too_large_costs_its_microbatches_and_the_accumulated_gr
     exact, half = (Compute(model(), loss, CPU, dtype) for dtype in (None, torch.float16))
     parameters = list(half.model.parameters())
     layout = FlatLayout.of(parameters)
-    accumulated = Gradients(parameters, layout)
+    accumulated = Gradients([parameters], layout)
     taken = []
     for size in (2, 4, 2, 6, 2, 4, 2, 6, 4, 2):
         value = half.gradients(batch(size, factor=200.0))
