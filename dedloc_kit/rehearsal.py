@@ -24,7 +24,7 @@ from dedloc_kit.run import PeerConfig, RunConfig, Source, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Task, create_task
 from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.device import describe_device, half_precision, pick_device, set_threads
+from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.microbatch import MAX_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
 
@@ -42,7 +42,7 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     def warn(text: str) -> None:
         emit(Warned(text=text))
 
-    device = pick_device(peer.device)
+    device = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")[0]
     set_threads(peer.threads)
     _check_vocabulary(run)
     task = create_task(run, peer.task_module)

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.validation import describe
@@ -18,6 +18,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """The pattern of a text without control characters, in what regular expressions have in common: others read it too."""
+DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
+"""The pattern of what a peer may train on; see `PeerConfig.devices`."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
 
@@ -222,7 +224,9 @@ class PeerConfig(Section):
     """The name shown on the dashboard."""
     team: str = Field(default="", max_length=64, pattern=PLAIN_TEXT)
     """The team that this volunteer gives for, shown on the dashboard; none by default."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: str = Field(default="auto", pattern=DEVICES, validation_alias=AliasChoices("devices", "device"))
+    """What to train on: `auto` (all CUDA GPUs, else Apple's GPU, else the CPU), `cuda` (all CUDA GPUs), or names such
+    as `cuda:0,cuda:1`. The name of before there were several, `device`, is taken too."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes what the machine has."""
     microbatch: Annotated[int, Field(ge=0)] = 0

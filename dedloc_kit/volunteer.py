@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.stream import Prefetch
@@ -19,11 +20,10 @@ from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instruction
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks import create_task
 from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.device import half_precision
-from dedloc_kit.training.microbatch import Microbatches, find_microbatch, largest_microbatch, samples_in
+from dedloc_kit.training.devices import Caller, Devices
+from dedloc_kit.training.microbatch import largest_microbatch
 
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
@@ -89,21 +89,27 @@ def volunteer(
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
-        replica = me.replica
-        assert replica is not None
         _await_twin(me, stop, emit)
-        compute = Compute(
-            replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
-        )
+        count = len(me.replicas)
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
-        with Prefetch(me.task.batches(size or largest_microbatch(run), seed, of_data), size=4) as batches:
-            microbatches = Microbatches(batches)
+        stream = me.task.batches(size or largest_microbatch(run, count), seed, of_data)
+        # A task may keep something from one microbatch to the next.
+        tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
+        with Prefetch(stream, size=4 * count) as batches, ExitStack() as stack:
+            devices = Devices(
+                me.replicas,
+                [task.loss for task in tasks],
+                batches,
+                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica),
+                in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
+            )
+            stack.callback(devices.close)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
                 if not size:
-                    _try_microbatch(microbatches, compute, emit)
+                    _try_microbatch(devices, emit)
             loading.result()
             me.optimizer.begin()
             emit(me.joined())
@@ -112,7 +118,7 @@ def volunteer(
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
                 twin.look()
-                _train_on(microbatches, compute, me, run, emit)
+                _train_on(devices, me, run, emit)
                 _remember(memory, me)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
@@ -123,7 +129,7 @@ def volunteer(
                     _log.warning("%d samples were too early for the next step and are given up", lost)
                     break
                 if left:
-                    _train_on(microbatches, compute, me, run, emit)
+                    _train_on(devices, me, run, emit)
                 else:  # what is computed during a round would be for the step after
                     me.optimizer.await_round(until)
         me.optimizer.leave()
@@ -207,28 +213,22 @@ def _remember(memory: Memory, me: SwarmPeer) -> None:
         _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 
 
-def _try_microbatch(microbatches: Microbatches, compute: Compute, emit: Callable[[AnyEvent], None]) -> None:
-    """Let batches come in the size that suits this machine; the first one, which it is tried with, comes again."""
+def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:
     emit(State(text="trying how many samples this machine takes at once"))
-    batch = next(microbatches)
-    found = find_microbatch(compute, batch)
-    microbatches.put_back(batch, found)
-    emit(State(text=f"this machine takes {found} sample{'' if found == 1 else 's'} at once"))
+    found = devices.find_sizes()
+    emit(State(text=f"this machine takes {' + '.join(map(str, found))} sample{'' if found == [1] else 's'} at once"))
 
 
-def _train_on(
-    microbatches: Microbatches, compute: Compute, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]
-) -> None:
-    """One microbatch: forward, backward, accumulate, and whatever the swarm has due."""
-    batch = next(microbatches)
-    samples = samples_in(batch)
-    loss = compute.gradients(batch)
-    if loss is None:
-        emit(Warned(text=_make_room(batch, microbatches, compute)))
+def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
+    """A microbatch, or one on each device: forward, backward, accumulate, and whatever the swarm has due."""
+    computed = devices.compute()
+    if not computed:
         return
-    if not me.optimizer.accumulate(loss, samples) and not compute.rescaled:
-        emit(Warned(text=f"a microbatch was skipped: its loss ({loss}) or gradient is not a finite number"))
+    for each in me.optimizer.accumulate(computed):
+        if not each.rescaled:
+            emit(Warned(text=f"a microbatch was skipped: its loss ({each.loss}) or gradient is not a finite number"))
     me.optimizer.boundary()
+    loss = sum(each.samples * each.loss for each in computed) / sum(each.samples for each in computed)
     emit(
         LocalProgress(
             step=me.optimizer.step,
@@ -240,14 +240,3 @@ def _train_on(
             samples_per_second=me.optimizer.samples_per_second,
         )
     )
-
-
-def _make_room(batch: Batch, microbatches: Microbatches, compute: Compute) -> str:
-    """A microbatch did not fit into the memory: it comes again, in a way that needs less. Returns what to tell."""
-    samples = samples_in(batch)
-    if samples > 1:
-        microbatches.put_back(batch, samples // 2)
-        return f"the memory does not hold {samples} samples at once; going on with {samples // 2}"
-    compute.save_memory()
-    microbatches.put_back(batch, 1)
-    return "the memory hardly holds one sample; going on in a way that needs less memory and more time"

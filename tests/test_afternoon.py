@@ -66,7 +66,7 @@ def launched(run: Path, folder: Path) -> Iterator[None]:
 @contextmanager
 def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
     """As `join("us/model")` makes it."""
-    settings: dict[str, Any] = {"name": name, "host": "127.0.0.1", "device": "cpu", "threads": 1, "microbatch": 8}
+    settings: dict[str, Any] = {"name": name, "host": "127.0.0.1", "devices": "cpu", "threads": 1, "microbatch": 8}
     session = Session("us/model", folder=folder / name, settings=settings, code=code)
     try:
         yield session

@@ -65,7 +65,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             "folder": folder / name,
             "name": name,
             "host": "127.0.0.1",
-            "device": "cpu",  # several processes would not fit on one GPU
+            "devices": "cpu",  # several processes would not fit on one GPU
             "threads": threads,
             "until_step": steps,
             "export": folder / f"{name}.safetensors",

@@ -18,7 +18,7 @@ from dedloc_kit.machine.dialling import own_address
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.surroundings import obstacles
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look
+from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look, tpu
 from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.worker import Worker, reach_job
@@ -117,6 +117,9 @@ def _unsatisfied(extra: str) -> Iterator[str]:
 def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Finding]:
     machine = look(folder or Path.cwd())
     yield Finding(str(machine))
+    for said in filter(None, (tpu(), _apple())):
+        what, _, fix = said.partition("; ")
+        yield Finding(what, fix)
     parameters = invitation.parameters if invitation and folder is None else None
     try:
         for said in check(machine, parameters):
@@ -132,6 +135,16 @@ def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Fin
         yield Finding(f"{disk}, a checkpoint takes {size(checkpoint)}", "make room, or keep fewer (--keep-checkpoints)")
     else:
         yield Finding(disk)
+
+
+def _apple() -> str:
+    """What is to be said of Apple's GPU, if this machine has one."""
+    if (platform.system(), platform.machine()) != ("Darwin", "arm64"):
+        return ""
+    return (
+        "Apple's GPU trains in float32, and in a run with local steps the processor does, for want of float64: nobody "
+        "has tried all tasks on it; where one fails, join with --devices cpu"
+    )
 
 
 def _clock(url: str | None) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferSe
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
-from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
@@ -52,9 +52,8 @@ class SwarmPeer:
     """A peer that is connected, with the collaborative optimizer that holds its part of the run."""
 
     task: Task
-    replica: Replica | None
-    """The model that a volunteer trains; a follower has none."""
-    device: torch.device
+    replicas: tuple[Replica, ...]
+    """The model that a volunteer trains, on each of its devices; a follower has none."""
     profile: Profile
     signer: Signer
     dht: Node
@@ -118,8 +117,8 @@ def connected(
     :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
     :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
     """
-    device = pick_device(peer.device)
-    set_threads(peer.threads)
+    devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
+    set_threads(peer.threads, devices)
     entry = Entry(
         run,
         peer,
@@ -139,14 +138,14 @@ def connected(
         dht.run_coroutine(partial(serve, run, office, signer))
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
-        replica = None if follower else Replica(state, device)
         exchange = exchange_of(dht, signer, run, state.layout, StateSource(state.for_newcomer, lambda: state.info))
-        accumulator = _accumulator(run, task, state, replica)
+        replicas = () if follower else tuple(Replica(state, device) for device in devices)
+        accumulator = _accumulator(run, task, state, replicas)
         profile = Profile(
             session=secrets.token_hex(8),
             name=peer.name,
             team=peer.team,
-            device=describe_device(device),
+            device=describe_devices(devices),
             follower=follower,
             client_mode=dht.client_mode,
             addresses=addresses_of(dht),
@@ -158,7 +157,7 @@ def connected(
             dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief, profile.session
         )
         caller = Caller(stop, peer.last_step(run), on_step, on_loading)
-        optimizer = CollaborativeOptimizer(state, replica, accumulator, exchange, tracker, signer, profile, caller)
+        optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
 
         def tell(gate: Gate) -> None:
             exchange.host.call(Gate.follow, gate.token, gate.notice)
@@ -170,7 +169,7 @@ def connected(
             membership = NoticeFollower(dht, signer, tracker, entry.identity, optimizer.give_up, tell)
         membership.start()
         try:
-            yield SwarmPeer(task, replica, device, profile, signer, dht, optimizer)
+            yield SwarmPeer(task, replicas, profile, signer, dht, optimizer)
         finally:
             membership.stop()
             optimizer.leave()
@@ -224,15 +223,14 @@ def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> Sha
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
 
 
-def _accumulator(run: RunConfig, task: Task, state: TrainingState, replica: Replica | None) -> Accumulator:
+def _accumulator(run: RunConfig, task: Task, state: TrainingState, replicas: Sequence[Replica]) -> Accumulator:
     """What a peer gathers between two rounds; a follower gathers nothing."""
-    if replica is None or run.averaging.mode == "global-batch":
-        model = state.model if replica is None else replica.model
-        return Gradients(list(model.parameters()), state.layout)
+    if not replicas or run.averaging.mode == "global-batch":
+        return Gradients([list(replica.model.parameters()) for replica in replicas], state.layout)
     return LocalSteps(
-        replica,
+        replicas,
         state,
-        build_optimizer(run.optimizer, task.parameter_groups(replica.model, run.optimizer.weight_decay)),
+        build_optimizer(run.optimizer, task.parameter_groups(replicas[0].model, run.optimizer.weight_decay)),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
         learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step),

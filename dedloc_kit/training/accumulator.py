@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -70,6 +71,10 @@ class Tally(Generic[T]):
                 self.outgoing, self._outgoing_loss = left, loss
         return counted
 
+    def lose(self, samples: int, loss: float) -> None:
+        """So many fresh samples, with this sum of losses, cannot be had any more."""
+        self.fresh, self._fresh_loss = self.fresh - samples, self._fresh_loss - loss
+
     def drop_fresh(self) -> None:
         self.fresh, self._fresh_loss = 0, 0.0
 
@@ -78,19 +83,50 @@ class Tally(Generic[T]):
         self.doubts.clear()
 
 
+class Sums:
+    """Gradients of one replica, added up on its device."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []
+        self.samples, self.loss = 0, 0.0  # the latter summed over the samples
+        self.step = 0
+        """The oldest parameters that these were computed with."""
+
+    def add(self, gradients: list[Tensor], loss: float, samples: int, step: int) -> None:
+        """Add gradients, means over so many samples; the first ones are taken over, which saves their memory."""
+        if self.samples:
+            torch._foreach_add_(self.gradients, gradients, alpha=float(samples))
+        else:
+            torch._foreach_mul_(gradients, float(samples))
+            self.gradients = gradients
+        self.step = min(self.step, step) if self.samples else step
+        self.samples, self.loss = self.samples + samples, self.loss + loss * samples
+
+
 class Accumulator(Protocol):
-    """One thread adds, another one may do the rest."""
+    """Takes what the replicas of a host compute, one for each of its devices. One thread adds and calls `boundary` and
+    `leave_out`, another one may do the rest.
+    """
 
     @property
     def tally(self) -> Tally[Any]: ...
 
-    def rebase(self, newer: Sequence[Tensor]) -> None:
-        """Newer shared parameters have come: make them those of the model."""
+    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
+        """Newer shared parameters have come: make them those of a replica."""
 
-    def add(self, loss: float, samples: int, step: int) -> bool:
-        """Take the parameters' gradients (means over `samples`, with the parameters of `step`) and clear them.
+    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+        """Take a replica's gradients (means over `samples`, with the parameters of `step`) and clear them.
 
         Returns False, and takes nothing, if the loss or a gradient is not finite.
+        """
+
+    def boundary(self) -> None:
+        """What the replicas computed side by side has been added."""
+
+    def leave_out(self, replica: int) -> bool:
+        """A replica's device has failed: what it added since the last snapshot cannot be had any more.
+
+        Returns whether this host can go on without it.
         """
 
     def load_outgoing(self, flat: Tensor) -> None:

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.accumulator import Tally
+from dedloc_kit.training.accumulator import Sums, Tally
 from dedloc_kit.training.gradients import taken
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
 
 
 class LocalSteps:
-    """What is outgoing is the way that the replica has gone since the shared parameters.
+    """What is outgoing is the way that the replicas have gone since the shared parameters.
+
+    They take each step together, with the mean of their gradients: the first one takes it, the others hold what it
+    holds.
 
     :param local_batch: samples of one local step
     :param max_norm: of a local step's gradient
@@ -25,7 +28,7 @@ class LocalSteps:
 
     def __init__(
         self,
-        replica: Replica,
+        replicas: Sequence[Replica],
         state: TrainingState,
         optimizer: SharedOptimizer,
         *,
@@ -34,43 +37,68 @@ class LocalSteps:
         learning_rate: Callable[[int], float],
     ) -> None:
         self.tally = Tally[list[Tensor]]()  # a doubt holds where the replica was
-        self._parameters, self._layout, self._optimizer = list(replica.model.parameters()), state.layout, optimizer
+        self._layout, self._optimizer = state.layout, optimizer
+        self._parameters, *others = (list(replica.model.parameters()) for replica in replicas)
+        self._others = dict(enumerate(others, start=1))
         self._local_batch, self._max_norm, self._learning_rate = local_batch, max_norm, learning_rate
         self._lock = threading.Lock()
-        self._sums = [torch.zeros_like(parameter) for parameter in self._parameters]
-        self._gathered_samples = 0  # toward the next local step
+        self._gathered = [Sums() for _ in replicas]  # toward the next local step
+        self._step = 0  # whose parameters the newest of it was computed with
         self._base = self._copy()  # what has counted: the way from here is still to be averaged
         self._snapshot = self._base
 
     @torch.no_grad()
-    def add(self, loss: float, samples: int, step: int) -> bool:
-        """Takes a local step when enough samples have come together."""
-        gradients = taken(self._parameters, loss)
+    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+        gradients = taken(self._others.get(replica, self._parameters), loss)
         if gradients is None:
             return False
-        torch._foreach_add_(self._sums, gradients, alpha=float(samples))
-        self._gathered_samples += samples
         with self._lock:
-            if self._gathered_samples >= self._local_batch:
-                self._take_local_step(step)
+            self._gathered[replica].add(gradients, loss, samples, step)
             self.tally.add(loss, samples)
+        self._step = step
         return True
 
-    def _take_local_step(self, step: int) -> None:
-        torch._foreach_div_(self._sums, float(self._gathered_samples))
-        for parameter, mean in zip(self._parameters, self._sums, strict=True):
-            parameter.grad = mean
+    @torch.no_grad()
+    def boundary(self) -> None:
+        """Takes a local step when enough samples have come together."""
+        with self._lock:
+            samples = sum(sums.samples for sums in self._gathered)
+            if samples >= self._local_batch:
+                self._take_local_step(samples)
+
+    def leave_out(self, replica: int) -> bool:
+        """Without the first one, which takes the steps, nothing goes on."""
+        if not replica:
+            return False
+        with self._lock:
+            del self._others[replica]
+            lost, self._gathered[replica] = self._gathered[replica], Sums()
+            if lost.samples <= self.tally.fresh:  # of what a snapshot holds already it is too late to take any out
+                self.tally.lose(lost.samples, lost.loss)
+        return True
+
+    def _take_local_step(self, samples: int) -> None:
+        mean, *rest = [sums.gradients for sums in self._gathered if sums.samples]
+        for gradients in rest:
+            for mine, theirs in zip(mean, gradients, strict=True):
+                mine.add_(theirs.to(mine.device))
+        torch._foreach_div_(mean, float(samples))
+        for parameter, gradient in zip(self._parameters, mean, strict=True):
+            parameter.grad = gradient.to(parameter.device)
         torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate(step)
+            group["lr"] = self._learning_rate(self._step)
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
-        self._begin_local_step()
+        self._gathered = [Sums() for _ in self._gathered]
+        self._follow()
 
-    def _begin_local_step(self) -> None:
-        torch._foreach_zero_(self._sums)
-        self._gathered_samples = 0
+    def _follow(self) -> None:
+        """Let the other replicas hold what the first one holds."""
+        for parameters in self._others.values():
+            for theirs, mine in zip(parameters, self._parameters, strict=True):
+                theirs.copy_(mine)
 
     @torch.no_grad()
     def load_outgoing(self, flat: Tensor) -> None:
@@ -105,17 +133,20 @@ class LocalSteps:
             dropped = self.tally.samples
             self.tally.drop_outgoing()
             self.tally.drop_fresh()
-            self._begin_local_step()
+            self._gathered = [Sums() for _ in self._gathered]
         return dropped
 
-    def rebase(self, newer: Sequence[Tensor]) -> None:
-        """Go on from there, by the way that has not been averaged yet."""
+    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
+        """Go on from there, by the way that has not been averaged yet; the first replica does so for all."""
+        if replica:
+            return
         with self._lock:
             moved = self.tally.samples > 0
             fresh = [theirs.detach().to(mine.device, copy=True) for mine, theirs in zip(self._base, newer, strict=True)]
             for mine, base, theirs in zip(self._parameters, self._base, fresh, strict=True):
                 mine.copy_(theirs + (mine - base) if moved else theirs)
             self._base = fresh
+            self._follow()
 
     def _copy(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters]

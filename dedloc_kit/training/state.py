@@ -13,7 +13,7 @@ from torch import Tensor
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.checkpoint import is_finite
-from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.flat import FlatLayout, shared_zeros
 from dedloc_kit.training.layerwise import blockwise_norm
 from dedloc_kit.training.schedule import learning_rate
 
@@ -67,8 +67,8 @@ class TrainingState:
         self.model, self.run, self.run_id = model, run, run.run_id
         parameters = list(model.parameters())
         self.layout = FlatLayout.of(parameters)
-        self.flat = torch.empty(self.layout.size)
-        self._gradient = torch.empty(self.layout.size)
+        # Shared: the process that averages is forked later and would keep a copy of what is overwritten here.
+        self.flat = shared_zeros(self.layout.size)
         for parameter, view in zip(parameters, self.layout.views(self.flat), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
@@ -108,16 +108,18 @@ class TrainingState:
         return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
 
     def apply(self, average: Tensor, receipt: Receipt) -> None:
-        """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer."""
-        self._gradient.copy_(average)
+        """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer.
+
+        :param average: float32 [layout.size] on the CPU; what it holds afterwards does not matter
+        """
         if self.run.averaging.mode == "global-batch":
-            scale = self.run.optimizer.max_gradient_norm / (float(blockwise_norm(self._gradient)) + 1e-6)
+            scale = self.run.optimizer.max_gradient_norm / (float(blockwise_norm(average)) + 1e-6)
             if scale < 1.0:
-                self._gradient.mul_(scale)
+                average.mul_(scale)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate * learning_rate(self.run.optimizer, self.step)
         with self.lock:
-            for parameter, view in zip(self.parameters, self.layout.views(self._gradient), strict=True):
+            for parameter, view in zip(self.parameters, self.layout.views(average), strict=True):
                 parameter.grad = view
             self.optimizer.step()
             for parameter in self.parameters:
@@ -230,22 +232,25 @@ class TrainingState:
 
 
 class Replica:
-    """The model that a volunteer computes with, on its device; it takes over the state between two microbatches."""
+    """The model that a device of a volunteer computes with; it takes over the state between two microbatches."""
 
     def __init__(self, state: TrainingState, device: torch.device) -> None:
-        self._state = state
+        self._state, self.device = state, device
         self.model = copy.deepcopy(state.model).to(device)
         self._round = state.round
         self.step = state.step
         """The global step whose parameters it holds."""
 
     @torch.no_grad()
-    def refresh(self, rebase: Callable[[Sequence[Tensor]], None], forget: Callable[[], None]) -> None:
+    def refresh(
+        self, rebase: Callable[[Sequence[Tensor]], None], forget: Callable[[], None], gives_buffers: bool = True
+    ) -> None:
         """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged).
 
         :param rebase: makes newer parameters those of the model
         :param forget: called before parameters are taken over that the organizer let the run go back to: what was
             computed with those of before is of no use
+        :param gives_buffers: otherwise we take over the state's: of the replicas of a host one gives them
         """
         state = self._state
         if (self.step, self._round) == (state.step, state.round):
@@ -256,7 +261,7 @@ class Replica:
                 forget()
             rebase(state.parameters)
             for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
-                if self.step + 1 == state.step and not went_back:
+                if gives_buffers and self.step + 1 == state.step and not went_back:
                     theirs.copy_(own)
                 else:
                     own.copy_(theirs)

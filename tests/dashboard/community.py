@@ -75,7 +75,7 @@ def seen(number: int, step: int = STEPS, samples: int = 0) -> PeerSeen:
 COORDINATOR = PeerSeen(
     peer=peer_id(1000),
     name="organizer",
-    device="cpu",
+    devices="cpu",
     step=STEPS,
     samples=0,
     samples_per_second=0.0,

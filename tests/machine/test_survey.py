@@ -62,6 +62,8 @@ def test_this_machine_is_looked_at(tmp_path: Path) -> None:
 def test_a_machine_is_told_in_words() -> None:
     assert str(LAPTOP) == "2 cores, 8.0 GB of memory"
     assert str(replace(LAPTOP, cores=1, gpus=(T4,))) == "1 core, 8.0 GB of memory, Tesla T4 with 15.8 GB"
+    two = replace(LAPTOP, gpus=(T4, T4, replace(T4, name="P100")))
+    assert str(two) == "2 cores, 8.0 GB of memory, 2 x Tesla T4 with 15.8 GB, P100 with 15.8 GB"
 
 
 @pytest.mark.parametrize("inside", ["job/step", "not/to/be/seen"])
@@ -130,7 +132,25 @@ def test_a_full_gpu_is_refused_unless_the_processor_is_to_train() -> None:
     busy = replace(LAPTOP, gpus=(replace(T4, free=500_000_000),))
     with pytest.raises(UserError, match=r"GPU's memory and 0.5 GB of 15.8 GB are free; .*'cpu'"):
         check(busy, 18_000_000)
-    assert check(busy, 18_000_000, device="cpu") == ()
+    assert check(busy, 18_000_000, devices="cpu") == ()
+
+
+def test_of_several_gpus_those_that_are_chosen_must_do_and_one_is_enough() -> None:
+    mixed = replace(LAPTOP, gpus=(T4, replace(T4, free=500_000_000)))
+    (told,) = check(mixed, 18_000_000)
+    assert told.startswith("1 of 2 GPUs will hardly do: ")
+    assert check(mixed, 18_000_000, devices="cuda:0") == ()
+    with pytest.raises(UserError, match="end what else uses the GPU"):
+        check(mixed, 18_000_000, devices="cuda:1")
+
+
+def test_a_tpu_is_said_to_be_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey.Path, "exists", lambda _: False)
+    for name in ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert survey.tpu() == ""
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    assert "TPU of this machine is not used" in survey.tpu()
 
 
 def test_a_full_disk_is_refused() -> None:

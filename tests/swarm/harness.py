@@ -56,7 +56,7 @@ class Peer:
     ) -> None:
         self.name, self.events = name, list[AnyEvent]()
         self._news = threading.Condition()
-        defaults = {"host": "127.0.0.1", "device": "cpu", "threads": 1, "task_module": "tests.tiny"}
+        defaults = {"host": "127.0.0.1", "devices": "cpu", "threads": 1, "task_module": "tests.tiny"}
         export = folder / f"{name}.safetensors"
         config = CoordinatorConfig if role == "coordinator" else PeerConfig
         self.config = config(folder=folder / name, name=name, export=export, **{**defaults, **settings})

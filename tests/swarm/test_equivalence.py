@@ -26,6 +26,7 @@ def three_uneven_volunteers(run: RunConfig, folder: Path, tasks: str) -> tuple[P
                 f"volunteer-{n}",
                 {"TINY_PAUSE": str(0.05 * n), "START_FILE": str(folder / "start")},
                 microbatch=n,
+                devices="cpu,cpu" if n == 2 else "cpu",
                 until_step=STEPS,
                 task_module=tasks,
             )

@@ -87,7 +87,7 @@ def test_what_is_no_state_of_this_model_is_refused_and_nothing_changes(
 def test_what_a_volunteer_computes_with_parameters_of_before_is_dropped_when_it_takes_over_the_others() -> None:
     state = fresh()
     replica = Replica(state, torch.device("cpu"))
-    gradients = Gradients(list(replica.model.parameters()), state.layout)
+    gradients = Gradients([list(replica.model.parameters())], state.layout)
     dropped = list[int]()
 
     def refresh() -> None:

@@ -27,7 +27,7 @@ def give(
 
 
 def empty(parameter: torch.nn.Parameter) -> Gradients:
-    return Gradients([parameter], FlatLayout.of([parameter]))
+    return Gradients([[parameter]], FlatLayout.of([parameter]))
 
 
 def test_uneven_microbatches_are_weighted_by_their_samples(parameter: torch.nn.Parameter) -> None:

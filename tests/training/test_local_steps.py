@@ -31,7 +31,7 @@ class Peer:
         self.weight = next(iter(self.replica.model.parameters()))
         optimizer = Lamb([self.weight], lr=0.1, weight_decay=0.0)
         self.steps = LocalSteps(
-            self.replica,
+            [self.replica],
             state,
             optimizer,
             local_batch=local_batch,
@@ -43,6 +43,7 @@ class Peer:
     def train(self, samples: int, gradient: float = 1.0) -> None:
         self.weight.grad = torch.full((3, 4), gradient)
         assert self.steps.add(1.0, samples, self.replica.step)
+        self.steps.boundary()
 
 
 def receipt(step: int, round_id: str) -> Receipt:

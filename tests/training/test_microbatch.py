@@ -104,6 +104,29 @@ def test_blocks_are_checkpointed_where_not_even_one_sample_fits(monkeypatch: pyt
         Device(lambda size: 0.01, memory=0).find(monkeypatch)
 
 
+class Checkpointed(Device):
+    """Its memory holds 16 samples with checkpoints, and else 4, which then take as long as one."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        self.memory = 16 if "forward" in vars(model[0][0]) else 4
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(("gain", "found", "kept"), [(1.3, 8, True), (1.05, 4, False)])
+def test_blocks_are_checkpointed_where_more_samples_at_once_are_much_faster(
+    monkeypatch: pytest.MonkeyPatch, gain: float, found: int, kept: bool
+) -> None:
+    class Blocks(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self[0][0](x)
+            return result
+
+    model = Blocks(nn.ModuleList([nn.Linear(4, 4)]))
+    device = Checkpointed(lambda size: 0.1 if size <= 4 else 0.1 * size / 4 / gain)
+    assert device.find(monkeypatch, model, most=16) == found
+    assert ("forward" in vars(model[0][0])) is kept
+
+
 def test_a_batch_that_did_not_fit_comes_again_in_pieces_and_no_sample_is_lost() -> None:
     stream = ({"x": torch.arange(start, start + 8)} for start in itertools.count(0, 8))
     batches = Microbatches(stream)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_device, add_microbatch, add_run, add_task_module
+from dedloc_kit.cli.options import Commands, add_devices, add_microbatch, add_run, add_task_module
 from dedloc_kit.run import load_run
 
 
@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_microbatch(parser)
     add_task_module(parser)
-    add_device(parser)
+    add_devices(parser)
     parser.set_defaults(call=run)
 
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
         offline=options.offline,
-        device=options.device,
+        devices=options.devices,
         threads=options.threads,
         microbatch=options.microbatch,
         task_module=options.task_module,

@@ -2,7 +2,7 @@
 
 After DeDLOC (Diskin et al. 2021, section 3): the result is that of one machine with the same batch, however many
 peers there are. Rounds run in the background: the group gathers shortly before the batch is full, averages, and takes
-the step on a copy of the parameters, which the training takes over between two microbatches (so a gradient may be one
+the step on a copy of the parameters, which each device takes over between two microbatches (so a gradient may be one
 global step old). In exact training, without overlap, a volunteer waits for each average instead.
 """
 
@@ -10,8 +10,8 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
@@ -29,6 +29,8 @@ from dedloc_kit.swarm.rounds.receipts import global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
+from dedloc_kit.training.device import describe_devices
+from dedloc_kit.training.devices import Computed
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
@@ -61,8 +63,8 @@ class Caller:
 class CollaborativeOptimizer:
     """One peer's part in the run. A volunteer calls `accumulate` after each backward pass, then `boundary`.
 
-    :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
-        every step: how the coordinator holds the state
+    :param replicas: the model that this volunteer trains, on each of its devices; none for a follower, which
+        contributes no samples but takes every step: how the coordinator holds the state
     :param accumulator: takes what this peer computes and says how much that is
     :param exchange: its process ends when this peer leaves
     :param tracker: begins and ends with this
@@ -71,7 +73,7 @@ class CollaborativeOptimizer:
     def __init__(
         self,
         state: TrainingState,
-        replica: Replica | None,
+        replicas: Sequence[Replica],
         accumulator: Accumulator,
         exchange: Exchange,
         tracker: Tracker,
@@ -79,8 +81,9 @@ class CollaborativeOptimizer:
         profile: Profile,
         caller: Caller,
     ) -> None:
-        self.run, self.state, self._replica = state.run, state, replica
+        self.run, self.state, self._replicas = state.run, state, replicas
         self._accumulator, self.tally = accumulator, accumulator.tally
+        self._at_work = list(range(len(replicas)))  # the first of them hands its buffers over
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
         self._stop, self._on_step = caller.stop, caller.on_step
         self._signer = signer
@@ -111,13 +114,13 @@ class CollaborativeOptimizer:
 
     def begin(self) -> None:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
-        if self._replica is not None:
-            self._replica.refresh(self._accumulator.rebase, self._forget)
+        for replica in range(len(self._replicas)):
+            self.refresh(replica)
         self._began = time.monotonic()
         self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
-        if self._overlap or self._replica is None:
+        if self._overlap or not self._replicas:
             self._background = threading.Thread(target=self._run, name="rounds", daemon=True)
             self._background.start()
 
@@ -207,22 +210,41 @@ class CollaborativeOptimizer:
         """Everyone's samples toward the next global step, as far as known."""
         return self._rounds.swarm_samples()
 
-    def accumulate(self, loss: float, samples: int) -> bool:
-        """Take the gradients of one microbatch; False if they were not finite and were left out."""
-        assert self._replica is not None
-        taken = self._accumulator.add(loss, samples, self._replica.step)
-        self._skipped = 0 if taken else self._skipped + 1
+    def accumulate(self, computed: Sequence[Computed]) -> list[Computed]:
+        """Take the gradients of microbatches from their replicas; returns those that are not finite and left out."""
+        taken, left_out = list[int](), list[Computed]()
+        for each in computed:
+            step = self._replicas[each.replica].step
+            if self._accumulator.add(each.loss, each.samples, step, each.replica):
+                taken.append(each.samples)
+                self._skipped = 0
+            else:
+                left_out.append(each)
+                self._skipped += 1
         if taken:
-            self._speed.update(task_size=samples)
-            self._boundary_seconds = 0.0 if self._overlap else samples / self._speed.samples_per_second
-        return taken
+            self._speed.update(task_size=sum(taken))
+            self._boundary_seconds = 0.0 if self._overlap else sum(taken) / self._speed.samples_per_second
+        return left_out
+
+    def refresh(self, replica: int) -> None:
+        """Let a replica take over the newest parameters, between two of its microbatches."""
+        self._replicas[replica].refresh(
+            lambda newer: self._accumulator.rebase(newer, replica), self._forget, replica == self._at_work[0]
+        )
+
+    def leave_out_replica(self, replica: int) -> bool:
+        """Its device has failed; returns whether the others can go on without it."""
+        self._at_work.remove(replica)
+        left = [self._replicas[number].device for number in self._at_work]
+        self._profile = replace(self._profile, device=describe_devices(left))
+        return self._accumulator.leave_out(replica)
 
     def boundary(self) -> None:
-        """Between two microbatches: take over the newest parameters; in exact training wait for a round under way.
+        """When what was computed is taken: in exact training, wait for a round under way.
 
         Raises RuntimeError if the background has failed: without it this peer would go on alone for ever.
         """
-        assert self._replica is not None
+        self._accumulator.boundary()
         if self._error is not None:
             raise self._error
         with self._speed.pause():
@@ -233,7 +255,6 @@ class CollaborativeOptimizer:
             while self._backlog_full() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
                     self._advance()
-        self._replica.refresh(self._accumulator.rebase, self._forget)
 
     def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""

@@ -52,7 +52,7 @@ class Peer:
         self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
-        self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout)
+        self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10))
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
