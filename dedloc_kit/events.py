@@ -54,6 +54,8 @@ class LocalProgress(Event):
     session_samples: int
     loss: float | None
     samples_per_second: float
+    decay: Decay | None = None
+    """Of the learning rate, once it has begun."""
 
 
 class StepDone(Event):

@@ -240,6 +240,7 @@ def _train_on(
             session_samples=me.optimizer.gradients.counted_samples,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
+            decay=me.optimizer.state.decay,
         )
     )
 
