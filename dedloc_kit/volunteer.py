@@ -21,6 +21,7 @@ from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.devices import Caller, Devices
 from dedloc_kit.training.microbatch import largest_microbatch
@@ -93,7 +94,8 @@ def volunteer(
         count = len(me.replicas)
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
-        stream = me.task.batches(size or largest_microbatch(run, count), seed, of_data)
+        mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None)
+        stream = mixtures.batches(size or largest_microbatch(run, count), seed, of_data)
         # A task may keep something from one microbatch to the next.
         tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
         with Prefetch(stream, size=4 * count) as batches, ExitStack() as stack:
@@ -114,7 +116,7 @@ def volunteer(
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            organizer, twin = _Organizer(me, invitation, emit), _Twin(me, emit)
+            organizer, twin = _Organizer(me, invitation, peer.last_step(run), emit), _Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
                 twin.look()
@@ -141,10 +143,10 @@ def volunteer(
 class _Organizer:
     """What the organizer wants, as the coordinator says it; nobody else is believed."""
 
-    def __init__(self, me: SwarmPeer, invitation: Invitation, emit: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, me: SwarmPeer, invitation: Invitation, last_step: int, emit: Callable[[AnyEvent], None]) -> None:
+        """:param last_step: without an order of the organizer"""
         self._me, self._emit = me, emit
-        self._peer = invitation.organizer
-        self._last_step = me.optimizer.last_step
+        self._peer, self._last_step = invitation.organizer, last_step
         self._announcement = ""
 
     def ends_the_run(self) -> bool:
@@ -238,5 +240,6 @@ def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[A
             session_samples=me.optimizer.tally.counted,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
+            decay=me.optimizer.state.decay,
         )
     )

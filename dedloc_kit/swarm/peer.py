@@ -41,7 +41,7 @@ from dedloc_kit.training.device import describe_devices, pick_devices, set_threa
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers import build_optimizer, local_optimizer
 from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
@@ -227,11 +227,12 @@ def _accumulator(run: RunConfig, task: Task, state: TrainingState, replicas: Seq
     """What a peer gathers between two rounds; a follower gathers nothing."""
     if not replicas or run.averaging.mode == "global-batch":
         return Gradients([list(replica.model.parameters()) for replica in replicas], state.layout)
+    model = replicas[0].model
     return LocalSteps(
         replicas,
         state,
-        build_optimizer(run.optimizer, task.parameter_groups(replicas[0].model, run.optimizer.weight_decay)),
+        local_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay), model),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
-        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step),
+        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step, state.decay),
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dedloc_kit.training.accumulator import Sums, Tally
 from dedloc_kit.training.gradients import taken
-from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
+from dedloc_kit.training.state import Replica, Stepping, TrainingState
 
 
 class LocalSteps:
@@ -30,7 +30,7 @@ class LocalSteps:
         self,
         replicas: Sequence[Replica],
         state: TrainingState,
-        optimizer: SharedOptimizer,
+        optimizer: Stepping,
         *,
         local_batch: int,
         max_norm: float,

@@ -33,7 +33,7 @@ def session_at(
     given = {
         "task_module": "tests.tiny",
         "host": "127.0.0.1",
-        "device": "cpu",
+        "devices": "cpu",
         "threads": 1,
         "microbatch": 8,
         **settings,
