@@ -1,4 +1,4 @@
-"""A run of the causal language model."""
+"""A run of the language model over bytes."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ def run_of(folder: Path, **options: Any) -> RunConfig:
     source = {"dataset": str(folder)}
     return parse_run(
         {
-            "name": "causal",
+            "name": "bytes",
             "global_batch": 8,
-            "task": {"name": "causal", "sequence_length": 32, "n_embd": 32, "n_layer": 1, **options},
+            "task": {"name": "bytes", "sequence_length": 32, "n_embd": 32, "n_layer": 1, **options},
             "data": {"train": [source], "evaluation": {**source, "split": "test"}},
             "optimizer": {"learning_rate": 0.05, "warmup_steps": 0, "total_steps": 100},
         }
