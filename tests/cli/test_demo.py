@@ -13,7 +13,7 @@ import torch
 from torch.distributions import Categorical
 
 from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.run import load_run
+from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import processes_of, wait_until
 
@@ -45,9 +45,9 @@ def _parent_of(stat: Path) -> int | None:
         return None  # it has just ended
 
 
-def loss_by_frequency(recipe: Path) -> float:
+def loss_by_frequency(folder: Path) -> float:
     """What knowing how frequent each token is, and nothing of what stands around it, is worth."""
-    task = create_task(load_run(recipe / "run.toml"))
+    task = create_task(prepare_demo("albert-demo", folder))
     batches = islice(task.batches(32, 0, warn=print), 200)
     labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
     entropy = float(Categorical(torch.bincount(labels).float()).entropy())
