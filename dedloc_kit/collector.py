@@ -120,7 +120,9 @@ class _Collector:
             before = self._said.announcement
             if said.announcement != (before.text if before else ""):
                 before = Announcement(text=said.announcement, time=time.time()) if said.announcement else None
-            self._said = Peers(peers=(), paused=said.paused, last_step=said.last_step, announcement=before)
+            self._said = Peers(
+                peers=(), paused=said.paused, last_step=said.last_step, decay=said.decay, announcement=before
+            )
         return self._said.model_copy(update={"peers": here})
 
     def _record(self, finished: list[Finished]) -> None:

@@ -202,11 +202,13 @@ class _Coordinator:
             optimizer.end_after(self._peer.last_step(self._run))
         elif optimizer.step < optimizer.last_step:  # the step under way is the last one, if there is anyone to do it
             optimizer.end_after(min(optimizer.last_step, optimizer.step + self._has_volunteers()))
+        optimizer.order_decay(orders.decay.steps if orders.decay else 0)
         optimizer.instruct(
             Instructions(
                 paused=orders.paused,
-                last_step=optimizer.last_step if orders.finish else None,
+                last_step=self._ordered_end(),
                 announcement=orders.announcement.text if orders.announcement else "",
+                decay=optimizer.state.decay,
             )
         )
         if orders.checkpoint > self._checkpoint_asked:
@@ -230,6 +232,11 @@ class _Coordinator:
             self._warn(f"the run cannot go back to step {order.checkpoint}: {error}")
         else:
             optimizer.go_back(found, order.rate, order.after)
+
+    def _ordered_end(self) -> int | None:
+        """The last global step, if it is not the one that the configuration says."""
+        optimizer = self._me.optimizer
+        return optimizer.last_step if self._orders.look().finish or optimizer.state.decay else None
 
     def _has_volunteers(self) -> bool:
         return any(not progress.follower for progress in self._me.optimizer.tracker.others().values())
@@ -408,7 +415,8 @@ class _Coordinator:
         volunteers = {peer_id for peer_id, progress in others.items() if not progress.follower}
         return Peers(
             paused=orders.paused,
-            last_step=self._me.optimizer.last_step if orders.finish else None,
+            last_step=self._ordered_end(),
+            decay=self._me.optimizer.state.decay,
             announcement=orders.announcement,
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
             listed=public_addresses(others) if self._peer.listed else (),

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import Announcement, GlobalStep, Progress
+from dedloc_kit.records import Announcement, Decay, GlobalStep, Progress
 
 
 class Event(BaseModel):
@@ -54,6 +54,8 @@ class LocalProgress(Event):
     session_samples: int
     loss: float | None
     samples_per_second: float
+    decay: Decay | None = None
+    """Of the learning rate, once it has begun."""
 
 
 class StepDone(Event):
@@ -101,6 +103,8 @@ class Peers(Event):
     """The organizer has paused the run."""
     last_step: int | None = None
     """The global step with which the organizer lets the run end, if it is not to go on to its last one."""
+    decay: Decay | None = None
+    """Of the learning rate, by the organizer's order, once it has begun."""
     announcement: Announcement | None = None
     problem: str = ""
     """What the organizer has to put right, such as that the training has diverged; empty while nothing is wrong."""

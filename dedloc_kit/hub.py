@@ -212,7 +212,8 @@ def names_local_files(run: RunConfig) -> bool:
 def described(run: RunConfig) -> str:
     """The run's configuration for the public as JSON: of what lies on this machine only the name is told."""
     values = run.model_dump(mode="json")
-    for source in (*values["data"]["train"], *filter(None, [values["data"]["evaluation"]])):
+    data = values["data"]
+    for source in (*data["train"], *data.get("decay", ()), *filter(None, [data["evaluation"]])):
         source["dataset"] = public_name(source["dataset"])
     if isinstance(values["task"].get("tokenizer"), str):
         values["task"]["tokenizer"] = public_name(values["task"]["tokenizer"])

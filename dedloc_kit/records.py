@@ -96,6 +96,22 @@ class Contribution(Record):
     """Mean training loss over the samples; none when there are none."""
     name: PeerText
     time: Time
+    decay: Count = 0
+    """The organizer's order, in its own contribution alone: from this global step on the learning rate falls over so
+    many, and the run ends with that. 0 orders nothing; of anybody else it means nothing."""
+
+
+class Decay(Record):
+    """The learning rate falls to its end, in these global steps; the run is over after them."""
+
+    start: Annotated[int, Field(ge=1, le=2**53)]
+    """The first of them."""
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+
+    @property
+    def end(self) -> int:
+        """The last of them."""
+        return self.start + self.steps - 1
 
 
 class Announcement(Record):
@@ -113,6 +129,8 @@ class Instructions(Record):
     """The global step after which the run is over, if that is not what its configuration says."""
     announcement: AnnouncementText
     """Empty if there is none."""
+    decay: Decay | None = None
+    """That has begun; for those who look on."""
 
 
 class FillMask(Record):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.tasks.mixtures import task_on
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_device, set_threads
 from dedloc_kit.training.flat import FlatLayout
@@ -51,7 +51,9 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     cost = None
     if readable:
         emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
-        cost = _cost(task_of(run, readable, peer), model, device, run, peer.microbatch or run.microbatch or 0, warn)
+        cost = _cost(
+            task_on(run, readable, peer.task_module), model, device, run, peer.microbatch or run.microbatch or 0, warn
+        )
     layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
     small = codec.small.byte_count(layout.size - layout.large)
@@ -64,12 +66,6 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
             cost=cost,
         )
     )
-
-
-def task_of(run: RunConfig, sources: tuple[Source, ...], peer: PeerConfig, **data: Any) -> Task:
-    """The run's task with other training data."""
-    changed = run.data.model_copy(update={"train": sources, **data})
-    return create_task(run.model_copy(update={"data": changed}), peer.task_module)
 
 
 def _check_vocabulary(run: RunConfig) -> None:
@@ -95,7 +91,8 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
     readable: list[Source] = []
     faults: list[str] = []
     trained: set[int] = set()
-    sources = (*run.data.train, *filter(None, [run.data.evaluation]))
+    learned = (*run.data.train, *run.data.decay)
+    sources = (*learned, *filter(None, [run.data.evaluation]))
     for source in sources:
         if HF_HUB_OFFLINE and not Path(source.dataset).is_absolute():
             warn(f"{source.dataset} is on the Hub and is not looked at: offline")
@@ -104,7 +101,7 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
         surveyed = Survey() if source.tokenized else survey(source, _SURVEY_SECONDS / len(sources), warn)
         for line in surveyed.lines:
             emit(State(text=line))
-        if source not in run.data.train and surveyed.documents & trained:
+        if source not in learned and surveyed.documents & trained:
             both = len(surveyed.documents & trained)
             surveyed.odd.append(
                 f"{both} of {len(surveyed.documents)} held-out documents that were read are training data too; "
@@ -112,7 +109,9 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
             )
         if not surveyed.faults:
             try:
-                _describe_samples(run, task_of(run, (source,), peer, shuffle_buffer=1), source, emit, surveyed.odd)
+                _describe_samples(
+                    run, task_on(run, (source,), peer.task_module, shuffle_buffer=1), source, emit, surveyed.odd
+                )
             except UserError as error:
                 surveyed.faults.append(str(error))
         for line in surveyed.odd:
@@ -120,6 +119,7 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
         faults += surveyed.faults
         if source in run.data.train:
             readable.append(source)
+        if source in learned:
             trained |= surveyed.documents
     if len(faults) > 1:
         for fault in faults:

@@ -11,7 +11,7 @@ from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
-from dedloc_kit.training.state import RATE, REWOUND, TrainingState
+from dedloc_kit.training.state import NOTHING_ORDERED, TrainingState
 
 MAX_CONTRIBUTORS_BYTES = 2**26
 
@@ -23,7 +23,8 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, w
 
     A state of the same run goes on as if nothing had happened. So does one of a run of the same name whose
     configuration was changed: with its step, on which the learning rate depends, and the optimizer's moments; in this
-    way an organizer corrects a learning rate or adds data. A factor that rewinds have put on the rate ends with that.
+    way an organizer corrects a learning rate or adds data. What was ordered ends with that: a factor that rewinds have
+    put on the rate, and a decay.
     The state of a run of another name is refused, as is one whose shapes are not those of the model.
 
     :param named: a place for `checkpoint.find`
@@ -42,7 +43,7 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, w
         )
         return False
     if info.run_id != state.run_id:
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in (RATE, REWOUND)}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in NOTHING_ORDERED}
     _load(state, (tensors, _adopted(info, state.run, warn)), f"the training state of {named}", "check --resume")
     return True
 

@@ -19,6 +19,7 @@ from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import half_precision
@@ -98,7 +99,8 @@ def volunteer(
         )
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
-        with Prefetch(me.task.batches(size or largest_microbatch(run), seed, of_data), size=4) as batches:
+        mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None)
+        with Prefetch(mixtures.batches(size or largest_microbatch(run), seed, of_data), size=4) as batches:
             microbatches = Microbatches(batches)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
@@ -109,7 +111,7 @@ def volunteer(
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            organizer, twin = _Organizer(me, invitation, emit), _Twin(me, emit)
+            organizer, twin = _Organizer(me, invitation, peer.last_step(run), emit), _Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
                 twin.look()
@@ -135,10 +137,10 @@ def volunteer(
 class _Organizer:
     """What the organizer wants, as the coordinator says it; nobody else is believed."""
 
-    def __init__(self, me: SwarmPeer, invitation: Invitation, emit: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, me: SwarmPeer, invitation: Invitation, last_step: int, emit: Callable[[AnyEvent], None]) -> None:
+        """:param last_step: without an order of the organizer"""
         self._me, self._emit = me, emit
-        self._peer = invitation.organizer
-        self._last_step = me.optimizer.last_step
+        self._peer, self._last_step = invitation.organizer, last_step
         self._announcement = ""
 
     def ends_the_run(self) -> bool:
@@ -238,6 +240,7 @@ def _train_on(
             session_samples=me.optimizer.gradients.counted_samples,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
+            decay=me.optimizer.state.decay,
         )
     )
 

@@ -2,6 +2,7 @@
 
 `dies`, `stalls`: kills or stops all of its processes when it has sent the first part of the round for that global step.
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
+`TINY_FAULT="orders a decay"`: in every round it says what only the organizer may, that the run ends with this step.
 `TINY_FAULT="full disk while PATH"`: neither its ledger nor its checkpoints can be written as long as that file exists.
 """
 
@@ -20,6 +21,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Receipt
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.state import TrainingState
 
 
@@ -27,6 +29,9 @@ def inject(fault: str) -> None:
     """Call it before the worker builds its averager."""
     if fault.startswith("full disk while "):
         _fill_disk_while(Path(fault.removeprefix("full disk while ")))
+        return
+    if fault == "orders a decay":
+        _order_a_decay()
         return
     match = re.fullmatch(r"(dies|stalls|drifts) in step (\d+)", fault)
     assert match is not None, fault
@@ -63,6 +68,11 @@ def _drift_at(step: int) -> None:
         apply(self, average * 0.5 if receipt.step == step else average, receipt)
 
     TrainingState.apply = drifting  # type: ignore[method-assign]
+
+
+def _order_a_decay() -> None:
+    contribution = Rounds._contribution
+    Rounds._contribution = lambda self: contribution(self).model_copy(update={"decay": 1})  # type: ignore[method-assign]
 
 
 def _fill_disk_while(path: Path) -> None:

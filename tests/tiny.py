@@ -1,5 +1,6 @@
 """A task that takes milliseconds, for tests with real processes: a small network that learns a linear map."""
 
+import itertools
 import math
 import os
 import time
@@ -22,6 +23,8 @@ class TinyTask:
     `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down,
     `TINY_EVALUATION=60` lets every evaluation take so many seconds,
     `TINY_MEMORY=2` lets memory run out with more than two samples at once,
+    `TINY_SAME=1` makes all samples the same one, so that a step does not depend on who gave how many,
+    `TINY_HOLD=PATH` lets it wait with every microbatch while that file exists,
     `TINY_FAULT` is described in tests/faults.py,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
     """
@@ -44,11 +47,16 @@ class TinyTask:
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
         wait_for_start()
         generator = torch.Generator().manual_seed(seed)
+        if "TINY_SAME" in os.environ:
+            sample = torch.randn(1, WIDTH, generator=generator.manual_seed(self._seed))
+            yield from itertools.repeat({"x": sample.expand(microbatch, WIDTH)})
         while True:
             yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._pause)
+        while os.path.exists(os.environ.get("TINY_HOLD", "")):
+            time.sleep(0.02)
         if len(batch["x"]) > self._memory:
             raise torch.OutOfMemoryError
         self._batches += 1

@@ -39,6 +39,8 @@ def check(
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
     check_mixture(run.data.train)
+    if run.data.decay:
+        check_mixture(run.data.decay, "data.decay")
     load = os.getloadavg()[0]
     rehearsed = rehearse(run, console, offline=offline, **settings)
     console.print(f"\n{run.run_id}", style="bold")
@@ -56,7 +58,7 @@ def check(
         console.print(line)
 
 
-def check_mixture(sources: Sequence[Source]) -> None:
+def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
     """Raise UserError if the weights are shares of a whole that do not make one.
 
     Weights are relative, so 77 and 23 are as good as 0.77 and 0.23. But as soon as one is below 1 they are read as
@@ -67,7 +69,7 @@ def check_mixture(sources: Sequence[Source]) -> None:
     if min(weights) < 1 and abs(total - 1) > SHARE_TOLERANCE:
         named = " + ".join(f"{weight:g}" for weight in weights)
         raise UserError(
-            f"the weights of data.train do not sum to 1: {named} = {total:g} (a source without a weight has 1); "
+            f"the weights of {key} do not sum to 1: {named} = {total:g} (a source without a weight has 1); "
             "correct them, or give whole numbers such as 77 and 23 if you mean proportions"
         )
 
@@ -100,13 +102,15 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
 
 def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     """The prediction in lines; the last one is what an organizer asked for."""
+    steps = f"{run.optimizer.total_steps:,} global steps"
+    if run.optimizer.schedule == "warmup-stable-decay":
+        steps += " at most, or sooner by 'dedloc decay' (without it the rate never falls)"
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
         f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
         f"other and begin{', meanwhile' if run.averaging.overlap else ''}",
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
-        f"to finish     {duration(predicted.days * 86_400)} for {run.optimizer.total_steps:,} global steps, if so many "
-        "are at work all the time",
+        f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
 
 

@@ -208,6 +208,7 @@ class Session:
             session_samples=self._earlier_samples + progress.session_samples,
             seconds_given=self._now.seconds_given + (gap if gap < MAX_MICROBATCH else 0.0),
             samples_per_second=progress.samples_per_second,
+            decay=progress.decay,
         )
 
     def _add_losses(self, points: Iterable[LossPoint]) -> None:

@@ -68,8 +68,7 @@ def rewind(folder: Path, step: str, rate: str) -> str:
     :param rate: a factor of the learning rate, on top of what held at that checkpoint
     """
     check_folder(folder)
-    checkpoints = folder / "checkpoints"
-    kept = sorted(int(path.stem[5:]) for path in checkpoints.glob("step-*.safetensors") if path.stem[5:].isdecimal())
+    checkpoints, kept = folder / "checkpoints", _kept(folder)
     wanted = int(step) if step.isdecimal() and len(step) < 16 else None
     if wanted not in (0, *kept):
         which = ", ".join(map(str, kept)) or "none yet"
@@ -88,18 +87,56 @@ def rewind(folder: Path, step: str, rate: str) -> str:
             "checkpoint, and give the order again"
         )
     book, newest = OrderBook(folder), max([*kept, _last_step(folder)])
-    before = book.read().rewind
-    if before is not None and not _done(folder, before):
-        raise UserError(
-            f"the rewind to step {before.checkpoint} that was ordered before is not done yet; it is with the next "
-            "global step, once the coordinator is up"
-        )
+    _await_rewind(folder, book.read().rewind)
     book.rewind(wanted, factor, newest)
     times = "" if factor == 1 else f", with {factor:g} times its learning rate"
     return (
         f"within seconds a new global step takes over the state of step {wanted}{times}; samples that are under way "
         "are dropped, and volunteers fetch the state"
     )
+
+
+def decay(folder: Path, steps: str) -> str:
+    """Let the learning rate of the run in this folder fall over so many global steps, after which the run is over, and
+    say what happens now. Raises UserError if that cannot be."""
+    check_folder(folder)
+    settings = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8")).run_config().optimizer
+    if settings.schedule != "warmup-stable-decay":
+        raise UserError(
+            f"the learning rate of this run falls by itself (optimizer.schedule is '{settings.schedule}'); only one "
+            f"with 'warmup-stable-decay' waits for this order. To end this run: dedloc finish {folder}"
+        )
+    book, newest = OrderBook(folder), max([*_kept(folder), _last_step(folder)])
+    orders = book.read()
+    if orders.decay is not None:
+        raise UserError(
+            f"a decay over {orders.decay.steps} global steps was ordered after step {orders.decay.after}, and a run "
+            "has one; to go on from before it: dedloc launch RUN.toml --resume CHECKPOINT --folder NEW"
+        )
+    _await_rewind(folder, orders.rewind)
+    left = settings.total_steps - newest
+    if left < 1:
+        raise UserError(f"the run is over: global step {newest} was its last one; decay before optimizer.total_steps")
+    wanted = int(steps) if steps.isdecimal() and len(steps) < 16 else 0
+    if not 1 <= wanted <= left:
+        raise UserError(
+            f"--steps says over how many global steps the rate falls: 1 to {left}, which is how many the run has left, "
+            f"not '{steps}'"
+        )
+    book.decay(wanted, newest)
+    return (
+        f"with the next global step the learning rate begins to fall, over {wanted} steps; then the run ends and the "
+        "model is kept"
+    )
+
+
+def _await_rewind(folder: Path, ordered: Rewinding | None) -> None:
+    """Raises UserError while a rewind is still to be done: one after the other."""
+    if ordered is not None and not _done(folder, ordered):
+        raise UserError(
+            f"the rewind to step {ordered.checkpoint} that was ordered before is not done yet; it is with the next "
+            "global step, once the coordinator is up"
+        )
 
 
 def _factor(rate: str) -> float:
@@ -122,6 +159,12 @@ def _done(folder: Path, order: Rewinding) -> bool:
         return any(not step.peers for step in ledger.steps(order.after))
     finally:
         ledger.close()
+
+
+def _kept(folder: Path) -> list[int]:
+    """The steps of the checkpoints in the folder."""
+    found = (folder / "checkpoints").glob("step-*.safetensors")
+    return sorted(int(path.stem[5:]) for path in found if path.stem[5:].isdecimal())
 
 
 def _last_step(folder: Path) -> int:

@@ -41,7 +41,7 @@ from dedloc_kit.training.device import describe_device, pick_device, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers import build_optimizer, local_optimizer
 from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
@@ -234,8 +234,8 @@ def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replic
     return LocalSteps(
         replica,
         state,
-        build_optimizer(run.optimizer, task.parameter_groups(replica.model, run.optimizer.weight_decay)),
+        local_optimizer(run.optimizer, task.parameter_groups(replica.model, run.optimizer.weight_decay), replica.model),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
-        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step),
+        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step, state.decay),
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
+from dedloc_kit.training.state import Replica, Stepping, TrainingState
 
 
 class LocalSteps(Gradients):
@@ -26,7 +26,7 @@ class LocalSteps(Gradients):
         self,
         replica: Replica,
         state: TrainingState,
-        optimizer: SharedOptimizer,
+        optimizer: Stepping,
         *,
         local_batch: int,
         max_norm: float,

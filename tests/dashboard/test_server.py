@@ -12,6 +12,7 @@ from urllib.parse import urljoin
 import pytest
 import requests
 
+from dedloc_kit.cli.main import main
 from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.routes import entrance, pages
 from dedloc_kit.dashboard.server import Dashboard
@@ -19,7 +20,7 @@ from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Announcement, Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
+from dedloc_kit.records import Announcement, Contribution, Decay, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
 from tests.dashboard.runs import fill
 from tests.invitations import invited
@@ -281,6 +282,21 @@ def test_the_run_is_finished_after_its_last_step(dashboard: Dashboard, path: Pat
     record(ledger, 100)
     dashboard.publish(Left(step=100, session_samples=0))
     assert state_of(dashboard)["status"] == "finished"
+
+
+def test_while_the_learning_rate_falls_its_steps_are_counted_and_with_them_the_run_ends(
+    dashboard: Dashboard, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, told = Ledger(path), []
+    assert state_of(dashboard)["decay"] is None
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p")), decay=Decay(start=3, steps=4), last_step=6))
+    for step in range(1, 7):
+        record(ledger, step)
+        state = state_of(dashboard)
+        told.append((state["decay"]["step"], state["decay"]["steps"], state["status"]))
+    assert told == [(max(0, step - 2), 4, "training" if step < 6 else "finished") for step in range(1, 7)]
+    assert main(["status", dashboard.url]) == 0
+    assert "decaying: step 4 of 4" in capsys.readouterr().out
 
 
 def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from dedloc_kit.cli.main import main
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
-from dedloc_kit.organizer.check import check_mixture, describe
+from dedloc_kit.organizer.check import check_mixture, describe, describe_prediction
+from dedloc_kit.organizer.prediction import Prediction
 from dedloc_kit.run import Source
 from tests.commands import dedloc
 from tests.tiny import tiny_run
@@ -49,6 +50,21 @@ def test_a_whole_check_tells_what_the_run_takes_and_how_long(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     for words in ("million parameters", "measured", "estimated", "limited by matchmaking", "1,000 global steps"):
         assert words in done.stdout
+
+
+def test_how_long_a_run_takes_that_waits_for_its_decay_is_said_as_the_most() -> None:
+    predicted = Prediction(computing=1.0, network=1.0, matchmaking=1.0, step=2.0, days=1.0)
+    steady = {"schedule": "warmup-stable-decay", "warmup_steps": 0, "total_steps": 1000}
+    waits, falls = (tiny_run(optimizer=steady | changes) for changes in ({}, {"schedule": "linear"}))
+    assert "for 1,000 global steps at most, or sooner by 'dedloc decay'" in describe_prediction(waits, predicted)[-1]
+    assert "for 1,000 global steps, if so many" in describe_prediction(falls, predicted)[-1]
+
+
+def test_the_weights_of_the_last_mixture_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decay = '[[data.decay]]\ndataset = "./none.txt"\nweight = 0.5\n[optimizer]\nschedule = "warmup-stable-decay"\n'
+    (tmp_path / "run.toml").write_text(RUN.format(weight=1).replace("[optimizer]\n", decay))
+    assert main(["check", str(tmp_path / "run.toml")]) == 2
+    assert "the weights of data.decay do not sum to 1: 0.5" in capsys.readouterr().err
 
 
 def test_a_mixture_that_does_not_sum_is_refused_before_anything_is_tried(

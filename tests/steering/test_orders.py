@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.steering.orders import OrderBook, Orders, OrdersInForce
+from dedloc_kit.steering.orders import Decaying, OrderBook, Orders, OrdersInForce
 
 
 def kick_some(folder: Path, who: str) -> None:
@@ -43,6 +43,17 @@ def test_a_finished_run_is_not_paused_and_resume_reopens_it(tmp_path: Path) -> N
     with pytest.raises(UserError, match="dedloc resume"):
         book.pause()
     assert book.resume() == Orders()
+
+
+def test_a_decay_stands_until_the_run_goes_back_to_a_state_from_before_it(tmp_path: Path) -> None:
+    book = OrderBook(tmp_path)
+    assert book.decay(40, after=120).decay == Decaying(steps=40, after=120)
+    assert book.rewind(121, 1.0, after=130).decay == Decaying(steps=40, after=120), "its own steps may be in there"
+    assert book.rewind(120, 1.0, after=140).decay is None
+    book.finish()
+    with pytest.raises(UserError, match="dedloc resume"):
+        book.decay(40, after=150)
+    assert book.read().decay is None
 
 
 def test_the_log_has_every_order_that_changed_something_newest_first(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
-from dedloc_kit.steering.commands import give, rewind
-from dedloc_kit.steering.orders import GivenOrder, Kicked, OrderBook
+from dedloc_kit.steering.commands import decay, give, rewind
+from dedloc_kit.steering.orders import Decaying, GivenOrder, Kicked, OrderBook
 
 _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
 _MAX_SHOWN = 100
@@ -48,6 +48,10 @@ class OrganizerState(Answer):
     paused: bool
     finishing: bool
     """The run ends, or has ended, by the organizer's order."""
+    decays: bool
+    """The learning rate waits for an order to fall."""
+    decay: Decaying | None
+    """That order, whether it has begun or not."""
     announcement: Announcement | None
     kicked: list[Kicked]
     alerts: list[Alert]
@@ -79,6 +83,13 @@ class Earlier(BaseModel):
     """A factor of the learning rate."""
 
 
+class Fall(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+    """Over how many global steps the learning rate falls."""
+
+
 class Denied(Exception):
     """This request is not the organizer's, or asks for what cannot be done."""
 
@@ -97,12 +108,15 @@ def denial(_request: Request, denied: Exception) -> Response:
     return answer
 
 
-def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen]] = tuple) -> APIRouter:
+def routes(
+    folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen]] = tuple, *, decays: bool = False
+) -> APIRouter:
     """Raises UserError if the secret in the folder cannot be used.
 
     :param folder: the coordinator's
     :param fingerprint: of the run; browsers send a cookie to every port of a machine, which may host several runs
     :param peers: gives who is here now
+    :param decays: the run's learning rate waits for an order to fall
     """
     keys, attempts, book = Keys(folder), Attempts(), OrderBook(folder)
     name = f"organizer-{fingerprint}"
@@ -147,6 +161,8 @@ def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen
         return OrganizerState(
             paused=orders.paused,
             finishing=orders.finish,
+            decays=decays,
+            decay=orders.decay,
             announcement=orders.announcement,
             kicked=list(reversed(orders.kicked)),
             alerts=raised_alerts(folder, _MAX_SHOWN),
@@ -189,6 +205,15 @@ def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen
         """Let the next global step take over an earlier checkpoint."""
         try:
             rewind(folder, str(body.step), str(body.rate))
+        except UserError as error:
+            raise Denied(409, str(error)) from None
+        return state()
+
+    @protected.post("/decay")
+    def fall(body: Fall) -> OrganizerState:
+        """Let the learning rate fall, and the run end with that."""
+        try:
+            decay(folder, str(body.steps))
         except UserError as error:
             raise Denied(409, str(error)) from None
         return state()

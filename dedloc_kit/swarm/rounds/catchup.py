@@ -13,7 +13,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import opened, rewind_in, told
+from dedloc_kit.swarm.rounds.receipts import decay_in, opened, rewind_in, told
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
 from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
 from dedloc_kit.training.state import Position, TrainingState
@@ -132,7 +132,7 @@ class CatchUp:
             seconds=0.0,
             signed=signed,
         )
-        self._state.apply(average, receipt)
+        self._state.apply(average, receipt, decay_in(contributions, self._tracker.belief.organizer))
         self._tracker.belief.reached(receipt.step, float(get_dht_time()))
         return receipt, contributions
 

@@ -16,14 +16,14 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, Rewind
+from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, Progress, Receipt, Rewind
 from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import global_step, told
+from dedloc_kit.swarm.rounds.receipts import decay_in, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.gradients import MAX_BATCHES, Gradients
@@ -82,6 +82,7 @@ class CollaborativeOptimizer:
         self._stop, self._on_step, self._warn = caller.stop, caller.on_step, caller.warn
         self._signer = signer
         self._going_back: tuple[Found, float, int] | None = None
+        self._told_decay: Decay | None = None
         self._last_step = caller.last_step
         self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
@@ -167,7 +168,8 @@ class CollaborativeOptimizer:
     @property
     def last_step(self) -> int:
         """No round is begun after it."""
-        return self._last_step
+        decay = self.state.decay
+        return self._last_step if decay is None else min(self._last_step, decay.end)
 
     def end_after(self, step: int) -> None:
         """Begin no round after this global step."""
@@ -257,6 +259,14 @@ class CollaborativeOptimizer:
         """
         self._going_back = found, rate, after
 
+    def order_decay(self, steps: int) -> None:
+        """For the organizer's peer: let the learning rate fall over so many global steps, and the run end with that.
+
+        It begins with the next step that this peer takes together with others; 0 takes the order back until then. All
+        take the order from what this peer says of itself in that round, which is signed and stays in the receipt.
+        """
+        self._rounds.order_decay(steps)
+
     @property
     def goes_back(self) -> bool:
         """Is such an order not done yet?"""
@@ -308,7 +318,7 @@ class CollaborativeOptimizer:
         )
         began = time.monotonic()
         with self._exchange.averager.vector.held() as average:
-            self.state.apply(average, receipt)
+            self.state.apply(average, receipt, decay_in(outcome.contributions, self.tracker.belief.organizer))
         done = time.monotonic()
         parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
         if self._stepped:
@@ -351,6 +361,10 @@ class CollaborativeOptimizer:
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
         self._rounds.stepped(contributions)
+        decay = self.state.decay
+        if decay is not None and decay != self._told_decay:
+            self._warn(falling(decay))
+        self._told_decay = decay
         self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, Receipt, Rewind
+from dedloc_kit.records import Contribution, Decay, GlobalStep, Receipt, Rewind
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.signing import Signer
 
@@ -31,6 +31,20 @@ def rewind_in(signer: Signer, run_id: str, receipt: Receipt, organizer: str) -> 
     if (rewind.run_id, rewind.step, rewind.round) != (run_id, receipt.step, receipt.round) or receipt.signed:
         raise ValueError("it holds a rewind of another step")
     return rewind
+
+
+def decay_in(contributions: Mapping[str, Contribution], organizer: str) -> int:
+    """The decay that is ordered with a step, as in Contribution; 0 if none is. Whatever others than the organizer write
+    there orders nothing."""
+    return contributions[organizer].decay if organizer in contributions else 0
+
+
+def falling(decay: Decay) -> str:
+    """A decay in words."""
+    return (
+        f"the organizer lets the learning rate fall from global step {decay.start} on, over {decay.steps}; the run "
+        f"ends with step {decay.end}"
+    )
 
 
 def told(rewind: Rewind) -> str:

@@ -60,6 +60,7 @@ class Rounds:
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
         self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
+        self._decay = 0
 
     @property
     def under_way(self) -> bool:
@@ -168,6 +169,10 @@ class Rounds:
         """This peer holds the parameters that these members' round led to."""
         self._last_members = frozenset(members)
 
+    def order_decay(self, steps: int) -> None:
+        """Of the organizer's peer: say so in the rounds to come, until one has begun it; 0 takes the order back."""
+        self._decay = steps
+
     def call_off(self) -> None:
         """Leave the group, if there is one."""
         if self._group is not None:
@@ -235,6 +240,7 @@ class Rounds:
             loss=self._gradients.outgoing_loss,
             name=self._profile.name,
             time=get_dht_time(),
+            decay=0 if self._state.decay else self._decay,
         )
 
     def _alone(self) -> RoundResult | None:

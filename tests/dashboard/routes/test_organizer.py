@@ -19,6 +19,7 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import parse_run
 from dedloc_kit.steering.alerts import Alerts
 from dedloc_kit.steering.orders import OrderBook, Orders
+from tests.invitations import invited
 
 DEADLINE = 20.0
 RUN = parse_run(
@@ -27,11 +28,12 @@ RUN = parse_run(
         "global_batch": 64,
         "task": {"name": "albert"},
         "data": {"train": [{"dataset": "owner/name"}]},
-        "optimizer": {"total_steps": 100, "warmup_steps": 10},
+        "optimizer": {"total_steps": 100, "warmup_steps": 10, "schedule": "warmup-stable-decay"},
     }
 )
 PEER = "Qm" + "a" * 44
 ORDERS = {
+    "decay": {"steps": 20},
     "pause": None,
     "resume": None,
     "finish": None,
@@ -44,8 +46,8 @@ ORDERS = {
 
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
-    (tmp_path / "invitation.json").touch()
-    routes = organizer.routes(tmp_path, RUN.fingerprint)
+    (tmp_path / "invitation.json").write_text(invited(RUN).model_dump_json())
+    routes = organizer.routes(tmp_path, RUN.fingerprint, decays=True)
     served = Dashboard(RUN, tmp_path / "ledger.sqlite", organizer=routes)
     served.start()
     yield served
@@ -108,6 +110,7 @@ def test_every_order_is_given_and_answered_with_how_things_stand_then(
         values, orders = answer.json(), book.read()
         assert (values["paused"], values["finishing"]) == (orders.paused, orders.finish)
         assert {kicked["peer"] for kicked in values["kicked"]} == orders.kicked_peers
+        assert (values["decays"], values["decay"]) == (True, {"steps": 20, "after": 0})
     assert [given.order for given in book.given()] == list(reversed(ORDERS))
 
 
@@ -187,6 +190,8 @@ def test_an_order_that_makes_no_sense_changes_nothing(
         ("kick", {"peer": "nobody"}, 409),
         ("readmit", {"peer": PEER}, 200),
         ("explode", {}, 422),
+        ("decay", {"steps": 0}, 422),
+        ("decay", {"steps": 101}, 409),
     ):
         assert give(dashboard, browser, order, body).status_code == status, (order, body)
     assert OrderBook(tmp_path).read() == Orders()

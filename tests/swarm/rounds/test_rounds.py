@@ -47,8 +47,9 @@ class Averager:
 class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
-    def __init__(self, folder: Path, **averaging: Any) -> None:
-        run = tiny_run(global_batch=10, averaging=averaging)
+    def __init__(self, folder: Path, schedule: str = "linear", **averaging: Any) -> None:
+        settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
+        run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings)
         self._dht, self.warned = cast(Any, PlainDHT()), list[str]()
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
@@ -67,6 +68,10 @@ class Peer:
         directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
         directory.store(self.other, told if samples is not None else None, peers=1)
         self.tracker.look()
+
+
+def a_receipt(step: int) -> Receipt:
+    return Receipt(step=step, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
 
 
 @pytest.mark.parametrize(("leaves", "asked"), [(False, "begin"), (True, "call off")])
@@ -131,8 +136,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     tmp_path: Path, took_part: bool
 ) -> None:
     me = Peer(tmp_path)
-    receipt = Receipt(step=1, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
-    me.state.apply(torch.zeros(me.state.layout.size), receipt)
+    me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1))
     me.rounds.stepped([me.other.peer] if took_part else [])
     me.hear(0, time=get_dht_time())
     me.gradients.add(1.0, 10, 1)
@@ -199,6 +203,18 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     me.rounds.drop_stale()
     assert me.gradients.samples == 0
     assert me.warned == ["7 samples were computed on parameters that are too old; dropped"]
+
+
+def test_an_order_to_decay_is_said_until_a_step_has_begun_it_or_it_is_taken_back(tmp_path: Path) -> None:
+    me, said = Peer(tmp_path, schedule="warmup-stable-decay"), []
+    for order, done in ((0, 0), (4, 0), (4, 4), (0, 0)):
+        me.rounds.order_decay(order)
+        contribution = me.rounds._contribution()
+        said.append(contribution.decay)
+        me.state.apply(torch.zeros(me.state.layout.size), a_receipt(contribution.step), done)
+    assert said == [0, 4, 4, 0]
+    me.rounds.order_decay(4)
+    assert me.rounds._contribution().decay == 0, "it has begun"
 
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 // For whoever runs this: pause, finish, announce, put somebody out, and what the coordinator has to say.
 
 import { build, keyed, section, setName, setText } from "../dom.js";
-import { ago, at, bytes, count } from "../format.js";
+import { ago, at, bytes, count, plural } from "../format.js";
 import { nameOf, tally } from "../names.js";
 import { keepAsking } from "../run.js";
 import { send } from "../server.js";
@@ -102,7 +102,7 @@ function makeDesk(order, signal) {
   return { elements: [columns], update };
 }
 
-/** Pause, resume, checkpoint and, when asked twice, finish. */
+/** Pause, resume, checkpoint and, when asked twice, decay and finish. */
 function controls(order) {
   const now = build("p", { class: "standing" });
   const pause = build("button", { type: "button", class: "primary", on: { click: () => order(pause.dataset.order) } });
@@ -150,23 +150,75 @@ function controls(order) {
       }),
     ),
   );
-  const part = section("The run", now, build("p", { class: "buttons" }, pause, checkpoint, finish), dialog);
+  const falling = decayDialog(order);
+  const decay = build("button", {
+    type: "button",
+    class: "plain",
+    text: "Decay",
+    on: { click: () => falling.showModal() },
+  });
+  const buttons = build("p", { class: "buttons" }, pause, checkpoint, decay, finish);
+  const part = section("The run", now, buttons, falling, dialog);
 
-  function update({ paused, finishing }) {
+  function update({ paused, finishing, decays, decay: ordered }) {
+    const goesOn = ordered
+      ? `Its learning rate falls, or will from the next global step on, over ${plural(ordered.steps, "step")}. Then it ends.`
+      : "It goes on.";
     setText(
       now,
       finishing
         ? "It is over, or will be after the present global step."
         : paused
           ? "It is paused. Volunteers wait."
-          : "It goes on.",
+          : goesOn,
     );
+    decay.hidden = !decays;
+    decay.disabled = finishing || Boolean(ordered);
     pause.dataset.order = paused || finishing ? "resume" : "pause";
     setText(pause, finishing ? "Let it go on" : paused ? "Resume" : "Pause");
     finish.disabled = finishing;
   }
 
   return { element: part.section, update };
+}
+
+/** Asks over how many global steps the learning rate is to fall. */
+function decayDialog(order) {
+  const steps = build("input", { id: "decay-steps", type: "number", min: "1", step: "1", required: true });
+  const dialog = build(
+    "dialog",
+    { "aria-labelledby": "decay-title" },
+    build("h2", { id: "decay-title", text: "Let the learning rate fall?" }),
+    build("p", {
+      text:
+        "From the next global step on it falls to its end, which is where a model becomes good. " +
+        "Then the run is over. This cannot be taken back.",
+    }),
+    build(
+      "form",
+      {
+        method: "dialog",
+        on: {
+          submit: () => order("decay", { steps: Number(steps.value) }),
+        },
+      },
+      build("label", { for: "decay-steps", text: "Over so many global steps" }),
+      steps,
+      build(
+        "p",
+        { class: "buttons" },
+        build("button", {
+          type: "button",
+          class: "plain",
+          text: "Not yet",
+          autofocus: true,
+          on: { click: () => dialog.close() },
+        }),
+        build("button", { type: "submit", class: "danger", text: "Let it fall" }),
+      ),
+    ),
+  );
+  return dialog;
 }
 
 function announceForm(order) {
