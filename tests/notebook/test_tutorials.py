@@ -44,7 +44,7 @@ def test_a_model_that_writes_is_used_as_well(tmp_path: Path, capsys: pytest.Capt
     for cell in cells:
         exec(cell, names)
     said = capsys.readouterr().out
-    assert said.count("this function returns") == 3
+    assert "this function returns" in said
     assert "question" in said
 
 
