@@ -74,6 +74,20 @@ def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(hom
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_demo_of_a_model_that_writes_shows_what_it_writes_and_how_it_learns(home: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    asked = ("--recipe", "gpt", "--volunteers", "1", "--steps", "15", "--report", str(report))
+    demo = start_demo(home, tmp_path, *asked)
+    said, _ = demo.communicate(timeout=800)
+    assert demo.returncode == 0, said
+    result = json.loads(report.read_text())
+    assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5
+    assert "after step 0 it writes: " in said
+    assert "after step 15 it writes: " in said
+
+
+@pytest.mark.slow
 def test_a_demo_that_is_killed_leaves_no_process(home: Path, tmp_path: Path) -> None:
     demo = start_demo(home, tmp_path, "--volunteers", "1")
     assert demo.stdout is not None
