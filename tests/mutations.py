@@ -831,6 +831,34 @@ MUTATIONS = (
         "",
         "tests/test_coordinator.py -k full_disk",
     ),
+    Mutation(
+        "a piece of a hidden word sees the pieces after it",
+        "evaluation/likelihood.py",
+        "Query(owner, list(hidden), slice",
+        "Query(owner, [*ids[:position], mask, *ids[position + 1 :]], slice",
+        "tests/evaluation/test_likelihood.py -k pieces",
+    ),
+    Mutation(
+        "bits are counted by characters instead of bytes",
+        "evaluation/measures.py",
+        "self.bytes += len(text.encode())",
+        "self.bytes += len(text)",
+        "tests/evaluation/test_side_by_side.py -k raw_text",
+    ),
+    Mutation(
+        "a sentence that reads the same to a model as the wrong one is right",
+        "evaluation/measures.py",
+        "wrong - good > _NOISE",
+        "wrong - good > -_NOISE",
+        "tests/evaluation/test_side_by_side.py -k likelier",
+    ),
+    Mutation(
+        "a published model is loaded from a pickle",
+        "evaluation/pretrained.py",
+        "use_safetensors=True",
+        "use_safetensors=False",
+        "tests/evaluation/test_side_by_side.py -k one_line",
+    ),
 )
 
 

@@ -27,6 +27,15 @@ _MARK = re.compile(r"\((?:language|data)\) ?")
 """Marks what to change in a copy of a recipe."""
 _SOURCE = "DATASET[:SUBSET[:SPLIT]]"
 _TEMPLATE = Path(__file__).with_name("new.md")
+PURPOSES = {
+    "gpt": "a model that writes: it goes on with a text",
+    "encoder": "a model that understands: to search, to sort, to find names",
+    "sahajbert": "the same, small enough for slow computers and lines",
+    "continue": "go on from a model that exists, with your own text and your own words",
+    "swav": "a model that sees: what pictures have in common, learned without labels",
+    "albert-demo": "a toy, to see how all this works",
+}
+"""What each recipe is for, in the words of those who choose."""
 
 _DATA = "# What everyone learns from; a `weight` is the source's share, and all of them make 1.\n"
 _SHARDS = """\
@@ -81,6 +90,13 @@ def new(plan: Plan) -> Path:
     return folder
 
 
+def choices() -> dict[str, str]:
+    """The recipes there are, each with what it is for; those of the kit first."""
+    found = recipes()
+    known = [name for name in PURPOSES if name in found]
+    return {name: PURPOSES.get(name, "your own") for name in [*known, *(name for name in found if name not in known)]}
+
+
 def next_commands(folder: Path) -> list[str]:
     """What the organizer does now, as commands."""
     path = folder / "run.toml"
@@ -129,7 +145,7 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
         elif match[1] == "data.train":  # where the first one was all of them come
             parts.append(_data(sources, evaluation, shards="\ntokenizer" in text) if sources else "")
             sources = []
-        elif match[1] != "data.evaluation":
+        elif match[1] not in ("data.evaluation", "data.decay"):
             parts.append(section)
     return "".join(parts)
 
@@ -174,8 +190,12 @@ def _completed(plan: Plan) -> RunConfig:
     console = Console(highlight=False)
     if plan.recipe is None:
         if not asking:
-            raise UserError(f"say which recipe with --recipe; there are: {', '.join(recipes())}")
-        plan.recipe = Prompt.ask("Which recipe", choices=recipes(), default="sahajbert", console=console)
+            known = ", ".join(f"{name} ({purpose})" for name, purpose in choices().items())
+            raise UserError(f"say which recipe with --recipe; there are: {known}")
+        console.print("What is it to be?")
+        for name, purpose in choices().items():
+            console.print(f"  [bold]{name:12}[/bold] {escape(purpose)}")
+        plan.recipe = Prompt.ask("Which one", choices=list(choices()), default="gpt", console=console)
     base = load_run(recipe(plan.recipe) / "run.toml")
     of_text = isinstance(base.task.options.get("tokenizer"), str)
     if plan.language is not None and not of_text:

@@ -12,6 +12,7 @@ from dedloc_kit.display.curve import CURVE_FILE
 from dedloc_kit.display.human import visible
 from dedloc_kit.hub import described, public_name
 from dedloc_kit.ledger import Contributor, EvaluationPoint
+from dedloc_kit.publishing.scores import Report, table
 from dedloc_kit.records import STATE_FILE, GlobalStep
 from dedloc_kit.run import RunConfig, Source
 from dedloc_kit.tasks import Usage
@@ -31,10 +32,12 @@ def model_card(
     evaluations: Sequence[EvaluationPoint],
     contributors: Sequence[Contributor],
     metadata: Mapping[str, Any],
+    scores: Sequence[Report] = (),
 ) -> str:
     """README.md as Markdown with its YAML head.
 
     :param step: the global step whose state lies beside the card
+    :param scores: what `dedloc evaluate` found
     :param metadata: the head so far; what the organizer has put there (a licence, languages) stays
     """
     parts = [
@@ -44,6 +47,8 @@ def model_card(
     ]
     if usage is not None:
         parts.append(f"## Use it\n\n```python\n{usage.code.rstrip()}\n```")
+    if scores:
+        parts.append("\n\n".join(["## What it has learned", *map(table, scores)]))
     parts += [
         f"## Contributors\n\n{_table(contributors)}",
         f"## Data\n\n{_data(run)}",

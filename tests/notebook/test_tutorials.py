@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from dedloc_kit.notebook.generate import TUTORIALS, tutorial
+from tests.evaluation.language import write_causal
 from tests.swarm.harness import processes_with
 
 CHECKOUT = Path(__file__).parents[2]
@@ -32,6 +33,19 @@ def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
     figures = [output for output in outputs if "application/vnd.plotly.v1+json" in output.get("data", {})]
     assert len(figures) == (2 if name == "use_model" else 0)
     return "".join(output.get("text", "") for output in outputs)
+
+
+def test_a_model_that_writes_is_used_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_causal(tmp_path / "model", ["where", "is", "the", "station", "this", "function", "returns"])
+    notebook = nbformat.read(CHECKOUT / "notebooks" / "use_model.ipynb", as_version=4)
+    first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert first.startswith("MODEL = ")
+    names = {"MODEL": str(model), "LEDGER": ""}
+    for cell in cells:
+        exec(cell, names)
+    said = capsys.readouterr().out
+    assert "this function returns" in said
+    assert "question" in said
 
 
 @pytest.mark.slow

@@ -98,11 +98,11 @@ def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "--recipe"),
+        ((), "say which recipe with --recipe; there are: gpt (a model that writes"),
         (("--recipe", "sahajbert"), "--dataset"),
         (
             ("--recipe", "sahajbart", *WIKIPEDIA),
-            "there is no recipe 'sahajbart'; choose one of: albert-demo, sahajbert",
+            "there is no recipe 'sahajbart'; choose one of: albert-demo",
         ),
         (("--recipe", "sahajbert", "--dataset", "nowhere"), "nowhere"),
         (("--recipe", "sahajbert", "--dataset", "a/b:c:d:e"), "'a/b:c:d:e' is no dataset"),
