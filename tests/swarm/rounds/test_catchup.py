@@ -84,7 +84,7 @@ def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_and_by_th
     receipt = SimpleNamespace(round="aa")
     me: Any = SimpleNamespace(
         _catch_up=SimpleNamespace(follow=lambda: [(receipt, {})]),
-        gradients=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),
+        _accumulator=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),
         state=SimpleNamespace(rounds=("99", "bb"), rewound=0),
         _rounds=SimpleNamespace(drop_stale=lambda: None),
         _tell=lambda *_: None,
