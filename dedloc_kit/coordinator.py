@@ -200,12 +200,12 @@ class _Coordinator:
             optimizer.end_after(self._peer.last_step(self._run))
         elif optimizer.step < optimizer.last_step:  # the step under way is the last one, if there is anyone to do it
             optimizer.end_after(min(optimizer.last_step, optimizer.step + self._has_volunteers()))
-        optimizer.order_decay(orders.decay.steps if orders.decay else 0)
         optimizer.instruct(
             Instructions(
                 paused=orders.paused,
                 last_step=self._ordered_end(),
                 announcement=orders.announcement.text if orders.announcement else "",
+                decay_order=optimizer.decay_order(orders.decay.steps) if orders.decay else "",
                 decay=optimizer.state.decay,
             )
         )

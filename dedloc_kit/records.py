@@ -96,9 +96,19 @@ class Contribution(Record):
     """Mean training loss over the samples; none when there are none."""
     name: PeerText
     time: Time
-    decay: Count = 0
-    """The organizer's order, in its own contribution alone: from this global step on the learning rate falls over so
-    many, and the run ends with that. 0 orders nothing; of anybody else it means nothing."""
+    decay_order: Base64 = ""
+    """The organizer's signed order that the learning rate falls from this global step on, a `DecayOrder`: whoever has
+    heard of it brings it. As text, for no signature may stand within another."""
+
+
+class DecayOrder(Record):
+    """What the organizer signs to let the learning rate fall and the run end with that."""
+
+    run_id: RunId
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+    """Over so many global steps."""
+    rewound: Count
+    """The state's newest rewind then: a later one makes the order void, whoever still brings it."""
 
 
 class Decay(Record):
@@ -129,6 +139,8 @@ class Instructions(Record):
     """The global step after which the run is over, if that is not what its configuration says."""
     announcement: AnnouncementText
     """Empty if there is none."""
+    decay_order: Base64 = ""
+    """For all to bring to their rounds; see Contribution."""
     decay: Decay | None = None
     """That has begun; for those who look on."""
 

@@ -2,7 +2,7 @@
 
 `dies`, `stalls`: kills or stops all of its processes when it has sent the first part of the round for that global step.
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
-`TINY_FAULT="orders a decay"`: in every round it says what only the organizer may, that the run ends with this step.
+`TINY_FAULT="orders a decay"`: to every round it brings an order of its own that the run ends with this step.
 `TINY_FAULT="full disk while PATH"`: neither its ledger nor its checkpoints can be written as long as that file exists.
 """
 
@@ -18,9 +18,10 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Receipt
+from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.rounds.receipts import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.state import TrainingState
 
@@ -72,7 +73,12 @@ def _drift_at(step: int) -> None:
 
 def _order_a_decay() -> None:
     contribution = Rounds._contribution
-    Rounds._contribution = lambda self: contribution(self).model_copy(update={"decay": 1})  # type: ignore[method-assign]
+
+    def ordering(self: Rounds) -> Contribution:
+        order = decay_order(self._signer, self._run.run_id, 1, self._state.rewound)
+        return contribution(self).model_copy(update={"decay_order": order})
+
+    Rounds._contribution = ordering  # type: ignore[method-assign]
 
 
 def _fill_disk_while(path: Path) -> None:

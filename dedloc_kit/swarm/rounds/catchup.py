@@ -133,7 +133,9 @@ class CatchUp:
             seconds=0.0,
             signed=signed,
         )
-        self._state.apply(average, receipt, decay_in(contributions, self._tracker.belief.organizer))
+        organizer, rewound = self._tracker.belief.organizer, self._state.rewound
+        decay = decay_in(self._signer, self._run.run_id, contributions.values(), organizer, rewound)
+        self._state.apply(average, receipt, decay)
         self._tracker.belief.reached(receipt.step, float(get_dht_time()))
         return receipt, contributions
 

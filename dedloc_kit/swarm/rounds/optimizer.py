@@ -25,7 +25,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import decay_in, falling, global_step, told
+from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
@@ -89,6 +89,7 @@ class CollaborativeOptimizer:
         self._signer = signer
         self._going_back: tuple[Found, float, int] | None = None
         self._told_decay: Decay | None = None
+        self._signed_decay = (0, 0, "")
         self._last_step = caller.last_step
         self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
@@ -184,6 +185,7 @@ class CollaborativeOptimizer:
     def instruct(self, instructions: Instructions) -> None:
         """Tell the others; volunteers do what the coordinator says here."""
         self._instructions = instructions
+        self._rounds.heed(instructions)
 
     def leave_out(self, files: int, unreadable: int, bad_rows: int) -> None:
         """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad."""
@@ -283,13 +285,19 @@ class CollaborativeOptimizer:
         """
         self._going_back = found, rate, after
 
-    def order_decay(self, steps: int) -> None:
-        """For the organizer's peer: let the learning rate fall over so many global steps, and the run end with that.
+    def decay_order(self, steps: int) -> str:
+        """Of the organizer's peer, for its instructions: the order that the learning rate falls over so many global
+        steps and the run ends with that, signed for the state of now; empty if it falls already.
 
-        It begins with the next step that this peer takes together with others; 0 takes the order back until then. All
-        take the order from what this peer says of itself in that round, which is signed and stays in the receipt.
+        Whoever hears of it brings it to the next round. All members see all that was brought, and take the order with
+        that step; so it needs this peer no more once anybody has heard of it.
         """
-        self._rounds.order_decay(steps)
+        if self.state.decay is not None:
+            return ""
+        if self._signed_decay[:2] != (steps, self.state.rewound):
+            order = decay_order(self._signer, self.run.run_id, steps, self.state.rewound)
+            self._signed_decay = steps, self.state.rewound, order
+        return self._signed_decay[2]
 
     @property
     def goes_back(self) -> bool:
@@ -342,7 +350,7 @@ class CollaborativeOptimizer:
         )
         began = time.monotonic()
         with self._exchange.averager.vector.held() as average:
-            self.state.apply(average, receipt, decay_in(outcome.contributions, self.tracker.belief.organizer))
+            self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
         done = time.monotonic()
         parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
         if self._stepped:
@@ -353,6 +361,10 @@ class CollaborativeOptimizer:
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
         self._tell(receipt, outcome.contributions, parts)
+
+    def _ordered_in(self, contributions: Mapping[str, Contribution]) -> int:
+        organizer, rewound = self.tracker.belief.organizer, self.state.rewound
+        return decay_in(self._signer, self.run.run_id, contributions.values(), organizer, rewound)
 
     def _newest_known(self) -> bool:
         """Is nobody further, as far as this peer has had the time to hear?"""

@@ -1,10 +1,11 @@
 """What a finished global step was made of, as its members signed it."""
 
-from collections.abc import Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Decay, GlobalStep, Receipt, Rewind
+from dedloc_kit.records import Contribution, Decay, DecayOrder, GlobalStep, Receipt, Rewind
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.signing import Signer
 
@@ -33,10 +34,28 @@ def rewind_in(signer: Signer, run_id: str, receipt: Receipt, organizer: str) -> 
     return rewind
 
 
-def decay_in(contributions: Mapping[str, Contribution], organizer: str) -> int:
-    """The decay that is ordered with a step, as in Contribution; 0 if none is. Whatever others than the organizer write
-    there orders nothing."""
-    return contributions[organizer].decay if organizer in contributions else 0
+def decay_in(signer: Signer, run_id: str, contributions: Iterable[Contribution], organizer: str, rewound: int) -> int:
+    """Over how many global steps the learning rate falls from the step with these contributions on; 0 if the organizer
+    has not ordered it. All who see the same contributions in the same state find the same.
+
+    :param rewound: the state's newest rewind
+    """
+    orders = {contribution.decay_order for contribution in contributions} - {""}
+    return max((_ordered(signer, run_id, order, organizer, rewound) for order in orders), default=0)
+
+
+def _ordered(signer: Signer, run_id: str, text: str, organizer: str, rewound: int) -> int:
+    """Anybody may bring anything: what is not the organizer's order for this state orders nothing."""
+    try:
+        author, order = signer.open(DecayOrder, b64decode(text, validate=True))
+    except ValueError:
+        return 0
+    return order.steps if (author, order.run_id, order.rewound) == (organizer, run_id, rewound) else 0
+
+
+def decay_order(signer: Signer, run_id: str, steps: int, rewound: int) -> str:
+    """The organizer's order, as members bring it to a round."""
+    return b64encode(signer.sign(DecayOrder(run_id=run_id, steps=steps, rewound=rewound))).decode()
 
 
 def falling(decay: Decay) -> str:

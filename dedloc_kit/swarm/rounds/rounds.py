@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Progress
+from dedloc_kit.records import Contribution, Instructions, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
@@ -60,7 +60,7 @@ class Rounds:
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
         self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
-        self._decay = 0
+        self._decay_order = ""
 
     @property
     def under_way(self) -> bool:
@@ -169,9 +169,9 @@ class Rounds:
         """This peer holds the parameters that these members' round led to."""
         self._last_members = frozenset(members)
 
-    def order_decay(self, steps: int) -> None:
-        """Of the organizer's peer: say so in the rounds to come, until one has begun it; 0 takes the order back."""
-        self._decay = steps
+    def heed(self, instructions: Instructions) -> None:
+        """What the organizer orders goes into this peer's contributions from now on."""
+        self._decay_order = instructions.decay_order
 
     def call_off(self) -> None:
         """Leave the group, if there is one."""
@@ -229,6 +229,9 @@ class Rounds:
     def _contribution(self) -> Contribution:
         """Take a snapshot of our gradients and say what is in it."""
         self.drop_stale()
+        organizer = self._tracker.others().get(self._tracker.belief.organizer)
+        if organizer is not None and organizer.instructions is not None:  # else what it said last holds
+            self.heed(organizer.instructions)
         with self._averager.vector.held() as flat:
             self._accumulator.load_outgoing(flat)
         return Contribution(
@@ -240,7 +243,7 @@ class Rounds:
             loss=self._tally.loss,
             name=self._profile.name,
             time=get_dht_time(),
-            decay=0 if self._state.decay else self._decay,
+            decay_order="" if self._state.decay else self._decay_order,
         )
 
     def _alone(self) -> RoundResult | None:

@@ -62,7 +62,11 @@ def plain(value: object) -> object:
 def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organizer: Signer) -> None:
     wide = "\u20ac" * 64
     told = Instructions(
-        paused=True, last_step=2**53, announcement="\u20ac" * 200, decay=Decay(start=2**53, steps=2**53)
+        paused=True,
+        last_step=2**53,
+        announcement="\u20ac" * 200,
+        decay_order="A" * 1280,
+        decay=Decay(start=2**53, steps=2**53),
     )
     largest = progress(
         round="f" * 64,

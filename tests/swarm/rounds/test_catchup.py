@@ -27,7 +27,13 @@ def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too
         "name": "",
         "time": 9.0,
     }
-    given = Contribution(**values, samples=samples, session_samples=samples, decay=7)
+    given = Contribution(**values, samples=samples, session_samples=samples, decay_order="abcd")
+    orders = {("abcd", "tiny-0123456789abcdef", "p", 2): 7}
+    monkeypatch.setattr(
+        catchup,
+        "decay_in",
+        lambda _, run_id, given, who, rewound: orders[next(c.decay_order for c in given), run_id, who, rewound],
+    )
     monkeypatch.setattr(catchup, "opened", lambda *_: {"p": given})
     monkeypatch.setattr(catchup, "unpack", lambda _: ())
     monkeypatch.setattr(catchup, "decode_all", lambda *_: torch.ones(3))
@@ -35,6 +41,7 @@ def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too
     me: Any = SimpleNamespace(
         _state=SimpleNamespace(
             step=4,
+            rewound=2,
             layout=SimpleNamespace(size=3),
             apply=lambda average, receipt, decay: applied.append((receipt, decay)),
         ),

@@ -7,7 +7,7 @@ import pytest
 from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.contributions import possible
-from dedloc_kit.swarm.rounds.receipts import decay_in, global_step
+from dedloc_kit.swarm.rounds.receipts import global_step
 
 RUN, BATCH = "tiny-0123456789abcdef", 10
 MOST = MAX_BATCHES * BATCH
@@ -44,13 +44,6 @@ def test_what_an_honest_peer_may_have_given_is_taken(values: dict[str, Any]) -> 
 def test_what_no_honest_peer_can_have_given_is_not(values: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         possible(given(**values), RUN, BATCH)
-
-
-def test_a_decay_is_ordered_by_what_the_organizer_says_in_a_step_and_by_nobody_else() -> None:
-    organizer = given(samples=0, session_samples=0, loss=None)
-    assert decay_in({"organizer": organizer.model_copy(update={"decay": 5}), "a": given()}, "organizer") == 5
-    assert decay_in({"organizer": organizer, "a": given(decay=5)}, "organizer") == 0
-    assert decay_in({"a": given(decay=5)}, "organizer") == 0, "it took no part"
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_samples() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records import Instructions, Receipt
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
@@ -204,16 +204,22 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     assert warned == ["7 samples were computed on parameters that are too old; dropped"]
 
 
-def test_an_order_to_decay_is_said_until_a_step_has_begun_it_or_it_is_taken_back(tmp_path: Path) -> None:
-    me, said = Peer(tmp_path, schedule="warmup-stable-decay"), []
-    for order, done in ((0, 0), (4, 0), (4, 4), (0, 0)):
-        me.rounds.order_decay(order)
-        contribution = me.rounds._contribution()
-        said.append(contribution.decay)
-        me.state.apply(torch.zeros(me.state.layout.size), a_receipt(contribution.step), done)
-    assert said == [0, 4, 4, 0]
-    me.rounds.order_decay(4)
-    assert me.rounds._contribution().decay == 0, "it has begun"
+def test_the_organizers_order_to_decay_is_brought_also_when_it_is_gone_until_a_step_has_begun_it(
+    tmp_path: Path,
+) -> None:
+    me = Peer(tmp_path, schedule="warmup-stable-decay")
+    me.tracker.belief.organizer = me.other.peer
+
+    def brings(order: str | None) -> str:
+        """:param order: what the organizer says; none if it is gone"""
+        told = Instructions(paused=False, last_step=None, announcement="", decay_order=order or "")
+        me.hear(0 if order is not None else None, time=get_dht_time(), instructions=told)
+        return me.rounds._contribution().decay_order
+
+    assert [brings(order) for order in ("", "abcd", None, "")] == ["", "abcd", "abcd", ""]
+    assert brings("abcd") == "abcd"
+    me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1), 4)
+    assert brings("abcd") == "", "it has begun"
 
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:
