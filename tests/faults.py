@@ -65,8 +65,8 @@ def _signal_in_round(signal: signal.Signals, step: int) -> None:
 def _drift_at(step: int) -> None:
     apply = TrainingState.apply
 
-    def drifting(self: TrainingState, average: torch.Tensor, receipt: Receipt) -> None:
-        apply(self, average * 0.5 if receipt.step == step else average, receipt)
+    def drifting(self: TrainingState, average: torch.Tensor, receipt: Receipt, decay: int = 0) -> None:
+        apply(self, average * 0.5 if receipt.step == step else average, receipt, decay)
 
     TrainingState.apply = drifting  # type: ignore[method-assign]
 
