@@ -73,7 +73,7 @@ def test_a_run_whose_decay_is_ordered_ends_where_a_plain_loop_does_and_a_newcome
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINY_SAME", "1")
-    hold, environment = tmp_path / "hold", SAME | {"TINY_PAUSE": "0.05", "TINY_HOLD": str(tmp_path / "hold")}
+    hold, environment = tmp_path / "hold", SAME | {"TINY_PAUSE": "0.1", "TINY_HOLD": str(tmp_path / "hold")}
     with Swarm(RUN, tmp_path) as swarm:
         coordinator = swarm.coordinator()
         volunteers = [swarm.volunteer(name, environment, microbatch=4) for name in ("one", "two")]

@@ -168,8 +168,11 @@ def _kept(folder: Path) -> list[int]:
 
 
 def _last_step(folder: Path) -> int:
+    path = folder / "ledger.sqlite"
+    if not path.exists():
+        return 0
     try:
-        ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+        ledger = Ledger(path, read_only=True)
     except UnreadyLedger:
         return 0
     try:
