@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Progress
+from dedloc_kit.records import MAX_LOSS, Contribution, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
@@ -226,13 +226,14 @@ class Rounds:
         self.drop_stale()
         with self._averager.vector.held() as flat:
             self._gradients.load_outgoing(flat)
+        loss = self._gradients.outgoing_loss
         return Contribution(
             run_id=self._run.run_id,
             step=self._state.step + 1,
             session=self._profile.session,
             samples=self._gradients.outgoing_samples,
             session_samples=self._gradients.counted_samples + self._gradients.outgoing_samples,
-            loss=self._gradients.outgoing_loss,
+            loss=None if loss is None else min(MAX_LOSS, max(-MAX_LOSS, loss)),
             name=self._profile.name,
             time=get_dht_time(),
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records import MAX_LOSS, Receipt
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
@@ -199,6 +199,18 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     me.rounds.drop_stale()
     assert me.gradients.samples == 0
     assert me.warned == ["7 samples were computed on parameters that are too old; dropped"]
+
+
+@pytest.mark.parametrize(("loss", "said"), [(2.5, 2.5), (1e12, MAX_LOSS), (-1e12, -MAX_LOSS)])
+def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
+    tmp_path: Path, loss: float, said: float
+) -> None:
+    me = Peer(tmp_path)
+    me.tracker.look()
+    me.gradients.add(loss, 10, 0)
+    complete = me.rounds.gather_if_due(samples_per_second=1.0)
+    assert complete is not None
+    assert [given.loss for given in complete.contributions.values()] == [said]
 
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:
