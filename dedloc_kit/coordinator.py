@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+import torch
+
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.lasting import LastingRecord, check_key
@@ -25,14 +27,16 @@ from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instruction
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
-from dedloc_kit.steering.divergence import Divergence
+from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.tasks.measuring import training_loss
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
 
+TWIN = "another coordinator is at work with a copy of this one's identity.key"
 POLL_SECONDS = 0.1
 PEERS_SECONDS = 1.0
 COLLECT_SECONDS = 15.0
@@ -104,7 +108,7 @@ class _Coordinator:
         self._ledger = self._lasting.ledger
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
-        self._evaluation: Future[Evaluation] | None = None
+        self._evaluation: Future[Evaluation] | Future[tuple[float, float]] | None = None
         self._evaluation_step = -1
         self._divergence = self._from_the_start()
         self._orders = OrdersInForce(peer.folder)
@@ -169,7 +173,7 @@ class _Coordinator:
                 self._record_swarm(peers)
                 self._remember()
                 self._rescue()
-                self._look_for_twin()
+                self._look_for_twin(stop)
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -187,10 +191,10 @@ class _Coordinator:
     def _look_for_divergence(self, peers: Peers) -> Peers:
         """The same with what is wrong; then the state is measured, so that nobody starts from it unawares."""
         optimizer = self._me.optimizer
-        self._divergence.seen(peers.peers, peers.paused or optimizer.step >= optimizer.last_step)
+        self._divergence.seen(optimizer.step, peers.peers, peers.paused or optimizer.step >= optimizer.last_step)
         problem = self._divergence.problem
-        if problem and self._evaluation_step < optimizer.step:
-            self._start_evaluation()
+        if (problem or self._lasting.checkpoints.ruined.go_on) and self._evaluation_step < optimizer.step:
+            self._start_evaluation(suspected=True)
         return peers.model_copy(update={"problem": problem})
 
     def _obey(self) -> None:
@@ -279,7 +283,7 @@ class _Coordinator:
 
     def _went_back(self, step: int) -> None:
         """A step has taken over an earlier state: nothing is wrong any more, and whoever starts anew starts from it."""
-        self._divergence.went_back(step)
+        self._divergence.went_back()
         self._lasting.checkpoints.ruined.judge(step, True)
         if step == self._me.optimizer.step:
             self._save()
@@ -316,11 +320,15 @@ class _Coordinator:
             self._lasting.look(self._me.optimizer.state.copy)
         self._tell_of_lost()
 
-    def _look_for_twin(self) -> None:
-        if self._me.optimizer.tracker.twin.certain and not self._twin_told:
+    def _look_for_twin(self, stop: threading.Event) -> None:
+        """Two coordinators would order in each other's name. Raises UserError if it is this one that has to end."""
+        twin = self._me.optimizer.tracker.twin
+        if twin.second:
+            self._me.optimizer.tracker.give_way(stop)
+            raise UserError(f"{TWIN}, and began before; this one ends. To go on with this one, first stop the other")
+        if twin.certain and not self._twin_told:
             self._twin_told = True
-            text = "another coordinator is at work with a copy of this one's identity.key; stop one of the two"
-            self._emit(Warned(text=text, alert=True))
+            self._emit(Warned(text=f"{TWIN}; it ends by itself when it sees this one, which goes on", alert=True))
 
     def _tell_of_lost(self) -> None:
         if lost := self._lasting.lost():
@@ -338,14 +346,24 @@ class _Coordinator:
         except (UserError, OSError, sqlite3.Error) as error:
             _log.warning("%s", error)
 
-    def _start_evaluation(self) -> None:
-        """Evaluate the model of the current step, unless the last measurement is still running."""
-        if self._run.data.evaluation is None or self._evaluation is not None:
+    def _start_evaluation(self, suspected: bool = False) -> None:
+        """Evaluate the model of the current step, unless the last measurement is still running.
+
+        :param suspected: something may be wrong; a run without held-out data is then measured on data to train on, for
+            what volunteers claim of their losses must not ruin a checkpoint
+        """
+        held_out = self._run.data.evaluation is not None
+        if self._evaluation is not None or not (held_out or suspected):
             return
         with self._me.optimizer.state.lock:
             model = copy.deepcopy(self._me.optimizer.state.model)
             self._evaluation_step = self._me.optimizer.step
-        self._evaluation = self._evaluator.submit(self._me.task.evaluate, model)
+        self._evaluation = self._evaluator.submit(self._me.task.evaluate if held_out else self._measure, model)
+
+    def _measure(self, model: torch.nn.Module) -> tuple[float, float]:
+        """Its loss on data to train on, and that of the untrained model."""
+        task, seed = self._me.task, seed_of(self._run.run_id, "check")
+        return training_loss(task, model, seed, _log.warning), training_loss(task, task.build_model(), seed, _log.warning)
 
     def _finish_evaluation(self, wait: bool = False) -> None:
         if self._evaluation is None or not (wait or self._evaluation.done()):
@@ -356,14 +374,21 @@ class _Coordinator:
         except UserError as error:
             _log.warning("no evaluation of step %d: %s", self._evaluation_step, error)
             return
-        finite, rewound = math.isfinite(measured.loss), self._me.optimizer.state.rewound
+        rewound = self._me.optimizer.state.rewound
+        sound = math.isfinite(measured.loss) if isinstance(measured, Evaluation) else not far_above(*measured)
+        if self._evaluation_step >= rewound:
+            if isinstance(measured, Evaluation):
+                self._divergence.evaluated(self._evaluation_step, measured.loss)
+            else:
+                self._divergence.measured(self._evaluation_step, *measured)
+        first = self._evaluation_step if sound else self._divergence.first_lost(self._evaluation_step)
         with self._despite_a_full_disk():
-            self._lasting.checkpoints.ruined.judge(self._evaluation_step, finite)
+            self._lasting.checkpoints.ruined.judge(first, sound)
             if self._evaluation_step < rewound:  # it was still measured when the run went back
                 self._lasting.checkpoints.ruined.judge(rewound, True)
-        if self._evaluation_step >= rewound:
-            self._divergence.evaluated(self._evaluation_step, measured.loss)
-        if not finite:
+        if not isinstance(measured, Evaluation):
+            return
+        if not sound:
             _log.warning("the held-out loss of step %d is not a finite number", self._evaluation_step)
             return
         with self._despite_a_full_disk():

@@ -79,6 +79,9 @@ class Record(BaseModel):
             raise ValueError(f"{cls.__name__}: {describe(error, cls)}") from None
 
 
+MAX_LOSS = 1e9
+
+
 class Contribution(Record):
     """The samples of one peer that went into one global step, signed by the peer.
 
@@ -92,8 +95,8 @@ class Contribution(Record):
     session: Digest
     samples: Count
     session_samples: Count
-    loss: Annotated[float, Field(ge=-1e9, le=1e9)] | None
-    """Mean training loss over the samples; none when there are none."""
+    loss: Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)] | None
+    """Mean training loss over the samples, or the nearest of these bounds; none when there are none."""
     name: PeerText
     time: Time
     decay_order: Base64 = ""

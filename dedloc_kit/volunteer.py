@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from dedloc_kit.data.losses import Loss
+from dedloc_kit.data.losses import Loss, Losses
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
@@ -51,17 +51,19 @@ def volunteer(
     run = invitation.run_config()
     emit(State(text="connecting"))
 
-    losses: dict[str, Loss] = {}
+    lossy: list[Losses] = []
 
     def of_data(text: str) -> None:
+        if isinstance(text, Loss) and text.losses not in lossy:
+            lossy.append(text.losses)
         _log.warning(text)
-        if isinstance(text, Loss):
-            losses[text.dataset] = text
-            me.optimizer.leave_out(
-                sum(loss.files for loss in losses.values()),
-                sum(loss.unreadable for loss in losses.values()),
-                sum(loss.rows for loss in losses.values()),
-            )
+
+    def left_out() -> tuple[int, int, int]:
+        return (
+            sum(losses.files for losses in lossy),
+            sum(len(losses.unreadable) for losses in lossy),
+            sum(losses.bad_rows for losses in lossy),
+        )
 
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         mine = contributions.get(me.signer.peer)
@@ -85,6 +87,7 @@ def volunteer(
         on_loading=on_loading,
     ) as me:
         me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
+        me.optimizer.leaves_out(left_out)
         reach = me.dht.reach
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))

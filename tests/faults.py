@@ -3,6 +3,7 @@
 `dies`, `stalls`: kills or stops all of its processes when it has sent the first part of the round for that global step.
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
 `TINY_FAULT="orders a decay"`: to every round it brings an order of its own that the run ends with this step.
+`claims`: from that global step on it says that its loss was a million.
 `TINY_FAULT="full disk while PATH"`: neither its ledger nor its checkpoints can be written as long as that file exists.
 """
 
@@ -34,11 +35,13 @@ def inject(fault: str) -> None:
     if fault == "orders a decay":
         _order_a_decay()
         return
-    match = re.fullmatch(r"(dies|stalls|drifts) in step (\d+)", fault)
+    match = re.fullmatch(r"(dies|stalls|drifts|claims) in step (\d+)", fault)
     assert match is not None, fault
     name, number = match.group(1), int(match.group(2))
     if name == "drifts":
         _drift_at(number)
+    elif name == "claims":
+        _claim_from(number)
     else:
         _signal_in_round(signal.SIGKILL if name == "dies" else signal.SIGSTOP, number)
 
@@ -79,6 +82,16 @@ def _order_a_decay() -> None:
         return contribution(self).model_copy(update={"decay_order": order})
 
     Rounds._contribution = ordering  # type: ignore[method-assign]
+
+
+def _claim_from(step: int) -> None:
+    truth = Rounds._contribution
+
+    def claimed(self: Rounds) -> Contribution:
+        said = truth(self)
+        return said if said.step < step else said.model_copy(update={"loss": 1e6})
+
+    Rounds._contribution = claimed  # type: ignore[method-assign]
 
 
 def _fill_disk_while(path: Path) -> None:

@@ -92,13 +92,14 @@ def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that
     data = tmp_path / "data"
     data.mkdir()
     run = run_of(data)
-    lines = "".join(f'{{"text": {text}}}\n' for text in ['"the boat is on the river. it is wide."'] * 99 + ["7"])
+    good = '"the boat is on the river. it is wide."'
+    lines = "".join(f'{{"text": {text}}}\n' for text in [good] * 99 + ["7", good, "8", "[9]"])
     (data / "rows.jsonl").write_text(lines)
     (data / "broken.parquet").write_bytes(b"PAR1 this is not Parquet")
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(task_module="tests.bytes_task")
         volunteer = swarm.volunteer("volunteer", task_module="tests.bytes_task")
-        lost = (3, 1, 1)
+        lost = (3, 1, 3)
         coordinator.wait_for(
             Peers, lambda event: lost in [(p.files, p.unreadable_files, p.bad_rows) for p in event.peers]
         )

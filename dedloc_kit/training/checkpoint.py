@@ -17,7 +17,7 @@ from dedloc_kit.training.ruined import Ruined
 
 _INFO_KEY = "dedloc_kit.state_info"
 _MARK = "best.json"
-_NOT_FINITE = "belongs to a training that has diverged: its evaluation was not finite"
+_LOST = "belongs to a training that had diverged: its loss was not finite, or far above that of an untrained model"
 
 Found = tuple[dict[str, Tensor], StateInfo]
 
@@ -70,15 +70,15 @@ def load(path: Path) -> Found:
 def find(where: Path) -> Found:
     """The training state that a person points at; nothing there is changed, for another process may use it.
 
-    :param where: a checkpoint, a folder of checkpoints (the newest that is whole is taken, but none whose evaluation
-        was not finite), a run's folder that has one, or a copy of a run's Hub repository
+    :param where: a checkpoint, a folder of checkpoints (the newest that is whole is taken, but none of a training
+        that had diverged), a run's folder that has one, or a copy of a run's Hub repository
     Raises UserError if there is no whole checkpoint.
     """
     folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
     candidates = [folder / STATE_FILE] if (folder / STATE_FILE).is_file() else _newest_first(folder)
     for path in candidates if where.is_dir() else [where]:
         if _step_of(path) in Ruined(path.parent):
-            _log.warning("%s %s; it is not taken", path, _NOT_FINITE)
+            _log.warning("%s %s; it is not taken", path, _LOST)
             continue
         try:
             return load(path)
@@ -150,7 +150,7 @@ class Checkpoints:
             self._mark(Best(step=step, loss=loss))
 
     def newest(self) -> Found | None:
-        """The newest checkpoint that is whole and whose evaluation was not bad, or none if there is none.
+        """The newest checkpoint that is whole and of a training that had not diverged, or none if there is none.
 
         A damaged one is worth a warning and renamed to `*.damaged`, one of a training that has diverged to
         `*.ruined`: as the newest by its name it would otherwise push out the good ones that follow. UserError if a
@@ -159,7 +159,7 @@ class Checkpoints:
         for path in _newest_first(self.folder):
             try:
                 if _step_of(path) in self.ruined:
-                    _log.warning("%s %s; going back to the checkpoint before it", path, _NOT_FINITE)
+                    _log.warning("%s %s; going back to the checkpoint before it", path, _LOST)
                     self._set_aside(path, "ruined")
                     continue
                 found = load(path)

@@ -16,9 +16,11 @@ from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.records import INVITATION_FILE
 from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import volunteer_job
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
@@ -119,6 +121,12 @@ def is_trouble(message: ConsoleMessage) -> bool:
 @pytest.fixture
 def page(context: BrowserContext) -> Page:
     return context.new_page()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
 
 
 def opened(page: Page, dashboard: Dashboard, path: str = "/") -> Page:
@@ -506,8 +514,12 @@ def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard
     assert page.get_by_role("button", name="Pause").count() == 0
 
 
-def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path) -> None:
+def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path, stack: ExitStack) -> None:
     (path.parent / INVITATION_FILE).touch()  # the mark of a run that was launched here
+    (path.parent / "checkpoints").mkdir()
+    for step in (2, 4):
+        (path.parent / "checkpoints" / f"step-{step:08d}.safetensors").touch()
+    stack.enter_context(peer_folder(path.parent))  # and is up
     page.goto(Keys(path.parent).link(dashboard.url))
     expect(page).to_have_url(f"{dashboard.url}/organizer")
     page.get_by_role("button", name="Pause").click()
@@ -522,8 +534,23 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_role("button", name="Let in again: Rabi").click()
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
     expect(page.get_by_text("readmit: ")).to_be_visible()
-    page.get_by_role("button", name="Finish the run").click()
     dialog = page.get_by_role("dialog")
+    page.get_by_label("To the state of").select_option("2")
+    page.get_by_label("With so many times its learning rate").fill("0.5")
+    page.get_by_role("button", name="Go back", exact=True).click()
+    expect(dialog).to_contain_text("takes over the state of global step 2, with 0.5 times its learning rate")
+    photograph(page, "organizer-rewind")
+    dialog.get_by_role("button", name="Go on training").click()
+    expect(dialog).to_be_hidden()
+    assert OrderBook(path.parent).read().rewind is None
+    page.get_by_role("button", name="Go back", exact=True).click()
+    dialog.get_by_role("button", name="Go back there").click()
+    expect(page.get_by_text("The next global step takes over the state of global step 2.")).to_be_visible()
+    expect(page.get_by_role("button", name="Go back", exact=True)).to_be_disabled()
+    ordered = OrderBook(path.parent).read().rewind
+    assert ordered is not None
+    assert (ordered.checkpoint, ordered.rate) == (2, 0.5)
+    page.get_by_role("button", name="Finish the run").click()
     expect(dialog).to_be_visible()
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()

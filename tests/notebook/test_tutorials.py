@@ -68,6 +68,8 @@ def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> N
                 os.kill(int(process), signal.SIGKILL)
     assert "limited by" in said["organize"]
     assert "training loss" in said["organize"]
+    assert "takes over the state of step 0, with 0.5 times its learning rate" in said["organize"]
+    assert "the run goes on at step" in said["organize"]
     assert "the coordinator ended with 0" in said["organize"]
     assert "model.safetensors" in said["organize"]
     assert "question" in said["use_model"]

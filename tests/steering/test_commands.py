@@ -128,7 +128,7 @@ def test_a_rewind_is_given_once_until_it_is_done(running: Path) -> None:
         ("3", "1", "no checkpoint of step '3' in .*, only of these: 2, 4"),
         ("-1", "1", "no checkpoint of step '-1'"),
         ("two", "1", "no checkpoint of step 'two'"),
-        ("4", "1", "its evaluation was not finite"),
+        ("4", "1", "at step 4 the training had diverged; take a checkpoint of before"),
         ("2", "0", "above 0 and at most 10, not '0'"),
         ("2", "10.1", "not '10.1'"),
         ("2", "nan", "not 'nan'"),

@@ -59,7 +59,7 @@ def test_the_newest_checkpoint_is_one_that_is_not_lost_and_the_others_are_set_as
     found = checkpoints.newest()
     assert found is not None
     assert found[1].step == 2
-    assert [("step-00000005" in text, "its evaluation was not finite" in text) for text in warned] == [
+    assert [("step-00000005" in text, "its loss was not finite" in text) for text in warned] == [
         (True, True),
         (False, True),
     ]

@@ -293,18 +293,28 @@ class Tracker(threading.Thread):
             if self.twin.certain and echoes < ECHOES:
                 if not echoes:
                     waiting()
-                with suppress(TimeoutError):  # so that it learns of this peer, too
-                    self._store(self.twin.echo()).result(STORE_SECONDS)
+                self._tell_twin()
                 echoes += 1
             stop.wait(FRESH_SECONDS)
 
+    def give_way(self, stop: threading.Event) -> None:
+        """Let the twin know of this peer, which then ends; takes some seconds."""
+        for _ in range(ECHOES):
+            self._tell_twin()
+            if stop.wait(FRESH_SECONDS):
+                break
+
+    def _tell_twin(self) -> None:
+        with suppress(TimeoutError):
+            self._store(self.twin.echo()).result(STORE_SECONDS)
+
     def leave(self) -> None:
-        """Stop, and take this peer off the list so that nobody waits for it."""
+        """Stop, and take this peer off the list so that nobody waits for it, unless its twin goes on."""
         self._stopped.set()
         self._wake.set()
         if self.is_alive():
             self.join(DHT_TIMEOUT)
-        if self._mine is not None:
+        if self._mine is not None and not self.twin.second:
             try:
                 self._store(None).result(DHT_TIMEOUT)
             except Exception as error:  # others find out by our silence

@@ -98,7 +98,7 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self._left_out = (0, 0, 0)
+        self._left_out: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         self._restarted = ""
         self._skipped = 0
         self._began = 0.0
@@ -187,9 +187,12 @@ class CollaborativeOptimizer:
         self._instructions = instructions
         self._rounds.heed(instructions)
 
-    def leave_out(self, files: int, unreadable: int, bad_rows: int) -> None:
-        """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad."""
-        self._left_out = files, unreadable, bad_rows
+    def leaves_out(self, count: Callable[[], tuple[int, int, int]]) -> None:
+        """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad.
+
+        :param count: gives the three numbers at any time, in any thread
+        """
+        self._left_out = count
 
     def stopped_before(self, reason: str) -> None:
         """Tell the organizer why this peer's training stopped before."""
@@ -419,7 +422,7 @@ class CollaborativeOptimizer:
         self._report()
 
     def _report(self) -> None:
-        files, unreadable_files, bad_rows = self._left_out
+        files, unreadable_files, bad_rows = self._left_out()
         self.tracker.report(
             Progress(
                 **vars(self._profile),

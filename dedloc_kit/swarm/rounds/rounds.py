@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Instructions, Progress
+from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
@@ -234,13 +234,14 @@ class Rounds:
             self.heed(organizer.instructions)
         with self._averager.vector.held() as flat:
             self._accumulator.load_outgoing(flat)
+        loss = self._tally.loss
         return Contribution(
             run_id=self._run.run_id,
             step=self._state.step + 1,
             session=self._profile.session,
             samples=self._tally.outgoing,
             session_samples=self._tally.counted + self._tally.outgoing,
-            loss=self._tally.loss,
+            loss=None if loss is None else min(MAX_LOSS, max(-MAX_LOSS, loss)),
             name=self._profile.name,
             time=get_dht_time(),
             decay_order="" if self._state.decay else self._decay_order,

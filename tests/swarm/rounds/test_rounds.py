@@ -8,7 +8,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Instructions, Receipt
+from dedloc_kit.records import MAX_LOSS, Instructions, Receipt
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
@@ -220,6 +220,18 @@ def test_the_organizers_order_to_decay_is_brought_also_when_it_is_gone_until_a_s
     assert brings("abcd") == "abcd"
     me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1), 4)
     assert brings("abcd") == "", "it has begun"
+
+
+@pytest.mark.parametrize(("loss", "said"), [(2.5, 2.5), (1e12, MAX_LOSS), (-1e12, -MAX_LOSS)])
+def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
+    tmp_path: Path, loss: float, said: float
+) -> None:
+    me = Peer(tmp_path)
+    me.tracker.look()
+    me.gradients.add(loss, 10, 0)
+    complete = me.rounds.gather_if_due(samples_per_second=1.0)
+    assert complete is not None
+    assert [given.loss for given in complete.contributions.values()] == [said]
 
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:
