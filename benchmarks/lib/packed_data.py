@@ -28,7 +28,7 @@ def packed(options: argparse.Namespace) -> int:
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
         paths = options.text or [str(write_corpus(folder / "corpus"))]
         text_run = _run(folder, [{"dataset": str(path)} for path in paths], options)
-        prepare_tokenizer(text_run, 20_000_000)
+        prepare_tokenizer(text_run, 5_000_000)
         prepare_shards(text_run, folder / "tokens")
         shards = tomllib.loads(sources_toml(text_run, str(folder / "tokens"), None))["data"]["train"]
         from_text, from_tokens = Causal(text_run), Causal(_run(folder, shards, options))
