@@ -867,6 +867,13 @@ MUTATIONS = (
         "tests/evaluation/test_side_by_side.py -k likelier",
     ),
     Mutation(
+        "a demo takes a recipe in its full size",
+        "organizer/prepare.py",
+        "small if small.is_file() else None",
+        "None",
+        "tests/organizer/test_prepare.py -k demo",
+    ),
+    Mutation(
         "a published model is loaded from a pickle",
         "evaluation/pretrained.py",
         "use_safetensors=True",

@@ -60,6 +60,8 @@ class Plan:
     evaluation: str | None
     language: str | None
     about: str | None
+    start: str | None = None
+    """The model to go on from, `OWNER/NAME@COMMIT`, for a recipe that does."""
 
 
 def new(plan: Plan) -> Path:
@@ -140,8 +142,11 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
     for section in sections:
         match = _HEADER.match(section)
         assert match is not None
-        if match[1] == "task" and plan.language:
-            parts.append(_with_value(section, "language", plan.language))
+        if match[1] == "task":
+            values = {"language": plan.language, "start": plan.start}
+            for key, value in values.items():
+                section = _with_value(section, key, value) if value else section
+            parts.append(section)
         elif match[1] == "data.train":  # where the first one was all of them come
             parts.append(_data(sources, evaluation, shards="\ntokenizer" in text) if sources else "")
             sources = []
@@ -200,13 +205,25 @@ def _completed(plan: Plan) -> RunConfig:
     of_text = isinstance(base.task.options.get("tokenizer"), str)
     if plan.language is not None and not of_text:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
+    if plan.start is not None and "start" not in base.task.options:
+        raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose the recipe continue")
     if not plan.datasets and not asking:
         raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
     if asking:
         _ask(plan, base, console)
     if plan.language:
         _check_language(plan.language)
+    if plan.start:
+        _check_start(plan.start)
     return base
+
+
+def _check_start(name: str) -> None:
+    if re.fullmatch(rf"{HUB_REPOSITORY}@[0-9a-f]{{40}}", name) is None:
+        raise UserError(
+            f"'{name}' names no commit of a model; give OWNER/NAME@COMMIT, the 40 digits are on its page on the Hub "
+            "under Files, History"
+        )
 
 
 def _check_language(code: str) -> None:
@@ -234,6 +251,9 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
     if plan.language is None and isinstance(base.task.options.get("tokenizer"), str):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
         plan.language = ask("Its language, as ISO 639 code", usual, _check_language)
+    if plan.start is None and "start" in base.task.options:
+        console.print(f"The recipe goes on from {public_name(str(base.task.options['start']))}")
+        plan.start = ask("Another one, OWNER/NAME@COMMIT; nothing to keep it", check=_check_start) or None
     if not plan.datasets:
         console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")
     while not plan.datasets:
