@@ -21,7 +21,7 @@ from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture, texts
 from dedloc_kit.data.token_shards import read_token_shard
-from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokenizer import Tokenization, load_tokenizer
 from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation, FillMask
@@ -74,6 +74,8 @@ class AlbertOptions(Section):
     """ISO 639 code, such as `bn`: it decides where sentences end."""
     vocabulary: PositiveInt = 32_000
     """Tokens, for the command that trains the tokenizer."""
+    tokenization: Tokenization = "unigram"
+    """For the same command."""
     sequence_length: Annotated[int, Field(ge=8)] = 512
     """Tokens in one sample, the three special ones included."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
