@@ -125,6 +125,15 @@ class FillMask(Record):
     after: Annotated[ShownText, Field(max_length=256)]
 
 
+class Continuation(Record):
+    """The beginning of a held-out text, how the model goes on, and how the text does, for viewers."""
+
+    kind: Literal["continuation"] = "continuation"
+    before: Annotated[ShownText, Field(max_length=512)]
+    written: Annotated[ShownText, Field(max_length=512)]
+    truth: Annotated[ShownText, Field(max_length=512)]
+
+
 MAX_PICTURE_SIDE = 48
 PictureDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -188,9 +197,16 @@ def _kind_of(sample: Any) -> Any:
 
 
 Sample = Annotated[
-    Annotated[FillMask, Tag("fill-mask")] | Annotated[Neighbours, Tag("neighbours")], Discriminator(_kind_of)
+    Annotated[FillMask, Tag("fill-mask")]
+    | Annotated[Continuation, Tag("continuation")]
+    | Annotated[Neighbours, Tag("neighbours")],
+    Discriminator(_kind_of),
 ]
 """What a model does with one held-out sample, for viewers."""
+
+
+NO_SHARES = frozenset({"perplexity", "bits per byte"})
+"""Metrics that are not shares of a whole."""
 
 
 class Evaluation(Record):
@@ -198,11 +214,18 @@ class Evaluation(Record):
 
     loss: Annotated[float, Field(allow_inf_nan=True)]
     """The mean over the samples; a model that has diverged has none that is finite."""
-    metrics: dict[PeerText, Annotated[float, Field(ge=0, le=1)]] = Field(default={}, max_length=8)
-    """Shares of the whole by name, such as `masked accuracy`."""
+    metrics: dict[PeerText, Annotated[float, Field(ge=0, le=1e9)]] = Field(default={}, max_length=8)
+    """Shares of the whole by name, such as `masked accuracy`; what `NO_SHARES` names is any number."""
     samples: tuple[Sample, ...] = Field(default=(), max_length=8)
     pictures: tuple[Picture, ...] = Field(default=(), max_length=72)
     """Those that the samples name."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _shares(cls, metrics: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name, value in metrics.items() if value > 1 and name not in NO_SHARES]:
+            raise ValueError(f"{wrong[0]} is a share and cannot be more than 1")
+        return metrics
 
 
 class Progress(Record):

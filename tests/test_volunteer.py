@@ -6,7 +6,7 @@ from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.run import seed_of
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import Peer, Swarm
-from tests.tasks.test_causal import run_of
+from tests.tasks.test_bytes import run_of
 from tests.tiny import tiny_run
 
 SMALL = {"TINY_MEMORY": "2", "TINY_PAUSE": "0.01"}
@@ -69,8 +69,8 @@ def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that
     (data / "rows.jsonl").write_text(lines)
     (data / "broken.parquet").write_bytes(b"PAR1 this is not Parquet")
     with Swarm(run, tmp_path) as swarm:
-        coordinator = swarm.coordinator(task_module="tests.causal")
-        volunteer = swarm.volunteer("volunteer", task_module="tests.causal")
+        coordinator = swarm.coordinator(task_module="tests.bytes_task")
+        volunteer = swarm.volunteer("volunteer", task_module="tests.bytes_task")
         lost = (3, 1, 1)
         coordinator.wait_for(
             Peers, lambda event: lost in [(p.files, p.unreadable_files, p.bad_rows) for p in event.peers]

@@ -77,6 +77,34 @@ def mask_tokens(
     return masked, np.where(chosen, token_ids.astype(np.int64), IGNORED)
 
 
+class Masker:
+    """Chooses and masks the tokens of a batch with a fast tokenizer of transformers, which must have a mask token.
+
+    :param longest_ngram: whole words are masked, up to so many in a row; 0: each token by itself
+    """
+
+    def __init__(self, tokenizer: Any, probability: float, longest_ngram: int = 0) -> None:
+        self._probability, self._longest_ngram = probability, longest_ngram
+        self._starts_word = word_starts(tokenizer) if longest_ngram else None
+        self._mask: int = tokenizer.mask_token_id
+        # By id, not by position: a document may spell out "[SEP]", and the tokenizer takes it for the real one.
+        self._special = np.zeros(len(tokenizer), dtype=np.bool_)
+        self._special[list(tokenizer.all_special_ids)] = True
+        self._ordinary = np.flatnonzero(~self._special)
+
+    def masked(
+        self, token_ids: NDArray[np.int32], generator: np.random.Generator
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Masked token ids and labels, as `mask_tokens`; special tokens are never chosen."""
+        maskable = ~self._special[token_ids]
+        if self._starts_word is None:
+            chosen = choose_tokens(maskable, self._probability, generator)
+        else:
+            starts = self._starts_word[token_ids]
+            chosen = choose_ngrams(maskable, starts, self._probability, self._longest_ngram, generator)
+        return mask_tokens(token_ids, chosen, self._mask, self._ordinary, generator)
+
+
 def word_starts(tokenizer: Any) -> NDArray[np.bool_]:
     """For each id of a fast tokenizer of transformers: does this token begin a word?
 

@@ -142,7 +142,7 @@ def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) 
     from dedloc_kit.data.fertility import fertility, held_out_texts
     from dedloc_kit.data.tokenizer import load_tokenizer
 
-    source, own = run.data.evaluation, run.task.options.get("tokenizer")
+    source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("start"))
     if source is None or not isinstance(own, str):
         raise UserError("--compare needs held-out text ([data.evaluation]) and a tokenizer (task.tokenizer)")
     texts = held_out_texts(source, lambda line: console.print(line, style="yellow"))

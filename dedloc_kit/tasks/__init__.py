@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 """Tensors by name; the first dimension of each is the samples."""
 
-_TASKS = {"albert": "dedloc_kit.tasks.albert:Albert", "swav": "dedloc_kit.tasks.swav:Swav"}
+_TASKS = {
+    "albert": "dedloc_kit.tasks.albert:Albert",
+    "causal": "dedloc_kit.tasks.causal:Causal",
+    "encoder": "dedloc_kit.tasks.encoder:Encoder",
+    "swav": "dedloc_kit.tasks.swav:Swav",
+}
 
 
 class Task(Protocol):

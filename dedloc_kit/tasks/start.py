@@ -16,6 +16,7 @@ from typing import Any
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, public_name, repository_and_revision
+from dedloc_kit.tasks.architecture import Family
 
 _CONFIG, _MAX_CONFIG_BYTES = "config.json", 1_000_000
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
@@ -83,25 +84,25 @@ class Start:
             raise UserError(f"the config.json of {self.shown} cannot be used ({error}); name another start") from None
         return values
 
-    def shape(self, architecture: str | None, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The architecture and the values of its configuration class, in which other keys may stand too.
+    def shape(self, family: Family, architecture: str | None, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The architecture and the values of its configuration class.
 
         :param architecture: that the run names, if it does
         :param values: those of `task.model`, which go before the start's
 
-        Raises UserError if that is another architecture than the start's, and Undescribed.
+        Raises UserError if the run names another architecture than the start's, and Undescribed.
         """
         if self.folder is not None:
             if self.sha256 is None or architecture is None or not values:
-                raise Undescribed(self._lines())
+                raise Undescribed(self._lines(family))
             return architecture, dict(values)
-        found = self.config["model_type"]
-        self.check_architecture(architecture or found)
-        return found, self.config | dict(values)
+        self.check_architecture(architecture)
+        return self.config["model_type"], family.published(self.config) | dict(values)
 
-    def check_architecture(self, architecture: str) -> None:
+    def check_architecture(self, architecture: str | None) -> None:
         """Raise UserError if the run names another architecture than it has."""
-        if architecture not in (found := self.config["model_type"], found.removesuffix("_text")):
+        found = self.config["model_type"]
+        if architecture not in (None, found, found.removesuffix("_text")):
             raise UserError(f'task.architecture is "{architecture}", and {self.shown} is "{found}"; leave it out')
 
     def weights(self) -> Path:
@@ -133,17 +134,13 @@ class Start:
         except HubUnavailable as error:
             raise UserError(f"task.start: {where} cannot be read now ({error}); try again later") from None
 
-    def _lines(self) -> str:
+    def _lines(self, family: Family) -> str:
         """What the run's file has to say of a folder."""
         assert self.folder is not None
-        values = {key: value for key, value in self.config.items() if value is not None}
-        model = [f"{key} = {_toml(value)}" for key, value in values.items() if key in known_keys(values["model_type"])]
-        head = [f"architecture = {_toml(values['model_type'])}", f'start_sha256 = "{fingerprint(self.folder)}"']
+        known = {key: value for key, value in family.published(self.config).items() if value is not None}
+        head = [f"architecture = {_toml(self.config['model_type'])}", f'start_sha256 = "{fingerprint(self.folder)}"']
+        model = [f"{key} = {_toml(value)}" for key, value in known.items()]
         return "\n".join(["put into [task]:", "", *head, "", "and below it:", "", "[task.model]", *model])
-
-
-def known_keys(model_type: str) -> set[str]:
-    raise NotImplementedError
 
 
 def fingerprint(folder: Path) -> str:
