@@ -23,7 +23,7 @@ _REMEMBERED_WORDS, _MAX_WORD = 200_000, 32
 
 _PROBES = 1_000
 _BETWEEN = (" ", " ", "  ", " ", "   ", "\n", " \n", "\n\n ", ". ", " 12 ", "\t", ", ", "\u00a0", " \u00a0 ")
-_SINGLE_SPACE = re.compile("(?<! ) (?! )")
+_SEVERAL_SPACES, _SINGLE_SPACE = re.compile(r" \s|\s "), re.compile(r"(?<!\s) (?!\s)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +55,15 @@ class DocumentTokenizer:
         self._separator_id: int = tokenizer.sep_token_id
         self._dtype = ids_dtype(len(tokenizer))
         self._language = language
-        probe = _probe(tokenizer)
-        whole = self._ids([probe])[0]
         self._known: dict[_Word, list[int]] = {}
         self._words: Callable[[str], list[_Word]] | None = None
+        probe = _probe(tokenizer)
+        whole = self._ids([probe])
         # At ASCII's space alone: which other characters are spaces is for the tokenizer to say.
-        for words in (_split, _spaced)[: 1 if language is not None else 2]:
-            self._words = words
-            if self._ids_by_words([probe]) == [whole]:
+        for self._words in (_split, _spaced)[: 1 if language is not None else 2]:
+            if self._ids_by_words([probe]) == whole:
                 break
+            self._known.clear()
         else:
             self._words = None
         self._forget()
@@ -132,7 +132,7 @@ def _split(text: str) -> list[_Word]:
 
 def _spaced(text: str) -> list[_Word]:
     """Words for a tokenizer that keeps every space, and takes one together with the word after it."""
-    words = cast(list[_Word], _SINGLE_SPACE.split(text) if "  " in text else text.split(" "))
+    words = cast(list[_Word], _SINGLE_SPACE.split(text) if _SEVERAL_SPACES.search(text) else text.split(" "))
     words[0] = (str(words[0]),)
     return words
 
@@ -149,7 +149,7 @@ def _probe(tokenizer: Any) -> str:
     """A text of what the vocabulary spells, with all that may stand between two words."""
     probes = set(range(0, len(tokenizer), max(1, len(tokenizer) // _PROBES))) - set(tokenizer.all_special_ids)
     words = [word for probe in sorted(probes) for word in tokenizer.decode([probe]).split()]
-    return "".join(word + between for word, between in zip(words, cycle(_BETWEEN), strict=False))
+    return "".join(word + between for word, between in zip(words, cycle(_BETWEEN), strict=False)).strip()
 
 
 def ids_dtype(vocabulary: int) -> type[np.unsignedinteger[Any]]:

@@ -233,7 +233,7 @@ def _heads(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, int]:
 @contextmanager
 def _instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let a module do something else for a moment."""
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:

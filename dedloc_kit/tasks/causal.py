@@ -74,9 +74,9 @@ class Causal(PackedTask):
             nats = tokens = 0.0
             for kept in batches:
                 batch = {name: values.to(device) for name, values in kept.items()}
-                told = int((kept["labels"] != IGNORED).sum())
-                nats += self.loss(model, batch, 0).item() * told
-                tokens += told
+                labels = int((kept["labels"] != IGNORED).sum())
+                nats += self.loss(model, batch, 0).item() * labels
+                tokens += labels
             samples = self._continuations.written(model) if self._continuations else ()
         loss, bits = nats / tokens, nats / math.log(2) / self._bytes
         told = {"perplexity": math.exp(min(loss, 30.0)), "bits per byte": bits}

@@ -43,7 +43,9 @@ def test_batches_are_full_and_three_tenths_of_their_text_are_masked(folder: Path
     assert not (told & special).any(), "no mark of a document's ends is hidden"
     assert not (original == task.tokenizer.pad_token_id).any()
     assert float(told.sum() / (~special).sum()) == pytest.approx(0.3, abs=0.02)
-    assert torch.equal(original == task.tokenizer.cls_token_id, (batch["position_ids"] == 0) & special)
+    begins = batch["position_ids"] == 0
+    assert begins[:, 0].all()
+    assert torch.equal((original == task.tokenizer.cls_token_id)[:, 1:], begins[:, 1:])
     again, other = (next(task_of(folder).batches(64, seed, fail)) for seed in (0, 1))
     assert all(torch.equal(values, again[name]) for name, values in batch.items())
     assert not torch.equal(batch["input_ids"], other["input_ids"])
@@ -86,7 +88,9 @@ def test_evaluation_is_always_the_same_and_shows_what_the_model_puts_into_gaps(f
     assert model.training
     assert 0 <= evaluation.metrics["masked accuracy"] < 0.5
     assert evaluation.samples
-    assert all(isinstance(sample, FillMask) and sample.truth in WORDS for sample in evaluation.samples)
+    for sample in evaluation.samples:
+        assert isinstance(sample, FillMask)
+        assert any(word in sample.truth for word in WORDS)
 
 
 @pytest.mark.parametrize("architecture", ["modernbert", "deberta-v2"])
@@ -129,4 +133,4 @@ def test_an_export_fills_masks_where_there_is_no_dedloc_kit(folder: Path, tmp_pa
 
 def test_a_tokenizer_without_a_mask_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="the tokenizer has no cls_token; make one with: dedloc tokenizer"):
-        task_of(folder, tokenizer=str(folder / "bytes"))
+        task_of(folder, tokenizer=str(folder / "causal"))
