@@ -31,6 +31,7 @@ from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.tasks import Continuing
 from dedloc_kit.tasks.measuring import training_loss
 from dedloc_kit.training.checkpoint import load, save
 
@@ -108,7 +109,7 @@ class _Coordinator:
         self._ledger = self._lasting.ledger
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
-        self._evaluation: Future[Evaluation] | Future[tuple[float, float]] | None = None
+        self._evaluation: Future[Evaluation | tuple[float, float]] | None = None
         self._evaluation_step = -1
         self._divergence = self._from_the_start()
         self._orders = OrdersInForce(peer.folder)
@@ -117,7 +118,7 @@ class _Coordinator:
         self._ended_at: int | None = None
         self._twin_told = False
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
-        self._saved = me.optimizer.state.info  # nobody needs the untrained state
+        self._saved = me.optimizer.state.info  # nobody needs the first state: it can be made again
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
@@ -137,6 +138,8 @@ class _Coordinator:
             self._save()  # from here on the folder alone suffices
             credit(self._ledger, self._peer.resume)
         else:
+            if state.step == 0:
+                self._begin()
             self._saved = own = state.info
         self._lasting.begin(own)
         self._tell_of_lost()
@@ -146,6 +149,14 @@ class _Coordinator:
             belief = self._me.optimizer.tracker.belief
             belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
         self._remember()  # whose folder this is, before anybody follows its key
+
+    def _begin(self) -> None:
+        """Nothing to resume: start with the model that the run goes on from, if it does."""
+        if isinstance(self._me.task, Continuing):
+            try:
+                self._me.optimizer.state.begin_with(self._me.task.first_model())
+            except ValueError as error:
+                raise UserError(f"task.start cannot be used: {error}; name another one") from None
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""
@@ -227,9 +238,9 @@ class _Coordinator:
         if optimizer.state.rewound > order.after or optimizer.goes_back or self._tried == order:
             return
         try:
-            found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.untrained()
+            found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.beginning()
             optimizer.state.check_named(*found)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, UserError) as error:
             self._tried = order
             _log.warning("the run cannot go back to step %d: %s", order.checkpoint, error)
         else:
@@ -358,12 +369,15 @@ class _Coordinator:
         with self._me.optimizer.state.lock:
             model = copy.deepcopy(self._me.optimizer.state.model)
             self._evaluation_step = self._me.optimizer.step
-        self._evaluation = self._evaluator.submit(self._me.task.evaluate if held_out else self._measure, model)
+        measure: Callable[[torch.nn.Module], Evaluation | tuple[float, float]]
+        measure = self._me.task.evaluate if held_out else self._measure
+        self._evaluation = self._evaluator.submit(measure, model)
 
     def _measure(self, model: torch.nn.Module) -> tuple[float, float]:
         """Its loss on data to train on, and that of the untrained model."""
         task, seed = self._me.task, seed_of(self._run.run_id, "check")
-        return training_loss(task, model, seed, _log.warning), training_loss(task, task.build_model(), seed, _log.warning)
+        now, untrained = (training_loss(task, each, seed, _log.warning) for each in (model, task.build_model()))
+        return now, untrained
 
     def _finish_evaluation(self, wait: bool = False) -> None:
         if self._evaluation is None or not (wait or self._evaluation.done()):

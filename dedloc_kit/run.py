@@ -32,6 +32,8 @@ DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
 """The pattern of what a peer may train on; see `PeerConfig.devices`."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
+NAMES_OF_FILES = ("tokenizer", "start")
+"""Keys of `task` that name a folder or what is on the Hub."""
 
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 """Of an account or an organization on the Hub."""
@@ -345,7 +347,7 @@ def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
         raise UserError(f"{path}: {error}") from None
     return run.model_copy(
         update={
-            "task": _with_absolute_tokenizer(run.task, path.parent),
+            "task": _with_absolute_names(run.task, path.parent),
             "data": _with_absolute_data(run.data, path.parent),
         }
     )
@@ -424,8 +426,6 @@ def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
     )
 
 
-def _with_absolute_tokenizer(task: TaskConfig, folder: Path) -> TaskConfig:
-    tokenizer = task.options.get("tokenizer")
-    if not isinstance(tokenizer, str):
-        return task
-    return task.model_copy(update={"tokenizer": _local(tokenizer, folder)})
+def _with_absolute_names(task: TaskConfig, folder: Path) -> TaskConfig:
+    named = {key: name for key in NAMES_OF_FILES if isinstance(name := task.options.get(key), str)}
+    return task.model_copy(update={key: _local(name, folder) for key, name in named.items()})

@@ -11,9 +11,9 @@ from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import (
     Announcement,
+    Continuation,
     Contribution,
     Evaluation,
-    Continuation,
     FillMask,
     GlobalStep,
     Neighbour,
@@ -76,7 +76,7 @@ def seen(number: int, step: int = STEPS, samples: int = 0) -> PeerSeen:
 COORDINATOR = PeerSeen(
     peer=peer_id(1000),
     name="organizer",
-    devices="cpu",
+    device="cpu",
     step=STEPS,
     samples=0,
     samples_per_second=0.0,

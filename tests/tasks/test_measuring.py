@@ -27,7 +27,7 @@ def test_it_is_the_mean_over_the_first_batches_of_the_seed_and_trains_nothing() 
 
 def test_it_needs_no_data_that_is_held_out(tmp_path: Path) -> None:
     task = task_of(tmp_path)
-    task.run = task.run.model_copy(update={"data": task.run.data.model_copy(update={"evaluation": None})})  # type: ignore[attr-defined]
+    task.run = task.run.model_copy(update={"data": task.run.data.model_copy(update={"evaluation": None})})
     untrained, mad = task.build_model(), task.build_model()
     with torch.no_grad():
         for parameter in mad.parameters():
