@@ -18,7 +18,7 @@ from dedloc_kit.machine.account import CODE, Account, who_am_i
 from dedloc_kit.machine.home import next_session, peer_folder
 from dedloc_kit.machine.meters import Meters, Reading
 from dedloc_kit.machine.proxies import proxy_obstacle
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look
+from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look, tpu
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, parse_peer
@@ -141,6 +141,8 @@ class Session:
 
         for text in check(look(self._folder), invitation.parameters, devices=peer.devices):
             self._warn(text)
+        if told := tpu():
+            self._warn(told)
         if told := proxy_obstacle(ENDPOINT):  # much data is there, not all
             self._warn(told)
         skew = clock_skew(invitation.url) if invitation.url else None
