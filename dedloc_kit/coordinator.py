@@ -5,6 +5,7 @@ the volunteers go on.
 """
 
 import copy
+import logging
 import math
 import queue
 import sqlite3
@@ -38,6 +39,8 @@ COLLECT_SECONDS = 15.0
 DISK_SECONDS = 5.0
 """How long to wait after the ledger could not be written."""
 
+_log = logging.getLogger(__name__)
+
 
 def coordinator(
     run: RunConfig, peer: CoordinatorConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
@@ -47,9 +50,6 @@ def coordinator(
     Raises UserError if the folder, the port, the data or the task cannot be used.
     """
     emit(State(text="starting"))
-
-    def warn(text: str) -> None:
-        emit(Warned(text=text))
 
     # Steps are taken in a background thread; the ledger and the checkpoints belong to this one.
     done: queue.SimpleQueue[DoneStep] = queue.SimpleQueue()
@@ -70,12 +70,11 @@ def coordinator(
         may_start_alone=True,
         stop=stop,
         on_step=on_step,
-        warn=warn,
     ) as me:
-        role = _Coordinator(run, peer, me, done, emit, warn)
+        role = _Coordinator(run, peer, me, done, emit)
         try:
             # Data that volunteers could not read is better known now.
-            next(me.task.batches(1, seed_of(run.run_id, "check"), warn))
+            next(me.task.batches(1, seed_of(run.run_id, "check"), _log.warning))
             role.resume()
             me.optimizer.begin()
             emit(me.joined())
@@ -99,9 +98,8 @@ class _Coordinator:
         me: SwarmPeer,
         done: queue.SimpleQueue[DoneStep],
         emit: Callable[[AnyEvent], None],
-        warn: Callable[[str], None],
     ) -> None:
-        self._run, self._peer, self._me, self._done, self._emit, self._warn = run, peer, me, done, emit, warn
+        self._run, self._peer, self._me, self._done, self._emit = run, peer, me, done, emit
         self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints)
         self._ledger = self._lasting.ledger
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
@@ -109,7 +107,7 @@ class _Coordinator:
         self._evaluation: Future[Evaluation] | None = None
         self._evaluation_step = -1
         self._divergence = self._from_the_start()
-        self._orders = OrdersInForce(peer.folder, warn)
+        self._orders = OrdersInForce(peer.folder)
         self._checkpoint_asked = self._orders.look().checkpoint
         self._tried: Rewinding | None = None
         self._ended_at: int | None = None
@@ -131,9 +129,9 @@ class _Coordinator:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
         state = self._me.optimizer.state
         own: StateInfo | None = None
-        if resume(state, self._lasting.checkpoints, self._peer.resume, self._warn) and self._peer.resume is not None:
+        if resume(state, self._lasting.checkpoints, self._peer.resume) and self._peer.resume is not None:
             self._save()  # from here on the folder alone suffices
-            credit(self._ledger, self._peer.resume, self._warn)
+            credit(self._ledger, self._peer.resume)
         else:
             self._saved = own = state.info
         self._lasting.begin(own)
@@ -227,7 +225,7 @@ class _Coordinator:
             optimizer.state.check_named(*found)
         except (ValueError, OSError) as error:
             self._tried = order
-            self._warn(f"the run cannot go back to step {order.checkpoint}: {error}")
+            _log.warning("the run cannot go back to step %d: %s", order.checkpoint, error)
         else:
             optimizer.go_back(found, order.rate, order.after)
 
@@ -303,7 +301,7 @@ class _Coordinator:
             self._lasting.checkpoint((tensors, info), spare)
             self._saved = info
         except (UserError, ValueError) as error:  # a full disk must not end the run
-            self._warn(f"no checkpoint of step {info.step}: {error}")
+            _log.warning("no checkpoint of step %d: %s", info.step, error)
 
     def _rescue(self) -> None:
         """Write anew what has to last and is gone, from what is held here, and tell the organizer."""
@@ -331,7 +329,7 @@ class _Coordinator:
         try:
             yield
         except (UserError, OSError, sqlite3.Error) as error:
-            self._warn(str(error))
+            _log.warning("%s", error)
 
     def _start_evaluation(self) -> None:
         """Evaluate the model of the current step, unless the last measurement is still running."""
@@ -349,7 +347,7 @@ class _Coordinator:
         try:
             measured = evaluation.result()
         except UserError as error:
-            self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
+            _log.warning("no evaluation of step %d: %s", self._evaluation_step, error)
             return
         finite, rewound = math.isfinite(measured.loss), self._me.optimizer.state.rewound
         with self._despite_a_full_disk():
@@ -359,7 +357,7 @@ class _Coordinator:
         if self._evaluation_step >= rewound:
             self._divergence.evaluated(self._evaluation_step, measured.loss)
         if not finite:
-            self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
+            _log.warning("the held-out loss of step %d is not a finite number", self._evaluation_step)
             return
         with self._despite_a_full_disk():
             self._lasting.evaluation(self._evaluation_step, measured, time.time())
@@ -374,7 +372,7 @@ class _Coordinator:
             with self._despite_a_full_disk():
                 self._ledger.fill_gaps(found)
         except TimeoutError:
-            self._warn("the swarm's directory does not answer; trying again")
+            _log.warning("the swarm's directory does not answer; trying again")
 
     def _record_swarm(self, peers: Peers) -> None:
         """Record who is here, and what went wrong since the last time."""
@@ -395,7 +393,7 @@ class _Coordinator:
         try:
             self._memory.update(self._me.reachable())
         except OSError as error:
-            self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
+            _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 
     def _peers(self) -> Peers:
         tracker, orders = self._me.optimizer.tracker, self._orders.look()

@@ -26,6 +26,10 @@ HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 """Of an account or an organization on the Hub."""
 
+MAX_BATCHES = 64
+"""Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record
+that claims more is not believed, and a volunteer waits before it comes to that."""
+
 
 class Section(BaseModel):
     """A part of a configuration: immutable, unknown keys rejected, no silent conversions."""

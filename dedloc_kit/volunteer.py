@@ -1,5 +1,6 @@
 """The volunteer: takes batches, accumulates gradients, and lets the collaborative optimizer do the rest."""
 
+import logging
 import math
 import os
 import threading
@@ -32,6 +33,8 @@ OWN_KEY = "to train on both, remove identity.key on one of them, which then gets
 PAUSED_SECONDS = 0.5
 """Between two looks whether a paused run goes on."""
 
+_log = logging.getLogger(__name__)
+
 
 def volunteer(
     invitation: Invitation,
@@ -47,13 +50,10 @@ def volunteer(
     run = invitation.run_config()
     emit(State(text="connecting"))
 
-    def warn(text: str) -> None:
-        emit(Warned(text=text))
-
     losses: dict[str, Loss] = {}
 
     def of_data(text: str) -> None:
-        warn(text)
+        _log.warning(text)
         if isinstance(text, Loss):
             losses[text.dataset] = text
             me.optimizer.leave_out(
@@ -82,7 +82,6 @@ def volunteer(
         stop=stop,
         on_step=on_step,
         on_loading=on_loading,
-        warn=warn,
     ) as me:
         me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
         reach = me.dht.reach
@@ -102,7 +101,7 @@ def volunteer(
                 me.replicas,
                 [task.loss for task in tasks],
                 batches,
-                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica, warn),
+                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica),
                 in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
             )
             stack.callback(devices.close)
@@ -120,13 +119,14 @@ def volunteer(
                 organizer.wait_while_paused(stop)
                 twin.look()
                 _train_on(devices, me, run, emit)
-                _remember(memory, me, warn)
+                _remember(memory, me)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
-            while stop.is_set() and me.optimizer.gradients.samples:
+            while stop.is_set() and me.optimizer.tally.samples:
                 left = me.optimizer.seconds_left
                 if time.monotonic() + left > until:
-                    warn(f"{me.optimizer.gradients.samples} samples were too early for the next step and are given up")
+                    lost = me.optimizer.tally.samples
+                    _log.warning("%d samples were too early for the next step and are given up", lost)
                     break
                 if left:
                     _train_on(devices, me, run, emit)
@@ -135,7 +135,7 @@ def volunteer(
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
-        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
+        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
 
 
 class _Organizer:
@@ -205,12 +205,12 @@ class _Twin:
             self._emit(Warned(text=f"{TWIN}: this one goes on and the other waits; {OWN_KEY}"))
 
 
-def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:
+def _remember(memory: Memory, me: SwarmPeer) -> None:
     """Keep who can be reached, so that this peer can join again through any of them."""
     try:
         memory.update(me.reachable(), me.optimizer.tracker.belief.taken)
     except OSError as error:
-        warn(f"the swarm's addresses cannot be kept ({error.strerror})")
+        _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 
 
 def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:
@@ -235,7 +235,7 @@ def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[A
             samples=me.optimizer.samples,
             swarm_samples=me.optimizer.swarm_samples(),
             global_batch=run.global_batch,
-            session_samples=me.optimizer.gradients.counted_samples,
+            session_samples=me.optimizer.tally.counted,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
         )

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.events import AnyEvent, Failed, State, parse_event
+from dedloc_kit.events import AnyEvent, Failed, State, Warned, parse_event
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.isolation import isolated
+from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
@@ -231,6 +232,7 @@ def _play(role: Role, starter: int) -> int:
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    Warnings(lambda text: emit(Warned(text=text)))
     try:
         emit(State(text="getting ready"))
         play = _role(role)

@@ -48,8 +48,8 @@ MUTATIONS = (
     ),
     Mutation(
         "what a member claims in a round is believed",
-        "swarm/averaging/averager.py",
-        "return possible(contribution, self._run_id, self._global_batch)",
+        "swarm/averaging/service.py",
+        "return possible(contribution, self._run.run_id, self._run.global_batch)",
         "return contribution",
         "tests/swarm/averaging/test_averager.py -k believable",
     ),
@@ -77,21 +77,21 @@ MUTATIONS = (
     Mutation(
         "doubtful rounds are not settled by the state",
         "swarm/rounds/optimizer.py",
-        "        self.gradients.settle(self.state.rounds)\n",
+        "        self._accumulator.settle(self.state.rounds)\n",
         "",
         "tests/swarm/rounds/test_catchup.py",
     ),
     Mutation(
         "doubtful rounds are not settled by receipts",
         "swarm/rounds/optimizer.py",
-        "            self.gradients.settle([receipt.round])\n",
+        "            self._accumulator.settle([receipt.round])\n",
         "",
         "tests/swarm/rounds/test_catchup.py",
     ),
     Mutation(
         "gradients may be of any age",
         "swarm/rounds/rounds.py",
-        "self._gradients.drop_older_than(self._state.step - staleness)",
+        "self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))",
         "0",
         "tests/swarm/rounds/test_rounds.py -k too_old",
     ),
@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "a session's samples do not grow",
         "swarm/rounds/rounds.py",
-        "session_samples=self._gradients.counted_samples + self._gradients.outgoing_samples",
-        "session_samples=self._gradients.outgoing_samples",
+        "session_samples=self._tally.counted + self._tally.outgoing",
+        "session_samples=self._tally.outgoing",
         "tests/swarm/rounds/test_rounds.py -k grows",
     ),
     Mutation(
@@ -119,7 +119,7 @@ MUTATIONS = (
     Mutation(
         "samples of a failed device count",
         "training/gradients.py",
-        "            self._fresh[replica] = Sums()\n        return True",
+        "            self._lose(replica)\n        return True",
         "            pass\n        return True",
         "tests/training/test_devices.py -k without_its_samples",
     ),
@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "the devices of a host part in local steps",
         "training/local_steps.py",
-        "            super().rebase(self._parameters[0], replica)",
-        "            pass",
+        "                theirs.copy_(mine)",
+        "                pass",
         "tests/training/test_devices.py -k what_one_gives",
     ),
     Mutation(
@@ -701,9 +701,23 @@ MUTATIONS = (
     Mutation(
         "what was computed before a rewind counts after it",
         "training/state.py",
-        "                self.forget()\n",
+        "                forget()\n",
         "                pass\n",
         "tests/training/test_going_back.py -k computes",
+    ),
+    Mutation(
+        "what a process beside the training warns of is lost",
+        "machine/logs.py",
+        "self._others.put(record.getMessage())",
+        "pass",
+        "tests/machine/test_logs.py",
+    ),
+    Mutation(
+        "warnings stay in the log",
+        "worker.py",
+        "    Warnings(lambda text: emit(Warned(text=text)))\n",
+        "",
+        "tests/test_coordinator.py -k full_disk",
     ),
 )
 

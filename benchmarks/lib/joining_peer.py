@@ -62,7 +62,6 @@ class Ours:
                 self._state,
                 on_version=lambda _: True,
                 on_progress=lambda _received, _total: None,
-                warn=print,
                 stop=threading.Event(),
             )
             if found is not None:

@@ -5,6 +5,7 @@ something is also a line of a log, with its time.
 """
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from dedloc_kit.validation import describe
 MAX_KICKED = 5000
 ORDERS_FILE = "orders.json"
 _LOG, _LOCK = "orders.jsonl", ".orders.lock"
+
+_log = logging.getLogger(__name__)
 
 Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint", "rewind"]
 
@@ -193,11 +196,13 @@ class OrderBook:
 
 
 class OrdersInForce:
-    """What a process that acts on the orders sees of them; cheap to ask again and again."""
+    """What a process that acts on the orders sees of them; cheap to ask again and again.
 
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        """:param warn: told once about a damaged file; what was in force then stays so"""
-        self._book, self._path, self._warn = OrderBook(folder), folder / ORDERS_FILE, warn
+    Of a damaged file it warns once; what was in force then stays so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._book, self._path = OrderBook(folder), folder / ORDERS_FILE
         self._seen: Version | None = None
         self._orders = Orders()
 
@@ -209,5 +214,5 @@ class OrdersInForce:
             try:
                 self._orders = self._book.read()
             except UserError as error:
-                self._warn(f"{error}; the orders of before still hold")
+                _log.warning("%s; the orders of before still hold", error)
         return self._orders

@@ -36,6 +36,7 @@ from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, St
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.tasks import Task, create_task
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector
@@ -108,7 +109,6 @@ def connected(
     stop: threading.Event,
     on_step: StepListener,
     on_loading: Callable[[int, int], None] = lambda _received, _total: None,
-    warn: Callable[[str], None],
 ) -> Iterator[SwarmPeer]:
     """Build the model, connect to the swarm and leave it at the end. Call it in a process's main thread.
 
@@ -141,7 +141,7 @@ def connected(
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         exchange = exchange_of(dht, signer, run, state.layout, StateSource(state.for_newcomer, lambda: state.info))
         replicas = () if follower else tuple(Replica(state, device) for device in devices)
-        gradients = _gradients(run, task, state, replicas)
+        accumulator = _accumulator(run, task, state, replicas)
         profile = Profile(
             session=secrets.token_hex(8),
             name=peer.name,
@@ -155,10 +155,10 @@ def connected(
         )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
         tracker = Tracker(
-            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(warn), belief, profile.session
+            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief, profile.session
         )
-        caller = Caller(stop, peer.last_step(run), on_step, on_loading, warn)
-        optimizer = CollaborativeOptimizer(state, replicas, gradients, exchange, tracker, signer, profile, caller)
+        caller = Caller(stop, peer.last_step(run), on_step, on_loading)
+        optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
         membership = Membership(
             dht,
             entry.identity,
@@ -167,7 +167,6 @@ def connected(
             tell=lambda gate: exchange.host.call(Gate.follow, gate.token, gate.notice),
             office=office,
             give_up=optimizer.give_up,
-            warn=warn,
         )
         membership.start()
         try:
@@ -225,7 +224,7 @@ def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> Sha
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
 
 
-def _gradients(run: RunConfig, task: Task, state: TrainingState, replicas: Sequence[Replica]) -> Gradients:
+def _accumulator(run: RunConfig, task: Task, state: TrainingState, replicas: Sequence[Replica]) -> Accumulator:
     """What a peer gathers between two rounds; a follower gathers nothing."""
     if not replicas or run.averaging.mode == "global-batch":
         return Gradients([list(replica.model.parameters()) for replica in replicas], state.layout)

@@ -4,6 +4,7 @@ Threads are enough: torch lets others run while it computes or waits for a GPU, 
 devices have computed is taken in one thread, so that nothing else has to know how many there are.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -18,6 +19,8 @@ from dedloc_kit.training.compute import Batch, Compute
 from dedloc_kit.training.device import describe_device, half_precision
 from dedloc_kit.training.microbatch import Microbatches, find_microbatch, samples_in
 from dedloc_kit.training.state import Replica
+
+_log = logging.getLogger(__name__)
 
 Loss = Callable[[nn.Module, Batch, int], Tensor]
 
@@ -41,7 +44,6 @@ class Caller:
     """Lets a replica take over the newest parameters."""
     leave_out: Callable[[int], bool]
     """Told of a replica whose device has failed; says whether the others can go on without it."""
-    warn: Callable[[str], None]
 
 
 class _Here(Executor):
@@ -166,7 +168,7 @@ class Devices:
         try:
             loss = future.result()
             if loss is None:
-                self._caller.warn(device.make_room() + self._where(device))
+                _log.warning(device.make_room() + self._where(device))
         except (RuntimeError, UserError) as error:
             self._leave_out(device, error)
             return None
@@ -183,4 +185,5 @@ class Devices:
             raise error
         self._devices.remove(device)
         device.close()
-        self._caller.warn(f"{device.name} is left out, the others go on: {str(error).splitlines()[0]:.200}")
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        _log.warning("%s is left out, the others go on: %.200s", device.name, reason)

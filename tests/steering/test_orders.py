@@ -16,11 +16,11 @@ def kick_some(folder: Path, who: str) -> None:
 
 
 def test_without_a_file_no_order_holds(tmp_path: Path) -> None:
-    assert OrdersInForce(tmp_path, pytest.fail).look() == Orders()
+    assert OrdersInForce(tmp_path).look() == Orders()
 
 
 def test_orders_are_seen_as_soon_as_they_are_given(tmp_path: Path) -> None:
-    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path, pytest.fail)
+    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path)
     book.pause()
     assert in_force.look().paused
     book.resume()
@@ -58,15 +58,16 @@ def test_the_log_has_every_order_that_changed_something_newest_first(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ['{"paused": tr', '{"pausd": true}', "\udcff"])
-def test_a_damaged_file_is_said_once_and_the_orders_of_before_hold(tmp_path: Path, text: str) -> None:
-    warnings: list[str] = []
-    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path, warnings.append)
+def test_a_damaged_file_is_said_once_and_the_orders_of_before_hold(
+    tmp_path: Path, warned: list[str], text: str
+) -> None:
+    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path)
     book.pause()
     assert in_force.look().paused
     (tmp_path / "orders.json").write_bytes(text.encode(errors="surrogateescape"))
     assert in_force.look().paused
     assert in_force.look().paused
-    (warning,) = warnings
+    (warning,) = warned
     assert str(tmp_path / "orders.json") in warning
     assert "remove it" in warning
     with pytest.raises(UserError, match="is damaged"):  # or the kicked ones would come back

@@ -32,8 +32,7 @@ class Host:
         self.replicas = [Replica(self.state, CPU) for _ in range(count)]
         self.gradients = self._gradients(run)
         self.batches = task.batches(MICROBATCH, 5, lambda _: None)
-        self.told: list[str] = []
-        caller = Caller(self._refresh, self.gradients.leave_out, self.told.append)
+        caller = Caller(self._refresh, self.gradients.leave_out)
         self.devices = Devices(self.replicas, losses or count * [task.loss], self.batches, caller, in_step=in_step)
         self.samples = 0
 
@@ -79,8 +78,8 @@ def test_two_devices_give_what_one_gives_of_the_same_batches(averaging: dict[str
     assert two.samples == one.samples == 2 * TURNS * MICROBATCH
     found, expected = two.outgoing(), one.outgoing()
     assert float((found - expected).norm() / expected.norm()) < 1e-6
-    assert two.gradients.outgoing_samples == one.gradients.outgoing_samples == one.samples
-    assert two.gradients.outgoing_loss == pytest.approx(one.gradients.outgoing_loss)
+    assert two.gradients.tally.outgoing == one.gradients.tally.outgoing == one.samples
+    assert two.gradients.tally.loss == pytest.approx(one.gradients.tally.loss)
     first, second = (list(replica.model.parameters()) for replica in two.replicas)
     assert all(map(torch.equal, first, second))
     two.devices.close()
@@ -107,7 +106,9 @@ def test_a_device_that_is_not_in_step_goes_on_while_another_computes() -> None:
 
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("in_step", [True, False])
-def test_a_device_that_fails_is_left_out_without_its_samples_and_the_other_goes_on(lost: int, in_step: bool) -> None:
+def test_a_device_that_fails_is_left_out_without_its_samples_and_the_other_goes_on(
+    lost: int, in_step: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     run = tiny_run()
     quick: Loss = TinyTask(run).loss
     calls = itertools.count(1)
@@ -121,26 +122,26 @@ def test_a_device_that_fails_is_left_out_without_its_samples_and_the_other_goes_
     losses[lost] = failing
     host = Host(run, 2, losses, in_step)
     given = {0: 0, 1: 0}
-    while not host.told:
+    while not caplog.messages:
         for number in host.turn():
             given[number] += MICROBATCH
-    assert "(cpu) is left out, the others go on: CUDA error: an illegal memory access was encountered" in host.told[0]
-    assert "more" not in host.told[0]
+    (told,) = caplog.messages
+    assert told.endswith("(cpu) is left out, the others go on: CUDA error: an illegal memory access was encountered")
     for _ in range(3):
         assert host.turn() == {1 - lost}
-    assert host.gradients.samples == given[1 - lost] + 3 * MICROBATCH
+    assert host.gradients.tally.samples == given[1 - lost] + 3 * MICROBATCH
     assert host.outgoing().norm() > 0
     host.devices.close()
 
 
-def test_with_the_last_device_fails_the_volunteer() -> None:
+def test_with_the_last_device_fails_the_volunteer(caplog: pytest.LogCaptureFixture) -> None:
     def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         raise torch.OutOfMemoryError
 
     host = Host(tiny_run(), 2, [failing, failing])
     with pytest.raises(UserError, match="not even with one sample at once"):
         list(iter(host.turn, {0, 1}))
-    assert sum("is left out" in text for text in host.told) == 1
+    assert sum("is left out" in text for text in caplog.messages) == 1
     host.devices.close()
 
 
@@ -157,7 +158,9 @@ def test_no_local_step_is_taken_without_the_device_that_takes_them() -> None:
     host.devices.close()
 
 
-def test_each_device_tries_what_its_memory_holds_and_one_that_holds_nothing_is_left_out() -> None:
+def test_each_device_tries_what_its_memory_holds_and_one_that_holds_nothing_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     run = tiny_run()
     quick: Loss = TinyTask(run).loss
 
@@ -171,6 +174,6 @@ def test_each_device_tries_what_its_memory_holds_and_one_that_holds_nothing_is_l
 
     host = Host(run, 3, [holding(2), holding(0), holding(1)])
     assert host.devices.find_sizes() in ([2, 1], [1, 1])  # a busy machine may find one sample as fast
-    assert sum("is left out" in text for text in host.told) == len(host.told) == 1
+    assert ["is left out" in text for text in caplog.messages] == [True]
     assert host.turn() == {0, 2}
     host.devices.close()

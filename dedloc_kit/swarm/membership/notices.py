@@ -3,6 +3,7 @@
 The coordinator's membership writes the notices.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ SILENCE_SECONDS = 35.0
 """Who hears no notice for so long asks the organizer itself: it may have been sent away."""
 DHT_SECONDS = 10.0
 
+_log = logging.getLogger(__name__)
+
 
 class Membership(threading.Thread):
     """Runs beside a peer's training from its first moment in the swarm to its last.
@@ -52,13 +55,12 @@ class Membership(threading.Thread):
         tell: Callable[[Gate], object] = lambda gate: None,
         office: Office | None = None,
         give_up: Callable[[Exception], None],
-        warn: Callable[[str], None],
     ) -> None:
         super().__init__(name="membership", daemon=True)
         assert node.gate is not None
         self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
         self._tracker, self._tell_others, self._office = tracker, tell, office
-        self._give_up, self._warn = give_up, warn
+        self._give_up = give_up
         self._notices = Directory(node, NOTICE, self._gate.run_id, reject=tracker.reject)
         self._heard = self._asked = time.monotonic()
         self._warned = ""
@@ -156,7 +158,7 @@ class Membership(threading.Thread):
     def _tell(self, problem: str) -> None:
         if problem != self._warned:
             self._warned = problem
-            self._warn(problem)
+            _log.warning(problem)
 
 
 async def _follow(token: bytes, notice: Notice, node: Node, _: DHTNode) -> None:

@@ -22,7 +22,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.swarm.incidents import Incidents
+from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import MAX_OWNER_BYTES, Signer, author, parted, verified
@@ -58,7 +58,7 @@ class Keeper(RecordValidatorBase):
         for kind in (PROGRESS, CONTRIBUTIONS, NOTICE) if run_id else ():
             for share, key in [(None, kind.key(names)), *enumerate(kind.shares(names))]:
                 self._places[DHTID.generate(key).to_bytes()] = _Place(kind, share)
-        self._incidents = Incidents(lambda _: None)
+        self._rejections = Rejections()
         # The same records come with answer after answer.
         self._reason_to_refuse = lru_cache(REMEMBERED_RECORDS)(self._look_into)
 
@@ -75,12 +75,12 @@ class Keeper(RecordValidatorBase):
             return False  # somebody's clock is behind; no trouble
         reason = self._unfit(record) or self._reason_to_refuse(record)
         if reason:
-            self._incidents.reject(reason)
+            self._rejections.add(reason)
         return not reason
 
     def refused(self) -> Counter[str]:
         """How many records were refused for which reason since the last call."""
-        return self._incidents.take()[1]
+        return self._rejections.take()
 
     def _unfit(self, record: DHTRecord) -> str:
         """Why this record is refused unread; empty if it fits."""

@@ -7,6 +7,7 @@ global step old). In exact training, without overlap, a volunteer waits for each
 """
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, Rewind
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -25,9 +27,9 @@ from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.devices import Computed
-from dedloc_kit.training.gradients import MAX_BATCHES, Gradients
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
@@ -39,6 +41,8 @@ IDLES_PER_LOOK = 4
 """Far from a full batch, how often it does so between two looks into the directory: nothing is new in between."""
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,6 @@ class Caller:
     """Told about every global step that this peer took, in the background thread."""
     on_loading: Callable[[int, int], None]
     """Told how many bytes of the state have arrived, and of how many."""
-    warn: Callable[[str], None]
-    """Told in plain words about what went wrong and was dealt with."""
 
 
 class CollaborativeOptimizer:
@@ -62,7 +64,7 @@ class CollaborativeOptimizer:
 
     :param replicas: the model that this volunteer trains, on each of its devices; none for a follower, which
         contributes no samples but takes every step: how the coordinator holds the state
-    :param gradients: takes what this peer computes and says how much that is
+    :param accumulator: takes what this peer computes and says how much that is
     :param exchange: its process ends when this peer leaves
     :param tracker: begins and ends with this
     """
@@ -71,17 +73,18 @@ class CollaborativeOptimizer:
         self,
         state: TrainingState,
         replicas: Sequence[Replica],
-        gradients: Gradients,
+        accumulator: Accumulator,
         exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
         caller: Caller,
     ) -> None:
-        self.run, self.state, self._replicas, self.gradients = state.run, state, replicas, gradients
+        self.run, self.state, self._replicas = state.run, state, replicas
+        self._accumulator, self.tally = accumulator, accumulator.tally
         self._at_work = list(range(len(replicas)))  # the first of them hands its buffers over
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
-        self._stop, self._on_step, self._warn = caller.stop, caller.on_step, caller.warn
+        self._stop, self._on_step = caller.stop, caller.on_step
         self._signer = signer
         self._going_back: tuple[Found, float, int] | None = None
         self._last_step = caller.last_step
@@ -97,8 +100,8 @@ class CollaborativeOptimizer:
         self._skipped = 0
         self._began = 0.0
         self._instructions: Instructions | None = None
-        self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile, caller.warn)
-        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading, caller.warn)
+        self._rounds = Rounds(state, accumulator, exchange, tracker, signer, profile)
+        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading)
 
     # Joining and leaving
 
@@ -122,7 +125,7 @@ class CollaborativeOptimizer:
 
     def await_round(self, deadline: float) -> None:
         """Wait while the batch is full or averaged, at most until then (by `time.monotonic()`)."""
-        while self.gradients.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
+        while self.tally.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
             if self._background is None:
                 self._advance()
             time.sleep(BUSY_SECONDS)
@@ -211,7 +214,7 @@ class CollaborativeOptimizer:
         taken, left_out = list[int](), list[Computed]()
         for each in computed:
             step = self._replicas[each.replica].step
-            if self.gradients.add(each.loss, each.samples, step, each.replica):
+            if self._accumulator.add(each.loss, each.samples, step, each.replica):
                 taken.append(each.samples)
                 self._skipped = 0
             else:
@@ -225,20 +228,20 @@ class CollaborativeOptimizer:
     def refresh(self, replica: int) -> None:
         """Let a replica take over the newest parameters, between two of its microbatches."""
         self._replicas[replica].refresh(
-            lambda newer: self.gradients.rebase(newer, replica), self._forget, replica == self._at_work[0]
+            lambda newer: self._accumulator.rebase(newer, replica), self._forget, replica == self._at_work[0]
         )
 
     def leave_out_replica(self, replica: int) -> bool:
         """Its device has failed; returns whether the others can go on without it."""
         self._at_work.remove(replica)
-        return self.gradients.leave_out(replica)
+        return self._accumulator.leave_out(replica)
 
     def boundary(self) -> None:
         """When what was computed is taken: in exact training, wait for a round under way.
 
         Raises RuntimeError if the background has failed: without it this peer would go on alone for ever.
         """
-        self.gradients.boundary()
+        self._accumulator.boundary()
         if self._error is not None:
             raise self._error
         with self._speed.pause():
@@ -252,7 +255,7 @@ class CollaborativeOptimizer:
 
     def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
-        return self._error is None and 2 * self.gradients.samples > MAX_BATCHES * self.run.global_batch
+        return self._error is None and 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""
@@ -332,7 +335,7 @@ class CollaborativeOptimizer:
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
-        self.gradients.count_outgoing()
+        self._accumulator.count_outgoing()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
@@ -357,14 +360,14 @@ class CollaborativeOptimizer:
         self._exchange.averager.forget_feedback()
         self.tracker.belief.reached(step, now)
         self._report()
-        self._warn(told(rewind))
+        _log.warning(told(rewind))
         self._tell(receipt, {}, {})
 
     def _forget(self) -> None:
         """What this peer computed with parameters from before a rewind leads nowhere."""
-        dropped = self.gradients.forget()
+        dropped = self._accumulator.forget()
         if dropped:
-            self._warn(f"{dropped} samples were under way when the organizer let the run go back; dropped")
+            _log.warning("%d samples were under way when the organizer let the run go back; dropped", dropped)
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
@@ -377,10 +380,10 @@ class CollaborativeOptimizer:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
         rewound = self.state.rewound
         for receipt, contributions in self._catch_up.follow():
-            self.gradients.settle([receipt.round])
+            self._accumulator.settle([receipt.round])
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
-        self.gradients.settle(self.state.rounds)
+        self._accumulator.settle(self.state.rounds)
         if self.state.rewound > rewound:
             self._forget()
         self._rounds.drop_stale()

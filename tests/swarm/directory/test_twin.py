@@ -55,7 +55,7 @@ def test_two_that_began_in_the_same_moment_come_to_one_answer() -> None:
 
 def a_tracker(dht: Any, signer: Signer, session: str) -> Tracker:
     mine = belief(signer.peer)
-    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(pytest.fail), mine, session)
+    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(), mine, session)
 
 
 def test_a_peer_sees_what_its_twin_says_although_it_says_something_itself_before_each_look(tmp_path: Path) -> None:

@@ -244,12 +244,13 @@ def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
         thread.join(30.0)
 
 
-def test_ten_records_that_name_one_port_bring_one_connection_a_minute(tmp_path: Path, hastened: None) -> None:
+def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
+    tmp_path: Path, hastened: None, warned: list[str]
+) -> None:
     config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1")
     identity = Identity(config.folder / "identity.key")
     node = open_node(config, identity, (), gate=gate_of(identity, OPEN.run_id))
-    warned: list[str] = []
-    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), Incidents(warned.append), belief())
+    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), Incidents(), belief())
     try:
         tracker.look_every(0.1)
         with victim() as (port, visits, said), Hostile(addresses_of(node), OPEN.run_id, tmp_path / "0") as mallory:
@@ -365,9 +366,8 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
         address = f"/ip4/127.0.0.1/tcp/{around.port}/p2p/{bob.signer.peer}"
         assert gate.vouched(bob.signer.peer, (address,), around.reach.words[0]) == (address,)
     node = bob.start(around)
-    told = pytest.fail
     known = swarm.invitation.peers
-    tracker = Tracker(node, bob.signer, BY_CODE.run_id, 8, known, Incidents(told), belief())
+    tracker = Tracker(node, bob.signer, BY_CODE.run_id, 8, known, Incidents(), belief())
     try:
         tracker.report(
             progress(

@@ -203,12 +203,11 @@ def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not
     assert collect(first, RUN, 64, rejected.append)[signer.peer].samples == 3
 
 
-def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(start: Start) -> None:
+def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(start: Start, warned: list[str]) -> None:
     first, signer = start()
     second, other = start(addresses_of(first))
-    warnings: list[str] = []
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), Incidents(warnings.append), belief(who.peer))
+        Tracker(node, who, RUN, 64, (), Incidents(), belief(who.peer))
         for node, who in ((first, signer), (second, other))
     )
     try:
@@ -244,7 +243,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
             value={"samples": -5},
             expiration_time=get_dht_time() + 30,
         )
-        wait_until(lambda: any("a record was ignored" in text for text in warnings), "no word about nonsense")
+        wait_until(lambda: any("a record was ignored" in text for text in warned), "no word about nonsense")
         assert not mine.anyone()
     finally:
         mine.leave()

@@ -49,15 +49,14 @@ class Peer:
 
     def __init__(self, folder: Path, **averaging: Any) -> None:
         run = tiny_run(global_batch=10, averaging=averaging)
-        self._dht, self.warned = cast(Any, PlainDHT()), list[str]()
+        self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10))
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
-        incidents = Incidents(pytest.fail)
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), incidents, belief(me.peer))
-        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile(), self.warned.append)
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
+        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile())
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
@@ -188,17 +187,17 @@ def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, m
 
 @pytest.mark.parametrize(("overlap", "oldest"), [(True, 4), (False, 0)])
 def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training_takes_none_that_is_old(
-    tmp_path: Path, overlap: bool, oldest: int
+    tmp_path: Path, warned: list[str], overlap: bool, oldest: int
 ) -> None:
     me = Peer(tmp_path, overlap=overlap)
     me.gradients.add(1.0, 7, 0)
     me.state.step = oldest
     me.rounds.drop_stale()
-    assert (me.gradients.samples, me.warned) == (7, [])
+    assert (me.gradients.tally.samples, warned) == (7, [])
     me.state.step = oldest + 1
     me.rounds.drop_stale()
-    assert me.gradients.samples == 0
-    assert me.warned == ["7 samples were computed on parameters that are too old; dropped"]
+    assert me.gradients.tally.samples == 0
+    assert warned == ["7 samples were computed on parameters that are too old; dropped"]
 
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:
