@@ -17,14 +17,8 @@ import requests
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
 
-FIXED_BYTES, BYTES_PER_PARAMETER = 750_000_000, 130
-"""The most memory that a volunteer's processes take together: reached while it hands the training state to a newcomer,
-otherwise it is about half (`benchmarks/footprint.py`; the first number has a task's libraries in it). Large activations
-come on top."""
-GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
-"""On a GPU: CUDA itself, and the replica (4 bytes), its gradients (4), two sums of gradients (8), its weights in half
-precision (2). Counted, not measured."""
 MIN_DISK_BYTES = 200_000_000
 """For the identity, the logs and the tokenizer; training data is streamed."""
 
@@ -81,8 +75,9 @@ def check(machine: Machine, parameters: int | None, *, devices: str = "auto") ->
         )
     if parameters is None:
         return ()
-    told = _check_gpus(_chosen(machine.gpus, devices), parameters)
-    needed = FIXED_BYTES + BYTES_PER_PARAMETER * parameters
+    gpus = _chosen(machine.gpus, devices)
+    told = _check_gpus(gpus, parameters)
+    needed = memory_needed(parameters, _replicas(gpus, devices))
     model = f"the model of this run ({_millions(parameters)} parameters)"
     if machine.memory < needed:
         raise UserError(
@@ -259,9 +254,15 @@ def _chosen(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
     return [gpus[number] for number in numbers if number < len(gpus)]
 
 
+def _replicas(gpus: Sequence[Gpu], devices: str) -> int:
+    """How many of them stand in the machine's memory."""
+    on_processor = devices.split(",").count("cpu")
+    return on_processor if gpus or on_processor else 1
+
+
 def _check_gpus(gpus: Sequence[Gpu], parameters: int) -> tuple[str, ...]:
     """What is said of those that will be left out; raises UserError if all would be."""
-    needed = GPU_FIXED_BYTES + GPU_BYTES_PER_PARAMETER * parameters
+    needed = gpu_memory_needed(parameters)
     full = [gpu for gpu in gpus if gpu.free < needed]
     if not full:
         return ()

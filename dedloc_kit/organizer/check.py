@@ -14,7 +14,8 @@ from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files
-from dedloc_kit.machine.survey import BYTES_PER_PARAMETER, FIXED_BYTES, cores
+from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
+from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
@@ -74,10 +75,11 @@ def check_mixture(sources: Sequence[Source]) -> None:
 
 def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     """What the run takes, in lines."""
-    needed = FIXED_BYTES + BYTES_PER_PARAMETER * rehearsed.parameters
+    parameters = rehearsed.parameters
     lines = [
-        f"model         {rehearsed.parameters / 1e6:,.1f} million parameters",
-        f"a volunteer   {size(needed)} of memory at most, beside what the samples take",
+        f"model         {parameters / 1e6:,.1f} million parameters",
+        f"a volunteer   {size(memory_needed(parameters))} of memory at most, beside what the samples take; with a GPU "
+        f"{size(memory_needed(parameters, 0))}, and {size(gpu_memory_needed(parameters))} of the GPU's",
     ]
     cost = rehearsed.cost
     if cost is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
-from dedloc_kit.machine.survey import GPU_BYTES_PER_PARAMETER, GPU_FIXED_BYTES
+from dedloc_kit.machine.needs import gpu_memory_needed
 from dedloc_kit.run import RunConfig
 
 DAY = 86_400.0
@@ -147,7 +147,7 @@ def fits(device: str, rehearsed: Rehearsed) -> int | None:
     assert rehearsed.cost is not None
     if device == HERE:
         return None
-    room = DEVICES[device].memory - GPU_FIXED_BYTES - GPU_BYTES_PER_PARAMETER * rehearsed.parameters
+    room = DEVICES[device].memory - gpu_memory_needed(rehearsed.parameters)
     return max(0, int(room / max(1, rehearsed.cost.kept_bytes)))
 
 
