@@ -62,7 +62,7 @@ class _Device:
     """One device and its thread."""
 
     def __init__(self, number: int, replica: Replica, loss: Loss, stream: Iterator[Batch], alone: bool) -> None:
-        self.number, self.device = number, next(replica.model.parameters()).device
+        self.number, self.device = number, replica.device
         self.name = f"{describe_device(self.device)} ({self.device})"
         self.microbatches = Microbatches(stream)
         self._line: Executor = _Here() if alone else ThreadPoolExecutor(1, f"device {number}")

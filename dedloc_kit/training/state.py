@@ -235,7 +235,7 @@ class Replica:
     """The model that a device of a volunteer computes with; it takes over the state between two microbatches."""
 
     def __init__(self, state: TrainingState, device: torch.device) -> None:
-        self._state = state
+        self._state, self.device = state, device
         self.model = copy.deepcopy(state.model).to(device)
         self._round = state.round
         self.step = state.step

@@ -59,6 +59,14 @@ def test_a_healthy_machine_has_nothing_that_must_be_fixed(capsys: pytest.Capture
     assert SECRET not in said
 
 
+def test_what_the_kit_cannot_do_with_this_machines_accelerator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    assert not told(found(), "the TPU of this machine is not used").must
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")
+    assert told(found(), "Apple's GPU trains in float32").fix == "where one fails, join with --devices cpu"
+
+
 def test_a_package_of_a_wrong_version_is_named_and_so_is_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["numpy>=1000", "no-such-package>=1", "pydantic>=2", "seqeval>=1000; extra == 'evaluate'"]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: needed)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
@@ -29,6 +29,7 @@ from dedloc_kit.swarm.rounds.receipts import global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
+from dedloc_kit.training.device import describe_devices
 from dedloc_kit.training.devices import Computed
 from dedloc_kit.training.state import Replica, TrainingState
 
@@ -234,6 +235,8 @@ class CollaborativeOptimizer:
     def leave_out_replica(self, replica: int) -> bool:
         """Its device has failed; returns whether the others can go on without it."""
         self._at_work.remove(replica)
+        left = [self._replicas[number].device for number in self._at_work]
+        self._profile = replace(self._profile, device=describe_devices(left))
         return self._accumulator.leave_out(replica)
 
     def boundary(self) -> None:
