@@ -141,8 +141,8 @@ class Session:
 
         for text in check(look(self._folder), invitation.parameters, devices=peer.devices):
             self._warn(text)
-        if told := tpu():
-            self._warn(told)
+        if no_use := tpu():
+            self._warn(no_use)
         if told := proxy_obstacle(ENDPOINT):  # much data is there, not all
             self._warn(told)
         skew = clock_skew(invitation.url) if invitation.url else None

@@ -62,8 +62,8 @@ def test_a_healthy_machine_has_nothing_that_must_be_fixed(capsys: pytest.Capture
 def test_what_the_kit_cannot_do_with_this_machines_accelerator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
     assert not told(found(), "the TPU of this machine is not used").must
-    monkeypatch.setattr(doctor.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert told(found(), "Apple's GPU trains in float32").fix == "where one fails, join with --devices cpu"
 
 

@@ -145,7 +145,7 @@ def test_of_several_gpus_those_that_are_chosen_must_do_and_one_is_enough() -> No
 
 
 def test_a_tpu_is_said_to_be_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey.Path, "exists", lambda _: False)
+    monkeypatch.setattr(Path, "exists", lambda _: False)
     for name in ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR"):
         monkeypatch.delenv(name, raising=False)
     assert survey.tpu() == ""

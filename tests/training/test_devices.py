@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import RunConfig
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.devices import Caller, Devices
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
@@ -36,7 +37,7 @@ class Host:
         self.devices = Devices(self.replicas, losses or count * [task.loss], self.batches, caller, in_step=in_step)
         self.samples = 0
 
-    def _gradients(self, run: RunConfig) -> Gradients:
+    def _gradients(self, run: RunConfig) -> Accumulator:
         if run.averaging.mode == "global-batch":
             return Gradients([list(replica.model.parameters()) for replica in self.replicas], self.state.layout)
         optimizer = build_optimizer(run.optimizer, groups(self.replicas[0].model))
