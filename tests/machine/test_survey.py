@@ -111,8 +111,8 @@ def test_a_machine_that_is_large_enough_is_not_talked_about() -> None:
 
 
 def test_too_little_memory_is_refused_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(LAPTOP, memory=2_000_000_000, free_memory=1_500_000_000)
-    with pytest.raises(UserError, match=r"18 million.* needs 3.1 GB .* this machine has 2.0 GB; join .* 4 GB or more"):
+    small = replace(LAPTOP, memory=1_500_000_000, free_memory=1_000_000_000)
+    with pytest.raises(UserError, match=r"18 million.* needs 1.9 GB .* this machine has 1.5 GB; join .* 3 GB or more"):
         check(small, 18_000_000)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     with pytest.raises(UserError, match="Change runtime type"):
@@ -120,6 +120,22 @@ def test_too_little_memory_is_refused_with_what_would_help(monkeypatch: pytest.M
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     with pytest.raises(UserError, match="accelerator"):
         check(small, 18_000_000)
+
+
+@pytest.mark.parametrize(
+    ("millions", "memory", "gpus"),
+    [(124, 12_700_000_000, (T4,)), (360, 31_400_000_000, (T4, T4)), (124, 12_700_000_000, ())],
+)
+def test_models_of_a_few_hundred_million_parameters_fit_where_notebooks_are_lent(
+    millions: int, memory: int, gpus: tuple[Gpu, ...]
+) -> None:
+    assert check(replace(LAPTOP, memory=memory, free_memory=memory, gpus=gpus), millions * 1_000_000) == ()
+
+
+def test_each_replica_on_the_processor_takes_memory_of_its_own() -> None:
+    assert check(LAPTOP, 70_000_000) == ()
+    (told,) = check(LAPTOP, 70_000_000, devices="cpu,cpu")
+    assert "may need 6.3 GB" in told
 
 
 def test_memory_that_others_use_is_worth_a_warning() -> None:
