@@ -117,6 +117,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_receipts.py",
     ),
     Mutation(
+        "a forked process takes the parameters again",
+        "training/state.py",
+        "self.flat = shared_zeros(self.layout.size)",
+        "self.flat = torch.zeros(self.layout.size)",
+        "tests/training/test_state.py -k forked",
+    ),
+    Mutation(
         "samples of a failed device count",
         "training/gradients.py",
         "            self._lose(replica)\n        return True",
