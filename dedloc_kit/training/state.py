@@ -122,7 +122,8 @@ class TrainingState:
     def apply(self, average: Tensor, receipt: Receipt, decay: int = 0) -> None:
         """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer.
 
-        :param decay: the organizer's order in this receipt, as in Contribution; nothing where the rate falls already
+        :param decay: over so many global steps the organizer lets the rate fall, by the order in this receipt; where it
+            falls already this changes nothing
         """
         self._gradient.copy_(average)
         falling = self.decay or self._begun(decay, receipt.step)
