@@ -123,7 +123,8 @@ class TrainingState:
         """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer.
 
         :param average: float32 [layout.size] on the CPU; what it holds afterwards does not matter
-        :param decay: the organizer's order in this receipt, as in Contribution; nothing where the rate falls already
+        :param decay: over so many global steps the organizer lets the rate fall, by the order in this receipt; where it
+            falls already this changes nothing
         """
         falling = self.decay or self._begun(decay, receipt.step)
         if self.run.averaging.mode == "global-batch":
