@@ -11,9 +11,9 @@ from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import (
     Announcement,
+    Continuation,
     Contribution,
     Evaluation,
-    Continuation,
     FillMask,
     GlobalStep,
     Neighbour,
