@@ -28,6 +28,7 @@ from dedloc_kit.steering.divergence import Divergence
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.tasks import Continuing
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
@@ -115,7 +116,7 @@ class _Coordinator:
         self._ended_at: int | None = None
         self._twin_told = False
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
-        self._saved = me.optimizer.state.info  # nobody needs the untrained state
+        self._saved = me.optimizer.state.info  # nobody needs the first state: it can be made again
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
@@ -135,6 +136,8 @@ class _Coordinator:
             self._save()  # from here on the folder alone suffices
             credit(self._ledger, self._peer.resume, self._warn)
         else:
+            if state.step == 0:
+                self._begin()
             self._saved = own = state.info
         self._lasting.begin(own)
         self._tell_of_lost()
@@ -144,6 +147,14 @@ class _Coordinator:
             belief = self._me.optimizer.tracker.belief
             belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
         self._remember()  # whose folder this is, before anybody follows its key
+
+    def _begin(self) -> None:
+        """Nothing to resume: start with the model that the run goes on from, if it does."""
+        if isinstance(self._me.task, Continuing):
+            try:
+                self._me.optimizer.state.begin_with(self._me.task.first_model())
+            except ValueError as error:
+                raise UserError(f"task.start cannot be used: {error}; name another one") from None
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""
@@ -225,9 +236,9 @@ class _Coordinator:
         if optimizer.state.rewound > order.after or optimizer.goes_back or self._tried == order:
             return
         try:
-            found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.untrained()
+            found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.beginning()
             optimizer.state.check_named(*found)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, UserError) as error:
             self._tried = order
             self._warn(f"the run cannot go back to step {order.checkpoint}: {error}")
         else:

@@ -161,6 +161,19 @@ class SampleCost(BaseModel):
     """On this machine, while nobody else uses it."""
 
 
+class GoingOn(BaseModel):
+    """How a run begins that goes on from a model that exists."""
+
+    copied: int
+    """Tokens of the vocabulary that the old one has too; the others are the mean of old ones, or drawn at random."""
+    averaged: int
+    drawn: int
+    held_out: dict[str, float] | None
+    """What the first evaluation measures; none if there is nothing to measure on."""
+    held_out_before: dict[str, float] | None
+    """The same with the model's own vocabulary, if the run has another one."""
+
+
 class Rehearsed(Event):
     """What a run takes, found out on one machine before it begins."""
 
@@ -173,6 +186,8 @@ class Rehearsed(Event):
     device: str
     cost: SampleCost | None
     """None where no data could be read."""
+    going_on: GoingOn | None = None
+    """None if the run begins untrained."""
 
 
 class Reached(Event):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 import torch
 from torch import nn
@@ -17,12 +18,13 @@ from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Rehearsed, SampleCost, State, Warned
+from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, State, Warned
 from dedloc_kit.hub import public_name
-from dedloc_kit.run import PeerConfig, RunConfig, Source, seed_of
+from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
-from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.tasks import Batch, Continuing, Task, create_task
 from dedloc_kit.tasks.mixtures import task_on
+from dedloc_kit.tasks.start import Undescribed
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_device, set_threads
 from dedloc_kit.training.flat import FlatLayout
@@ -45,7 +47,11 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     device = pick_device(peer.device)
     set_threads(peer.threads)
     _check_vocabulary(run)
-    task = create_task(run, peer.task_module)
+    try:
+        task = create_task(run, peer.task_module)
+    except Undescribed as error:
+        emit(State(text=error.lines))
+        raise
     model = task.build_model()
     readable = _read_sources(run, peer, emit, warn)
     cost = None
@@ -64,8 +70,32 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
             average_bytes=codec.averages.byte_count(layout.large) + small,
             device=describe_device(device),
             cost=cost,
+            going_on=_going_on(run, task, peer, emit, warn),
         )
     )
+
+
+def _going_on(
+    run: RunConfig, task: Task, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn
+) -> GoingOn | None:
+    """Read the model that the run goes on from, and measure it as the run will begin with it."""
+    if not isinstance(task, Continuing) or (made := task.renewed()) is None:
+        return None
+    emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['start']))}"))
+
+    def measured(task: Continuing) -> dict[str, float] | None:
+        model = task.first_model()
+        if run.data.evaluation is None:
+            return None
+        found = task.evaluate(model)
+        return {"loss": found.loss, **found.metrics}
+
+    now, before = measured(task), None
+    if "tokenizer" in run.task.options:
+        options = {key: value for key, value in run.task.options.items() if key != "tokenizer"}
+        unchanged = run.model_copy(update={"task": TaskConfig(name=run.task.name, **options)})
+        before = measured(cast(Continuing, create_task(unchanged, peer.task_module)))
+    return GoingOn(copied=made.copied, averaged=made.averaged, drawn=made.drawn, held_out=now, held_out_before=before)
 
 
 def _check_vocabulary(run: RunConfig) -> None:

@@ -29,6 +29,8 @@ PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """The pattern of a text without control characters, in what regular expressions have in common: others read it too."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
+NAMES_OF_FILES = ("tokenizer", "start")
+"""Keys of `task` that name a folder or what is on the Hub."""
 
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 """Of an account or an organization on the Hub."""
@@ -336,7 +338,7 @@ def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
         raise UserError(f"{path}: {error}") from None
     return run.model_copy(
         update={
-            "task": _with_absolute_tokenizer(run.task, path.parent),
+            "task": _with_absolute_names(run.task, path.parent),
             "data": _with_absolute_data(run.data, path.parent),
         }
     )
@@ -415,8 +417,6 @@ def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
     )
 
 
-def _with_absolute_tokenizer(task: TaskConfig, folder: Path) -> TaskConfig:
-    tokenizer = task.options.get("tokenizer")
-    if not isinstance(tokenizer, str):
-        return task
-    return task.model_copy(update={"tokenizer": _local(tokenizer, folder)})
+def _with_absolute_names(task: TaskConfig, folder: Path) -> TaskConfig:
+    named = {key: name for key in NAMES_OF_FILES if isinstance(name := task.options.get(key), str)}
+    return task.model_copy(update={key: _local(name, folder) for key, name in named.items()})

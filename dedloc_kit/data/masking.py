@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dedloc_kit.data.spelling import spellings
+
 IGNORED = -100
 """The label of a token that is not to be predicted."""
-
-_WORD_PREFIXES = ("▁", "Ġ")
-_CONTINUATION_PREFIX = "##"
 
 
 def choose_tokens(maskable: NDArray[np.bool_], probability: float, generator: np.random.Generator) -> NDArray[np.bool_]:
@@ -107,22 +106,17 @@ class Masker:
 
 
 def word_starts(tokenizer: Any) -> NDArray[np.bool_]:
-    """For each id of a tokenizer of transformers: does this token begin a word?
+    """For each id of a fast tokenizer of transformers: does this token begin a word?
 
-    Tokens mark it at their front (`▁` or `Ġ` where one begins, `##` where it goes on). Digits and punctuation marks
-    stand for themselves.
+    Those do that have the space before it. Digits and punctuation marks stand for themselves.
     """
-    tokens: list[str] = [token or "" for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    if any(token.startswith(_CONTINUATION_PREFIX) for token in tokens) and not any(
-        token.startswith(_WORD_PREFIXES) for token in tokens
-    ):
-        return np.array([not token.startswith(_CONTINUATION_PREFIX) for token in tokens])
-    return np.array([token.startswith(_WORD_PREFIXES) or not any(map(_in_words, token)) for token in tokens])
+    spelled = [(spelling or b"").decode(errors="replace") for spelling in spellings(tokenizer)]
+    return np.array([text.startswith(" ") or not any(map(_in_words, text)) for text in spelled])
 
 
 def _in_words(character: str) -> bool:
-    """Letters, and the marks that stand on them: most of a word in Bengali or Thai are marks."""
-    return unicodedata.category(character)[0] in "LM" or character in "\u200c\u200d"
+    """Letters, and the marks that stand on them: most of a word in Bengali or Thai are marks. Or parts of one."""
+    return unicodedata.category(character)[0] in "LM" or character in "\u200c\u200d\ufffd"
 
 
 def _counts(maskable: NDArray[np.bool_], probability: float) -> NDArray[np.int64]:

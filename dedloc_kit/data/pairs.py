@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedloc_kit.data.masking import Masker
+from dedloc_kit.data.special_tokens import MASKED, require
 from dedloc_kit.data.tokens import Document, Ids
 from dedloc_kit.errors import UserError
 
@@ -67,9 +68,7 @@ class PairBuilder:
     """
 
     def __init__(self, tokenizer: Any, sequence_length: int, mask_probability: float, longest_ngram: int = 0) -> None:
-        for name in ("pad_token", "cls_token", "sep_token", "mask_token"):
-            if getattr(tokenizer, name) is None:
-                raise UserError(f"the tokenizer has no {name}; make one with: dedloc tokenizer RUN.toml")
+        require(tokenizer, MASKED)
         self.sequence_length = sequence_length
         self._masker = Masker(tokenizer, mask_probability, longest_ngram)
         self._pad: int = tokenizer.pad_token_id

@@ -50,7 +50,7 @@ class DocumentTokenizer:
     """
 
     def __init__(self, tokenizer: Any, language: str | None) -> None:
-        self._backend = _whole(tokenizer)
+        self._backend = whole_backend(tokenizer)
         self._separator: str = tokenizer.sep_token
         self._separator_id: int = tokenizer.sep_token_id
         self._dtype = ids_dtype(len(tokenizer))
@@ -137,7 +137,7 @@ def _spaced(text: str) -> list[_Word]:
     return words
 
 
-def _whole(tokenizer: Any) -> Tokenizer:
+def whole_backend(tokenizer: Any) -> Tokenizer:
     """A copy that cuts off nothing: a tokenizer keeps such settings from its file, or from whoever called it last."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()

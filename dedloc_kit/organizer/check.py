@@ -12,8 +12,8 @@ from rich.table import Table
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
-from dedloc_kit.hub import names_local_files
+from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
+from dedloc_kit.hub import names_local_files, public_name
 from dedloc_kit.machine.survey import BYTES_PER_PARAMETER, FIXED_BYTES, cores
 from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, samples_per_second
 from dedloc_kit.run import RunConfig, Source, parse_peer
@@ -28,12 +28,14 @@ def check(
     volunteers: Sequence[Volunteers],
     *,
     coordinator_line: float,
+    compare: Sequence[str] = (),
     offline: bool = False,
     **settings: object,
 ) -> None:
     """Try the run's data and model on this machine and print what it takes.
 
     :param coordinator_line: bytes per second in each direction
+    :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
@@ -46,6 +48,8 @@ def check(
     console.print(f"\n{run.run_id}", style="bold")
     for line in describe(run, rehearsed):
         console.print(line)
+    if compare:
+        console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:
         console.print("no data could be read, so nothing can be said about its speed; leave --offline out")
         return
@@ -92,11 +96,31 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"global step   {count(run.global_batch, 'sample')}; each volunteer sends {size(rehearsed.gradient_bytes)} and "
         f"gets {size(rehearsed.average_bytes)} ({run.averaging.compression})"
     )
+    if rehearsed.going_on is not None:
+        lines += _describe_start(rehearsed.going_on)
     if names_local_files(run):
         lines.append(
             "note          the data or the tokenizer is in a folder of this machine: volunteers elsewhere cannot read "
             "it; put it on the Hub (dedloc tokenizer RUN.toml --shards --push OWNER/NAME)"
         )
+    return lines
+
+
+def _describe_start(start: GoingOn) -> list[str]:
+    """How much of the old model is in the new vocabulary, and what both make of the held-out data."""
+    lines = []
+    if start.held_out_before is not None or start.averaged or start.drawn:
+        lines.append(
+            f"vocabulary    {start.copied + start.averaged + start.drawn:,} tokens: {start.copied:,} copied from the "
+            f"start's, {start.averaged:,} the mean of those that spell them, {start.drawn:,} drawn at random"
+        )
+    if start.held_out is not None:
+        before = start.held_out_before or {}
+        told = [
+            f"{name} {value:.4g}" + (f" (with the start's own vocabulary {before[name]:.4g})" if name in before else "")
+            for name, value in start.held_out.items()
+        ]
+        lines.append(f"first step    held-out {', '.join(told)}")
     return lines
 
 
@@ -112,6 +136,27 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
+
+
+def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) -> Table:
+    """What the run's vocabulary makes of its held-out text beside what others make of it.
+
+    Raises UserError if a tokenizer or the text cannot be read.
+    """
+    from dedloc_kit.data.fertility import fertility, held_out_texts
+    from dedloc_kit.data.tokenizer import load_tokenizer
+
+    source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("start"))
+    if source is None or not isinstance(own, str):
+        raise UserError("--compare needs held-out text ([data.evaluation]) and a tokenizer (task.tokenizer)")
+    texts = held_out_texts(source, lambda line: console.print(line, style="yellow"))
+    table = Table("tokenizer", "tokens", "tokens/word", "bytes/token", box=None, padding=(0, 2, 0, 0))
+    for name in (own, *others):
+        tokenizer = load_tokenizer(name)
+        found = fertility(tokenizer, texts)
+        shown = f"{found.tokens_per_word:.2f}", f"{found.bytes_per_token:.2f}"
+        table.add_row(f"{public_name(name)}{' (this run)' * (name == own)}", f"{len(tokenizer):,}", *shown)
+    return table
 
 
 def _devices(rehearsed: Rehearsed, volunteers: Sequence[Volunteers]) -> Table:

@@ -59,17 +59,19 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
     :param characters: how many to read; default: `dedloc_kit.data.tokenizer.CHARACTERS`
     """
     from dedloc_kit.data.stream import documents
-    from dedloc_kit.data.tokenizer import CHARACTERS, train_tokenizer, training_text
+    from dedloc_kit.data.tokenizer import CHARACTERS, tokenization_of, train_tokenizer, training_text
 
     characters = characters or CHARACTERS
     folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise UserError("task.vocabulary must say how many tokens the tokenizer is to have")
+    tokenization = tokenization_of(run.task)
     seed = seed_of(run.name, "tokenizer")
     with TrainingDisplay(characters) as display:
         # The order of the documents within a shard means nothing to the trainer, so none are held to shuffle them.
         texts = documents(run.data.train, seed=seed, shuffle_buffer=1, warn=display.line)
-        tokens = train_tokenizer(display.watch(training_text(texts, characters, seed)), vocabulary, folder)
+        read = display.watch(training_text(texts, characters, seed, tokenization))
+        tokens = train_tokenizer(read, vocabulary, folder, tokenization, run.task.name)
         if tokens < vocabulary:
             display.line(f"the text gives only {tokens} tokens of the {vocabulary} that task.vocabulary asks for")
     return folder

@@ -35,7 +35,7 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
-from dedloc_kit.tasks import Task, create_task
+from dedloc_kit.tasks import Task, create_task, first_model
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector
@@ -75,12 +75,10 @@ class SwarmPeer:
         """From where this peer sees those who are connected to it, by peer id."""
         return hosts_of(self.dht)
 
-    def untrained(self) -> Found:
-        """The state that the run began with."""
+    def beginning(self) -> Found:
+        """The state that the run began with; raises UserError if the model that it went on from is not there."""
         run = self.optimizer.run
-        return TrainingState(
-            self.task.build_model(), lambda model: _shared_optimizer(run, self.task, model), run
-        ).copy()
+        return TrainingState(first_model(self.task), lambda model: _shared_optimizer(run, self.task, model), run).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""

@@ -106,6 +106,37 @@ class Probeable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Renewed:
+    """What a new vocabulary is made of that goes on with the weights of an old one, in tokens."""
+
+    copied: int
+    averaged: int
+    drawn: int
+
+
+@runtime_checkable
+class Continuing(Task, Protocol):
+    """A task whose runs may go on from a model that exists."""
+
+    def first_model(self) -> torch.nn.Module:
+        """The model that the run begins with: as `build_model`, with the weights that it goes on from if it does.
+
+        Only the coordinator has to have them, at the run's beginning. Raises UserError with the fix if they are not
+        there or not of this model.
+        """
+        ...
+
+    def renewed(self) -> Renewed | None:
+        """What the run's vocabulary is made of, if it goes on from a model; none otherwise. Raises UserError."""
+        ...
+
+
+def first_model(task: Task) -> torch.nn.Module:
+    """The model that a run begins with."""
+    return task.first_model() if isinstance(task, Continuing) else task.build_model()
+
+
 def create_task(run: RunConfig, module: str | None = None) -> Task:
     """The task that a run names; raises UserError if there is none of that name or its options are wrong.
 

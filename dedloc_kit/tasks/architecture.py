@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _UNDERSTANDING = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
+OF_THE_TOKENIZER = {"vocab_size", *(f"{name}_token_id" for name in ("bos", "eos", "pad", "cls", "sep", "mask", "unk"))}
+"""Keys of a model's configuration that are for the tokenizer to say."""
 _WINDOWED = "sliding_attention"
 _TOLERANCE = 1e-4
 
@@ -53,14 +56,7 @@ class Family:
 
         Raises UserError with the nearest name if the architecture or a key is unknown, or with what transformers says.
         """
-        text_part = f"{architecture}{_TEXT_PART}"
-        name = text_part if text_part in self.known else architecture
-        if name not in self.known or name not in CONFIG_MAPPING:
-            nearest = difflib.get_close_matches(architecture, self.known, n=1, cutoff=0.0)[0].removesuffix(_TEXT_PART)
-            raise UserError(
-                f"task.architecture '{architecture[:80]}' is none that transformers has for this task; "
-                f"did you mean '{nearest}'?"
-            )
+        name = self._name(architecture)
         config_class = CONFIG_MAPPING[name]
         keys = _keys(config_class)
         for key in values:
@@ -74,6 +70,51 @@ class Family:
         merged = {**_heads(merged, keys), **merged}
         with _one_line():
             return config_class(**merged, **{key: value for key, value in tokens.items() if key in keys})
+
+    def _name(self, architecture: str) -> str:
+        text_part = f"{architecture}{_TEXT_PART}"
+        name = text_part if text_part in self.known else architecture
+        if name not in self.known or name not in CONFIG_MAPPING:
+            nearest = difflib.get_close_matches(architecture, self.known, n=1, cutoff=0.0)[0].removesuffix(_TEXT_PART)
+            raise UserError(
+                f"task.architecture '{architecture[:80]}' is none that transformers has for this task; "
+                f"did you mean '{nearest}'?"
+            )
+        return name
+
+    def published(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """All that the config.json of a published model says and `task.model` can; errors as `config`.
+
+        The vocabulary and the special tokens are left out, for they are the tokenizer's.
+        """
+        config_class = CONFIG_MAPPING[self._name(config["model_type"])]
+        keys = _keys(config_class) - OF_THE_TOKENIZER
+        with _one_line():
+            return {key: value for key, value in config_class.from_dict(dict(config)).to_dict().items() if key in keys}
+
+    def load(self, folder: Path) -> nn.Module:
+        """A published model in float32, from config.json and safetensors in a folder.
+
+        Raises UserError if it lacks weights that the architecture has, or cannot be loaded.
+        """
+        try:
+            model, report = self.automatic.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
+        except Exception as error:  # OSError, ValueError, RuntimeError, and what safetensors raises
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UserError(f"the model of task.start cannot be loaded ({lines[0][:200]}); name another one") from None
+        if missing := sorted(report["missing_keys"]):
+            raise UserError(
+                f"the model of task.start lacks {len(missing)} weights that this task needs, such as '{missing[0]}'; "
+                "name one that was trained for it"
+            )
+        loaded: nn.Module = model
+        return loaded
 
     def build(self, config: PretrainedConfig) -> nn.Module:
         """A model with random float32 weights; raises UserError if it cannot be trained on packed documents."""

@@ -19,7 +19,7 @@ from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture, texts
 from dedloc_kit.data.token_shards import read_token_shard
-from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokenizer import Tokenization, load_tokenizer
 from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PositiveInt, RunConfig, Section, Source, seed_of
@@ -38,6 +38,8 @@ class TextOptions(Section):
     """ISO 639 code, such as `bn`: ALBERT goes by it where sentences end, others tell it to the model's users."""
     vocabulary: PositiveInt = 32_000
     """Tokens, for the command that trains the tokenizer."""
+    tokenization: Tokenization | None = None
+    """How that command makes it; see `tokenization_of`."""
     sequence_length: Annotated[int, Field(ge=8)] = 512
     """Tokens in one sample, special ones included."""
     evaluation_samples: PositiveInt = 256

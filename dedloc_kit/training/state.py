@@ -201,6 +201,20 @@ class TrainingState:
         with self.lock:
             return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
+    @torch.no_grad()
+    def begin_with(self, model: torch.nn.Module) -> None:
+        """Take over the weights of a model of the same kind before the first step.
+
+        Raises ValueError, and changes nothing, if one of them is not finite.
+        """
+        theirs = [*model.parameters(), *model.buffers()]
+        if not all(map(is_finite, theirs)):
+            raise ValueError("its weights hold numbers that are not finite")
+        with self.lock:
+            for own, other in zip([*self.parameters, *self.model.buffers()], theirs, strict=True):
+                own.copy_(other)
+        self._take_sketch()
+
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
         self.load(self._in_order(tensors), info)

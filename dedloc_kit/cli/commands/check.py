@@ -21,6 +21,13 @@ def add(commands: Commands) -> None:
         "one; default: %(default)s",
     )
     parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
+    parser.add_argument(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="OWNER/NAME",
+        help="set the run's tokenizer beside this one, from the Hub or a folder, on the held-out text; may be repeated",
+    )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_microbatch(parser)
     add_task_module(parser)
@@ -36,6 +43,7 @@ def run(options: argparse.Namespace) -> None:
         load_run(options.run, options.overrides),
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
+        compare=options.compare,
         offline=options.offline,
         device=options.device,
         threads=options.threads,
