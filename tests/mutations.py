@@ -40,6 +40,34 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "weights of a start that are no safetensors are read",
+        "tasks/start.py",
+        'if not any(folder.glob("model*.safetensors")):',
+        "if not folder.exists():",
+        "tests/tasks/test_start.py -k refused_in_a_line",
+    ),
+    Mutation(
+        "a start may be another than the run's file says",
+        "tasks/start.py",
+        "(found := fingerprint(self.folder)) != self.sha256:",
+        '(found := fingerprint(self.folder)) == "":',
+        "tests/tasks/test_start.py -k another_model",
+    ),
+    Mutation(
+        "a run that goes on from a model begins untrained",
+        "coordinator.py",
+        "            if state.step == 0:",
+        "            if state.step < 0:",
+        "tests/tasks/test_start.py -m slow -k from_the_swarm",
+    ),
+    Mutation(
+        "a text is spelled by other tokens than the old tokenizer's",
+        "tasks/vocabulary.py",
+        "            return list(usual[number])",
+        "            pass",
+        "tests/tasks/test_vocabulary.py -k as_the_old_tokenizer_would",
+    ),
+    Mutation(
         "a signed claim may be of any size",
         "swarm/directory/contributions.py",
         "if contribution.samples > most:",

@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text, and beside it `published`: a decoder with a tokenizer, which has some rows more than tokens."""
     folder = tmp_path_factory.mktemp("run")
     texts = write_text(folder)
-    train_tokenizer(iter(texts), 320, folder / "new", "bpe", "causal")
-    tokenizer = load_tokenizer(str(folder / "bytes"))
+    train_tokenizer((text.upper() for text in texts), 360, folder / "new", "bpe", "causal")
+    tokenizer = load_tokenizer(str(folder / "causal"))
     torch.manual_seed(7)
     # Values that neither transformers nor the task would take by themselves.
     odd = {"tie_word_embeddings": False, "rms_norm_eps": 1e-4}
@@ -70,7 +70,8 @@ def lines_of(folder: Path, where: Path) -> dict[str, Any]:
         create_task(run_from(folder, str(where)))
     _, _, rest = raised.value.lines.partition("put into [task]:\n")
     head, _, model = rest.partition("and below it:\n")
-    return tomllib.loads(head) | tomllib.loads(model)["task"]
+    lines: dict[str, Any] = tomllib.loads(head) | tomllib.loads(model)["task"]
+    return lines
 
 
 def the_same(model: Any, published: Path) -> bool:
@@ -92,7 +93,7 @@ def test_a_model_in_a_folder_is_described_in_the_runs_file_and_begun_with(folder
     assert the_same(task.first_model(), folder / "published")
     assert not the_same(task.build_model(), folder / "published")
     # Somebody who has the tokenizer alone builds a model of the same shape.
-    elsewhere = causal(run_from(folder, "/nowhere", **lines, tokenizer=str(folder / "bytes")))
+    elsewhere = causal(run_from(folder, "/nowhere", **lines, tokenizer=str(folder / "causal")))
     shapes = {name: each.shape for name, each in elsewhere.build_model().named_parameters()}
     assert shapes == {name: each.shape for name, each in task.first_model().named_parameters()}
 
@@ -117,7 +118,7 @@ def test_a_new_vocabulary_begins_far_better_than_chance(folder: Path, hub: Loopb
     assert made.averaged > 10
     model: Any = task.first_model()
     old = AutoModelForCausalLM.from_pretrained(folder / "published")
-    end, old_end = task.tokenizer.eos_token_id, load_tokenizer(str(folder / "bytes")).eos_token_id
+    end, old_end = task.tokenizer.eos_token_id, load_tokenizer(str(folder / "causal")).eos_token_id
     for mine, theirs in ((model.model.embed_tokens, old.model.embed_tokens), (model.lm_head, old.lm_head)):
         assert torch.equal(mine.weight[end], theirs.weight[old_end])
     assert (model.config.vocab_size, model.config.eos_token_id) == (len(task.tokenizer), end)
@@ -132,10 +133,10 @@ def test_an_encoder_may_go_on_too(folder: Path) -> None:
     model: Any = first.build_model()
     model.get_output_embeddings().bias.data.normal_()
     first.save(model, published)
-    described = {"architecture": "bert", "model": first.family.published(model.config.to_dict())}
-    described["model"] = {key: value for key, value in described["model"].items() if value is not None}
+    shape = {key: each for key, each in first.family.published(model.config.to_dict()).items() if each is not None}
     run = text_run(folder, "encoder")
-    options = {**run.task.options, **described, "start": str(published), "start_sha256": fingerprint(published)}
+    start = {"start": str(published), "start_sha256": fingerprint(published)}
+    options = {**run.task.options, **start, "architecture": "bert", "model": shape}
     task = create_task(run.model_copy(update={"task": TaskConfig(name="encoder", **options)}))
     assert isinstance(task, Encoder)
     assert task.evaluate(task.first_model()).loss == first.evaluate(model).loss
@@ -172,7 +173,7 @@ def cut_off(published: Path) -> None:
         (lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"), "has no weights in safetensors, and"),
         (lambda at: (at / "config.json").unlink(), "published holds no config.json, so it is no model of transformers"),
         (other_kind, 'task.architecture is "llama", and published is "bert"; leave it out'),
-        (fewer_rows, "the tokenizer of published has 300 tokens, its model 100: they do not belong together"),
+        (fewer_rows, "tokens, its model 100: they do not belong together"),
         (cut_off, "the model of task.start cannot be loaded"),
     ],
 )
@@ -216,7 +217,7 @@ def test_another_model_than_the_runs_file_says_is_refused(folder: Path) -> None:
 def test_a_start_that_cannot_be_is_told_when_the_task_is_made(
     folder: Path, hub: LoopbackHub, start: str, options: dict[str, Any], problem: str
 ) -> None:
-    options = {key: str(folder / "bytes") if value == "TOKENIZER" else value for key, value in options.items()}
+    options = {key: str(folder / "causal") if value == "TOKENIZER" else value for key, value in options.items()}
     with pytest.raises(UserError) as raised:
         create_task(run_from(folder, start.replace("COMMIT", hub.revision("us/model", 0)), **options))
     assert problem in str(raised.value)
@@ -238,7 +239,7 @@ def test_volunteers_get_the_start_from_the_swarm(folder: Path, tmp_path: Path) -
     published = tmp_path / "published"
     shutil.copytree(folder / "published", published)
     lines = lines_of(folder, published)
-    run = run_from(folder, str(published), **lines, tokenizer=str(folder / "bytes"))
+    run = run_from(folder, str(published), **lines, tokenizer=str(folder / "causal"))
     slow = OptimizerConfig(learning_rate=1e-7, warmup_steps=0, total_steps=2)
     run = run.model_copy(update={"optimizer": slow})
     first = dict(causal(run).first_model().named_parameters())
