@@ -80,11 +80,15 @@ class TrainingState:
         self.layout = FlatLayout.of(parameters)
         # Shared: the process that averages is forked later and would keep a copy of what is overwritten here.
         self.flat = shared_zeros(self.layout.size)
-        for parameter, view in zip(parameters, self.layout.views(self.flat), strict=True):
-            view.copy_(parameter.detach())
+        # Their memory is not let go before the optimizer has its zeros: new memory that nobody has written to is none
+        # yet, and a process that is forked now takes none of it.
+        before = [parameter.data for parameter in parameters]
+        for parameter, view, values in zip(parameters, self.layout.views(self.flat), before, strict=True):
+            view.copy_(values)
             parameter.data = view
         self.parameters = parameters
         self.optimizer = make_optimizer(model)
+        del before, values
         self.step = 0
         self.rounds: tuple[str, ...] = ()
         self.receipts: tuple[Receipt, ...] = ()
