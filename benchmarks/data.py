@@ -12,7 +12,7 @@ turns, and the seconds are the processor's, so that other work on the machine hi
 
 With `--task causal`: how fast do packed sequences come, beside transformers' usual way? *Usual* is what its example
 for causal models does (`run_clm.py`): tokenize and then concatenate and cut in two calls of `datasets.map`, and
-transformers' collator over a `DataLoader`.
+transformers' collator over a `DataLoader`. Each row goes once through as many tokens as the text has.
 """
 
 import argparse

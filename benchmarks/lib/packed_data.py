@@ -28,20 +28,22 @@ def packed(options: argparse.Namespace) -> int:
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
         paths = options.text or [str(write_corpus(folder / "corpus"))]
         text_run = _run(folder, [{"dataset": str(path)} for path in paths], options)
-        prepare_tokenizer(text_run, 20_000_000)
-        prepare_shards(text_run, folder / "tokens")
+        prepare_tokenizer(text_run, 5_000_000)
+        tokens = prepare_shards(text_run, folder / "tokens")
         shards = tomllib.loads(sources_toml(text_run, str(folder / "tokens"), None))["data"]["train"]
-        from_text, from_tokens = Causal(text_run), Causal(_run(folder, shards, options))
+        token_run = _run(folder, shards, options)
+        tokenizer = Causal(text_run).tokenizer
         documents = [text for source in text_run.data.train for text in in_order(source, texts, warn=print)]
         ways: dict[str, Callable[[], Iterator[Any]]] = {
-            "usual": lambda: _usual(from_text.tokenizer, documents, options),
-            "from text": lambda: from_text.batches(options.microbatch, 0, print),
-            "from tokens": lambda: from_tokens.batches(options.microbatch, 0, print),
+            "usual": lambda: _usual(tokenizer, documents, options),
+            # Each time a new task: it has no word in its memory yet.
+            "from text": lambda: Causal(text_run).batches(options.microbatch, 0, print),
+            "from tokens": lambda: Causal(token_run).batches(options.microbatch, 0, print),
         }
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(options.repeats):
             for name, batches in ways.items():
-                rates[name].append(_rate(batches, options.seconds if name != "usual" else None))
+                rates[name].append(_rate(batches(), tokens))
                 print(f"{number + 1} of {options.repeats}: {name}", file=sys.stderr)
 
     print(f"{len(documents)} documents, sequences of {options.sequence_length} tokens, {options.microbatch} in a batch")
@@ -83,12 +85,12 @@ def _usual(tokenizer: Any, documents: list[str], options: argparse.Namespace) ->
     yield from DataLoader(grouped, batch_size=options.microbatch, shuffle=True, collate_fn=default_data_collator)
 
 
-def _rate(batches: Callable[[], Iterator[Any]], seconds: float | None) -> float:
-    """Tokens per second of processor time, for so long or to the end."""
+def _rate(batches: Iterator[Any], wanted: int) -> float:
+    """Tokens per second of processor time over so many of them, or to the end."""
     tokens, began = 0, time.process_time()
-    for batch in batches():
+    for batch in batches:
         tokens += batch["input_ids"].numel()
-        if seconds is not None and time.process_time() - began > seconds:
+        if tokens >= wanted:
             break
     return tokens / (time.process_time() - began)
 

@@ -31,6 +31,7 @@ from tests.dashboard.community import (
     RUN,
     STEPS,
     TURNED,
+    continued_texts,
     peer_id,
     record_step,
     sample_picture,
@@ -399,6 +400,33 @@ def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) ->
             assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
             page.evaluate(CHARTS_FIT)
             photograph(page, f"similar-{width}-{theme}")
+            assert barriers(page) == []
+
+
+def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (0, 20, 40):
+        ledger.record_evaluation(step, continued_texts(step), 1.0)
+    served = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    with ExitStack() as stack:
+        served.start()
+        stack.callback(served.stop)
+        opened(page, served)
+        expect(page.get_by_text("it has to be told 2.10, it guesses the rest; at first it was 2.50.")).to_be_visible()
+        expect(page.get_by_text("It wavers between 1,460 tokens for what comes next, at first 1,500.")).to_be_visible()
+        cards = page.locator(".continuation > li")
+        expect(cards).to_have_count(2)
+        expect(cards.nth(0).locator(".sentence")).to_have_text("The boat crossed the river 40 times")
+        expect(cards.nth(1).locator(".written")).to_have_text(f" {MARKUP} 40")
+        cards.nth(0).get_by_text("Before, and in the text").click()
+        expect(cards.nth(0).locator("dt")).to_have_text(["untrained", "step 20", "the text"])
+        expect(cards.nth(0).locator("dd")).to_have_text(["the river 0 times", "the river 20 times", "the sea."])
+        shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
+        for theme, width in shown:
+            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+            photograph(page, f"continued-{width}-{theme}")
             assert barriers(page) == []
 
 

@@ -26,7 +26,7 @@ export function continuation(moments) {
             { class: "versions" },
             ...earlier(moments.slice(0, -1), before),
             build("dt", { text: "the text" }),
-            build("dd", { dir: "auto", text: truth }),
+            build("dd", { dir: "auto", text: truth.trim() }),
           ),
         ),
       ),
