@@ -15,7 +15,7 @@ from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.vocabulary import Origins, origins, transplant
 
-STEPS, EVERY, BATCH = 30, 10, 16
+STEPS, EVERY, BATCH = 20, 10, 16
 
 
 def run_of(folder: Path, half: str) -> RunConfig:
@@ -27,7 +27,7 @@ def run_of(folder: Path, half: str) -> RunConfig:
         {
             "name": half,
             "global_batch": BATCH,
-            "task": {**task, "evaluation_samples": 40},
+            "task": {**task, "evaluation_samples": 16},
             "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 50},
         }
     )
@@ -56,7 +56,7 @@ def curve(task: Causal, model: Any, steps: int) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_going_on_with_a_new_vocabulary_is_better_than_from_scratch_at_every_evaluation(tmp_path: Path) -> None:
-    documents = collect_documents(characters=300_000)
+    documents = collect_documents(characters=200_000)
     for half, vocabulary, part in (("old", 500, documents[::2]), ("new", 700, documents[1::2])):
         (tmp_path / half).mkdir()
         for split, texts in (("train", part[10:]), ("test", part[:10])):
