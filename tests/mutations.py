@@ -203,7 +203,7 @@ MUTATIONS = (
     Mutation(
         "an architecture whose documents see each other is trained",
         "tasks/architecture.py",
-        "if _differ(plain[:, 4:], other[:, 4:]):",
+        "if _differ(plain[:, 4:], other[:, 4:], _LEAK):",
         "if False:",
         "tests/tasks/test_architectures.py -k refused",
     ),
