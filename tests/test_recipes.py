@@ -28,7 +28,7 @@ def millions(run: RunConfig) -> float:
     )
     with torch.device("meta"):
         model = FAMILIES[run.task.name].automatic.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    return float(sum(parameter.numel() for parameter in model.parameters())) / 1e6
 
 
 def test_every_recipe_says_what_it_is_for_in_the_words_of_those_who_choose() -> None:
@@ -43,7 +43,7 @@ def test_the_model_of_a_recipe_is_as_large_as_it_says(name: str, expected: int) 
 def test_the_larger_model_in_the_comments_is_one_too(tmp_path: Path) -> None:
     text = (recipe("gpt") / "run.toml").read_text(encoding="utf-8")
     lines = text.splitlines()
-    larger = dict(found.groups() for line in lines if (found := re.fullmatch(r"# (\w+) = (\d+)", line)))
+    larger = {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# (\w+) = (\d+)", line))}
     assert "hidden_size" in larger
     changed = [f"{key} = {larger[key]}" if (key := line.split(" = ")[0]) in larger else line for line in lines]
     whole = "\n".join(changed).replace("vocabulary = 30000", "vocabulary = 48000")
