@@ -28,8 +28,7 @@ def millions(run: RunConfig) -> float:
     )
     with torch.device("meta"):
         model = FAMILIES[run.task.name].automatic.from_config(config)
-    total: int = sum(parameter.numel() for parameter in model.parameters())
-    return total / 1e6
+    return float(sum(parameter.numel() for parameter in model.parameters())) / 1e6
 
 
 def test_every_recipe_says_what_it_is_for_in_the_words_of_those_who_choose() -> None:
