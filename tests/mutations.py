@@ -589,8 +589,8 @@ MUTATIONS = (
     Mutation(
         "a message need not end",
         "swarm/network/service.py",
-        "        async with asyncio.timeout(RECEIVE_SECONDS):\n            question",
-        "        if True:\n            question",
+        "        async with asyncio.timeout(RECEIVE_SECONDS):\n            return",
+        "        if True:\n            return",
         "tests/swarm/hostile/test_lengths.py -k does_not_end",
     ),
     Mutation(
