@@ -7,7 +7,7 @@ import torch
 
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.tasks.measuring import BATCHES, SAMPLES, training_loss
-from tests.tasks.test_causal import task_of
+from tests.tasks.bytes_run import run_of
 from tests.tiny import tiny_run
 
 
@@ -26,8 +26,9 @@ def test_it_is_the_mean_over_the_first_batches_of_the_seed_and_trains_nothing() 
 
 
 def test_it_needs_no_data_that_is_held_out(tmp_path: Path) -> None:
-    task = task_of(tmp_path)
-    task.run = task.run.model_copy(update={"data": task.run.data.model_copy(update={"evaluation": None})})
+    run = run_of(tmp_path)
+    run = run.model_copy(update={"data": run.data.model_copy(update={"evaluation": None})})
+    task = create_task(run, "tests.bytes_task")
     untrained, mad = task.build_model(), task.build_model()
     with torch.no_grad():
         for parameter in mad.parameters():
