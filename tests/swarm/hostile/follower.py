@@ -28,7 +28,7 @@ from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.optimizers import build_optimizer
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import RATE, REWOUND, TrainingState
 from tests.tiny import TinyTask
 
 FORGED = 0.666
@@ -78,16 +78,17 @@ class Liar:
             stop=threading.Event(),
         )
         assert found is not None
-        metadata, (*tensors, _, _) = found
+        metadata, tensors = found
         info = StateInfo.parse(metadata["info"])
         rounds = (*info.rounds, "e" * 40) if ahead else info.rounds
         step, now = info.step + ahead, get_dht_time()
         order = Rewind(run_id=info.run_id, step=step, round=rounds[-1], checkpoint=1, rate=rate, time=now)
         receipts = [Receipt.parse(values) for values in metadata["receipts"] if values["step"] < step]
         forged = Receipt(step=step, round=rounds[-1], time=now, seconds=0.0, signed=(), rewind=self.signer.sign(order))
-        factor, rewound = torch.tensor([rate], dtype=torch.float64), torch.tensor([step if rate != 1 else 0])
+        named = dict(zip(self.state.copy()[0], tensors, strict=True))
+        named |= {RATE: torch.tensor([rate], dtype=torch.float64), REWOUND: torch.tensor([step if rate != 1 else 0])}
         info = StateInfo(run_id=info.run_id, step=step, rounds=rounds)
-        self.state.load([*tensors, factor, rewound], info, [*receipts, forged])
+        self.state.load(list(named.values()), info, [*receipts, forged])
         self.sketch = self.state.sketch
         self.tell()
 
