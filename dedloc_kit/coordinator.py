@@ -36,6 +36,8 @@ from dedloc_kit.tasks.measuring import training_loss
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
+Measured = Evaluation | tuple[float, float]
+"""On held-out data; without any the loss on data to train on, and that of the untrained model."""
 
 TWIN = "another coordinator is at work with a copy of this one's identity.key"
 POLL_SECONDS = 0.1
@@ -109,7 +111,7 @@ class _Coordinator:
         self._ledger = self._lasting.ledger
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
-        self._evaluation: Future[Evaluation | tuple[float, float]] | None = None
+        self._evaluation: Future[Measured] | None = None
         self._evaluation_step = -1
         self._divergence = self._from_the_start()
         self._orders = OrdersInForce(peer.folder)
@@ -369,8 +371,7 @@ class _Coordinator:
         with self._me.optimizer.state.lock:
             model = copy.deepcopy(self._me.optimizer.state.model)
             self._evaluation_step = self._me.optimizer.step
-        measure: Callable[[torch.nn.Module], Evaluation | tuple[float, float]]
-        measure = self._me.task.evaluate if held_out else self._measure
+        measure: Callable[[torch.nn.Module], Measured] = self._me.task.evaluate if held_out else self._measure
         self._evaluation = self._evaluator.submit(measure, model)
 
     def _measure(self, model: torch.nn.Module) -> tuple[float, float]:
