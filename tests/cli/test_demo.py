@@ -55,10 +55,11 @@ def loss_by_frequency(recipe: Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(home: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     demo = start_demo(home, tmp_path, "--volunteers", "2", "--steps", "80", "--report", str(report))
-    said, _ = demo.communicate(timeout=280)
+    said, _ = demo.communicate(timeout=560)
     assert demo.returncode == 0, said
     result = json.loads(report.read_text())
     assert result["global_steps"] == 80

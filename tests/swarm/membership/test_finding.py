@@ -23,6 +23,7 @@ def wait_for_contributors(peer: Peer, others: set[str]) -> StepDone:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_path: Path) -> None:
     # Steps of some seconds: who comes asks several about one state, which all of them must still hold.
     with Swarm(tiny_run(global_batch=256), tmp_path) as swarm:
