@@ -468,6 +468,20 @@ MUTATIONS = (
         "tests/test_ledger.py",
     ),
     Mutation(
+        "the organizer gives up its own state of a step for that of others",
+        "swarm/directory/belief.py",
+        "        if self._me != self.organizer:  # which",
+        "        if True:  # which",
+        "tests/swarm/directory/test_belief.py -k keeps_its_own",
+    ),
+    Mutation(
+        "steps that others took in place of ours are not told",
+        "swarm/rounds/catchup.py",
+        "replaced = receipt.round != known.get(receipt.step, receipt.round)",
+        "replaced = False",
+        "tests/swarm/rounds/test_catchup.py -k in_place_of_ours",
+    ),
+    Mutation(
         "one witness condemns a state",
         "swarm/rounds/witnesses.py",
         "elif self._tracker.proves(unlike):",
