@@ -9,6 +9,10 @@ turns, and the seconds are the processor's, so that other work on the machine hi
 - *bare tokenizer*: the documents through the tokenizer, its ids thrown away. Its instances are those of *from text*.
 
 *Padding* is the share of the batches' tokens that carry no text.
+
+With `--task causal`: how fast do packed sequences come, beside transformers' usual way? *Usual* is what its example
+for causal models does (`run_clm.py`): tokenize and then concatenate and cut in two calls of `datasets.map`, and
+transformers' collator over a `DataLoader`. Each row goes once through as many tokens as the text has.
 """
 
 import argparse
@@ -27,6 +31,7 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from benchmarks.lib.packed_data import packed
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.sentences import sentences
 from dedloc_kit.data.shards import find_shards
@@ -49,6 +54,10 @@ def main() -> int:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return packed(options) if options.task == "causal" else pairs(options)
+
+
+def pairs(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         print("preparing: tokenizer and shards of token ids", file=sys.stderr)
@@ -232,6 +241,7 @@ def _parse() -> argparse.Namespace:
         metavar="DATASET",
         help="Parquet folders or files, or OWNER/NAME on the Hub; default: Python's docstrings",
     )
+    parser.add_argument("--task", choices=["albert", "causal"], default="albert")
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--sequence-length", type=int, default=512)

@@ -122,7 +122,7 @@ def _mine(session: _Timed, step: StepDone) -> bool:
 
 def _peer(folder: Path) -> CoordinatorConfig:
     return CoordinatorConfig(
-        folder=folder, name="coordinator", host="127.0.0.1", device="cpu", threads=1, evaluate_every=1000
+        folder=folder, name="coordinator", host="127.0.0.1", devices="cpu", threads=1, evaluate_every=1000
     )
 
 

@@ -1,4 +1,4 @@
-"""How much memory does a volunteer take? The rule in `dedloc_kit/machine/survey.py` comes from here.
+"""How much memory does a volunteer take? The rule in `dedloc_kit/machine/needs.py` comes from here.
 
 A coordinator and two volunteers on this machine, for each number of parameters anew; the second volunteer comes when
 the first has taken a step, so that one gives the training state and the other receives it. Counted are all processes
@@ -17,6 +17,7 @@ from benchmarks.lib.forked import session_memory
 from benchmarks.lib.peers import Peer, end_on_signal, start_coordinator, start_volunteer
 from benchmarks.lib.task import SPREAD, simulated_run
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.needs import memory_needed
 from dedloc_kit.records import Invitation
 
 _MICROBATCH, _MICROBATCH_SECONDS, _BATCH, _STEPS = 8, 0.2, 64, 4
@@ -77,6 +78,8 @@ def main() -> int:
             for name, size in most.items():
                 points.setdefault(name, []).append((parameters, size))
             told = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in most.items())
+            predicted = memory_needed(parameters)
+            told += f"; predicted {predicted / 1e6:.0f} MB, {predicted / max(most.values()):.2f} of the most"
             print(f"{parameters / 1e6:6.0f} million parameters: {told}", flush=True)
     except UserError as error:
         print(error, file=sys.stderr)

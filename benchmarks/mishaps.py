@@ -159,7 +159,7 @@ def run_on(dataset: str) -> RunConfig:
         {
             "name": "mishaps",
             "global_batch": 64,
-            "task": {"name": "causal", "sequence_length": 48, "n_embd": 32, "n_layer": 1, "evaluation_samples": 32},
+            "task": {"name": "bytes", "sequence_length": 48, "n_embd": 32, "n_layer": 1, "evaluation_samples": 32},
             "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 100},
             "optimizer": {"learning_rate": 0.01, "warmup_steps": 5, "total_steps": 100_000},
         }
@@ -179,7 +179,7 @@ def soak(run: RunConfig, folder: Path, minutes: float, hub_fails: bool) -> Outco
                 lost = [(peer.files, peer.unreadable_files, peer.bad_rows) for peer in peers]
                 outcome.left_out.update(each for each in lost if any(each))
 
-    usual: dict[str, Any] = {"task_module": "tests.causal", "host": "127.0.0.1", "device": "cpu", "threads": 1}
+    usual: dict[str, Any] = {"task_module": "tests.bytes_task", "host": "127.0.0.1", "device": "cpu", "threads": 1}
     peer = CoordinatorConfig(
         folder=folder / "coordinator", name="coordinator", evaluate_every=20, checkpoint_every=20, **usual
     )

@@ -10,7 +10,6 @@ from dedloc_kit.version import __version__ as __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Literal
 
     from dedloc_kit.notebook.join import Participation
 
@@ -20,11 +19,12 @@ def join(
     *,
     name: str | None = None,
     team: str | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    devices: str = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
     code: str | None = None,
     block: bool | None = None,
+    device: str | None = None,
 ) -> Participation | None:
     """Let this machine take part in a run, and show how it goes.
 
@@ -36,16 +36,24 @@ def join(
     :param invitation: a coordinator's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
     :param name: shown on the dashboard; without one the name of your Hub account, if you are logged in, else anonymous
     :param team: shown beside it; what you give counts for the team too
-    :param device: `auto` takes a GPU if there is one
+    :param devices: what to train on: `auto` (all GPUs, else the processor), `cpu`, or names such as `cuda:0,cuda:1`
     :param folder: keeps your identity, so that what you give adds up; by default one in your home folder
     :param task_module: a Python module on this machine that has the run's task, if dedloc_kit itself has not
     :param code: what lets you into a run that is not open to all: the personal code that the organizer gave you, or a
         read-only token of the Hub, as the run wants it. Better keep it as the secret `DEDLOC_CODE` on Colab or Kaggle,
         or in the environment; without any the call asks for it
     :param block: whether the call waits until the session ends; by default as described above
+    :param device: the same as `devices`, which had this name
     """
     from dedloc_kit.notebook.join import join
 
     return join(
-        invitation, name=name, team=team, device=device, folder=folder, task_module=task_module, code=code, block=block
+        invitation,
+        name=name,
+        team=team,
+        devices=device or devices,
+        folder=folder,
+        task_module=task_module,
+        code=code,
+        block=block,
     )

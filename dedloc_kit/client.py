@@ -159,6 +159,11 @@ class Shown(BaseModel):
 ProblemText = Annotated[str, Field(max_length=300, pattern=PLAIN_TEXT)]
 
 
+class Decaying(Shown):
+    step: Count
+    steps: Count
+
+
 class RunState(Shown):
     run_id: RunId
     status: PeerText
@@ -166,6 +171,7 @@ class RunState(Shown):
     total_steps: Count
     samples_total: Count
     loss: float | None
+    decay: Decaying | None = None
     announcement: Announcement | None = None
     problem: ProblemText | None = None
 

@@ -4,6 +4,7 @@ It trains nothing, and the others do not notice it. What peers gave it knows fro
 does. What only the coordinator knows, it is told: the evaluations, and the history before it came.
 """
 
+import logging
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from contextlib import suppress
 
 from dedloc_kit.client import Measured, fetch_measured
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
@@ -24,6 +25,8 @@ from dedloc_kit.swarm.observer import Finished, Observer, watching
 POLL_SECONDS = 1.0
 COLLECT_SECONDS = 15.0
 """Between two looks at everyone's latest contribution, and at most between two questions for evaluations."""
+
+_log = logging.getLogger(__name__)
 
 
 def collector(
@@ -76,15 +79,14 @@ class _Collector:
         finally:
             self._open()
         if source is not None:
-            self._warn(
-                f"the history until global step {self.step} is a copy of {source}; nothing in it was checked here"
-            )
+            copied = "the history until global step %d is a copy of %s; nothing in it was checked here"
+            _log.warning(copied, self.step, source)
 
     def follow(self, stop: threading.Event) -> None:
         """Record what the swarm does; raises UserError if nobody of it answers."""
         addresses = initial_peers(self._invitation, self._peer.folder)
         secret = os.environ.pop(CODE, "")  # before any process is started that would inherit it
-        with watching(self._run, self._peer, addresses, self._invitation.organizer, secret, self._warn) as swarm:
+        with watching(self._run, self._peer, addresses, self._invitation.organizer, secret) as swarm:
             memory = Memory(self._peer.folder, self._run.run_id, swarm.peer, 0)
             self._emit(
                 Joined(
@@ -120,7 +122,9 @@ class _Collector:
             before = self._said.announcement
             if said.announcement != (before.text if before else ""):
                 before = Announcement(text=said.announcement, time=time.time()) if said.announcement else None
-            self._said = Peers(peers=(), paused=said.paused, last_step=said.last_step, announcement=before)
+            self._said = Peers(
+                peers=(), paused=said.paused, last_step=said.last_step, decay=said.decay, announcement=before
+            )
         return self._said.model_copy(update={"peers": here})
 
     def _record(self, finished: list[Finished]) -> None:
@@ -129,9 +133,8 @@ class _Collector:
             finished = [(step, contributions) for step, contributions in finished if step.step > self.step]
         for step, contributions in finished:
             if step.step > self.step + 1:
-                self._warn(
-                    f"nobody tells of the global steps {self.step + 1} to {step.step - 1}: they are missing here"
-                )
+                gap = "nobody tells of the global steps %d to %d: they are missing here"
+                _log.warning(gap, self.step + 1, step.step - 1)
             self._ledger.record_step(step, contributions)
             for forgotten in range(step.step + 1, self.step + 1):
                 self._rounds.pop(forgotten, None)
@@ -144,7 +147,7 @@ class _Collector:
         try:
             self._ledger.fill_gaps(swarm.contributions())
         except TimeoutError:
-            self._warn("the swarm's directory does not answer; trying again")
+            _log.warning("the swarm's directory does not answer; trying again")
 
     def _ask_for_evaluations(self) -> None:
         """Only the coordinator measures; while it is down there are none."""
@@ -163,9 +166,6 @@ class _Collector:
         self._ledger.record_evaluation(point.step, point.evaluation, point.time)
         self._evaluated = point.step
         self._emit(Evaluated(step=point.step, loss=point.evaluation.loss, metrics=point.evaluation.metrics))
-
-    def _warn(self, text: str) -> None:
-        self._emit(Warned(text=text))
 
     def close(self) -> None:
         self._ledger.close()

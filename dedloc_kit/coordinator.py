@@ -5,6 +5,7 @@ the volunteers go on.
 """
 
 import copy
+import logging
 import math
 import queue
 import sqlite3
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+import torch
+
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.lasting import LastingRecord, check_key
@@ -24,19 +27,26 @@ from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instruction
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
-from dedloc_kit.steering.divergence import Divergence
+from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.tasks import Continuing
+from dedloc_kit.tasks.measuring import training_loss
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
+Measured = Evaluation | tuple[float, float]
+"""On held-out data; without any the loss on data to train on, and that of the untrained model."""
 
+TWIN = "another coordinator is at work with a copy of this one's identity.key"
 POLL_SECONDS = 0.1
 PEERS_SECONDS = 1.0
 COLLECT_SECONDS = 15.0
 DISK_SECONDS = 5.0
 """How long to wait after the ledger could not be written."""
+
+_log = logging.getLogger(__name__)
 
 
 def coordinator(
@@ -47,9 +57,6 @@ def coordinator(
     Raises UserError if the folder, the port, the data or the task cannot be used.
     """
     emit(State(text="starting"))
-
-    def warn(text: str) -> None:
-        emit(Warned(text=text))
 
     # Steps are taken in a background thread; the ledger and the checkpoints belong to this one.
     done: queue.SimpleQueue[DoneStep] = queue.SimpleQueue()
@@ -70,12 +77,11 @@ def coordinator(
         may_start_alone=True,
         stop=stop,
         on_step=on_step,
-        warn=warn,
     ) as me:
-        role = _Coordinator(run, peer, me, done, emit, warn)
+        role = _Coordinator(run, peer, me, done, emit)
         try:
             # Data that volunteers could not read is better known now.
-            next(me.task.batches(1, seed_of(run.run_id, "check"), warn))
+            next(me.task.batches(1, seed_of(run.run_id, "check"), _log.warning))
             role.resume()
             me.optimizer.begin()
             emit(me.joined())
@@ -99,23 +105,22 @@ class _Coordinator:
         me: SwarmPeer,
         done: queue.SimpleQueue[DoneStep],
         emit: Callable[[AnyEvent], None],
-        warn: Callable[[str], None],
     ) -> None:
-        self._run, self._peer, self._me, self._done, self._emit, self._warn = run, peer, me, done, emit, warn
+        self._run, self._peer, self._me, self._done, self._emit = run, peer, me, done, emit
         self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints)
         self._ledger = self._lasting.ledger
         # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
         self._evaluator = ThreadPoolExecutor(max_workers=1)
-        self._evaluation: Future[Evaluation] | None = None
+        self._evaluation: Future[Measured] | None = None
         self._evaluation_step = -1
         self._divergence = self._from_the_start()
-        self._orders = OrdersInForce(peer.folder, warn)
+        self._orders = OrdersInForce(peer.folder)
         self._checkpoint_asked = self._orders.look().checkpoint
         self._tried: Rewinding | None = None
         self._ended_at: int | None = None
         self._twin_told = False
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
-        self._saved = me.optimizer.state.info  # nobody needs the untrained state
+        self._saved = me.optimizer.state.info  # nobody needs the first state: it can be made again
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
@@ -131,10 +136,12 @@ class _Coordinator:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
         state = self._me.optimizer.state
         own: StateInfo | None = None
-        if resume(state, self._lasting.checkpoints, self._peer.resume, self._warn) and self._peer.resume is not None:
+        if resume(state, self._lasting.checkpoints, self._peer.resume) and self._peer.resume is not None:
             self._save()  # from here on the folder alone suffices
-            credit(self._ledger, self._peer.resume, self._warn)
+            credit(self._ledger, self._peer.resume)
         else:
+            if state.step == 0:
+                self._begin()
             self._saved = own = state.info
         self._lasting.begin(own)
         self._tell_of_lost()
@@ -144,6 +151,14 @@ class _Coordinator:
             belief = self._me.optimizer.tracker.belief
             belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
         self._remember()  # whose folder this is, before anybody follows its key
+
+    def _begin(self) -> None:
+        """Nothing to resume: start with the model that the run goes on from, if it does."""
+        if isinstance(self._me.task, Continuing):
+            try:
+                self._me.optimizer.state.begin_with(self._me.task.first_model())
+            except ValueError as error:
+                raise UserError(f"task.start cannot be used: {error}; name another one") from None
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""
@@ -171,7 +186,7 @@ class _Coordinator:
                 self._record_swarm(peers)
                 self._remember()
                 self._rescue()
-                self._look_for_twin()
+                self._look_for_twin(stop)
                 peers_due = now + PEERS_SECONDS
             if now >= collect_due:
                 self._collect()
@@ -189,10 +204,10 @@ class _Coordinator:
     def _look_for_divergence(self, peers: Peers) -> Peers:
         """The same with what is wrong; then the state is measured, so that nobody starts from it unawares."""
         optimizer = self._me.optimizer
-        self._divergence.seen(peers.peers, peers.paused or optimizer.step >= optimizer.last_step)
+        self._divergence.seen(optimizer.step, peers.peers, peers.paused or optimizer.step >= optimizer.last_step)
         problem = self._divergence.problem
-        if problem and self._evaluation_step < optimizer.step:
-            self._start_evaluation()
+        if (problem or self._lasting.checkpoints.ruined.go_on) and self._evaluation_step < optimizer.step:
+            self._start_evaluation(suspected=True)
         return peers.model_copy(update={"problem": problem})
 
     def _obey(self) -> None:
@@ -205,8 +220,10 @@ class _Coordinator:
         optimizer.instruct(
             Instructions(
                 paused=orders.paused,
-                last_step=optimizer.last_step if orders.finish else None,
+                last_step=self._ordered_end(),
                 announcement=orders.announcement.text if orders.announcement else "",
+                decay_order=optimizer.decay_order(orders.decay.steps) if orders.decay else "",
+                decay=optimizer.state.decay,
             )
         )
         if orders.checkpoint > self._checkpoint_asked:
@@ -223,13 +240,18 @@ class _Coordinator:
         if optimizer.state.rewound > order.after or optimizer.goes_back or self._tried == order:
             return
         try:
-            found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.untrained()
+            found = load(self._lasting.checkpoints.path(order.checkpoint)) if order.checkpoint else self._me.beginning()
             optimizer.state.check_named(*found)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, UserError) as error:
             self._tried = order
-            self._warn(f"the run cannot go back to step {order.checkpoint}: {error}")
+            _log.warning("the run cannot go back to step %d: %s", order.checkpoint, error)
         else:
             optimizer.go_back(found, order.rate, order.after)
+
+    def _ordered_end(self) -> int | None:
+        """The last global step, if it is not the one that the configuration says."""
+        optimizer = self._me.optimizer
+        return optimizer.last_step if self._orders.look().finish or optimizer.state.decay else None
 
     def _has_volunteers(self) -> bool:
         return any(not progress.follower for progress in self._me.optimizer.tracker.others().values())
@@ -274,7 +296,7 @@ class _Coordinator:
 
     def _went_back(self, step: int) -> None:
         """A step has taken over an earlier state: nothing is wrong any more, and whoever starts anew starts from it."""
-        self._divergence.went_back(step)
+        self._divergence.went_back()
         self._lasting.checkpoints.ruined.judge(step, True)
         if step == self._me.optimizer.step:
             self._save()
@@ -303,7 +325,7 @@ class _Coordinator:
             self._lasting.checkpoint((tensors, info), spare)
             self._saved = info
         except (UserError, ValueError) as error:  # a full disk must not end the run
-            self._warn(f"no checkpoint of step {info.step}: {error}")
+            _log.warning("no checkpoint of step %d: %s", info.step, error)
 
     def _rescue(self) -> None:
         """Write anew what has to last and is gone, from what is held here, and tell the organizer."""
@@ -311,11 +333,15 @@ class _Coordinator:
             self._lasting.look(self._me.optimizer.state.copy)
         self._tell_of_lost()
 
-    def _look_for_twin(self) -> None:
-        if self._me.optimizer.tracker.twin.certain and not self._twin_told:
+    def _look_for_twin(self, stop: threading.Event) -> None:
+        """Two coordinators would order in each other's name. Raises UserError if it is this one that has to end."""
+        twin = self._me.optimizer.tracker.twin
+        if twin.second:
+            self._me.optimizer.tracker.give_way(stop)
+            raise UserError(f"{TWIN}, and began before; this one ends. To go on with this one, first stop the other")
+        if twin.certain and not self._twin_told:
             self._twin_told = True
-            text = "another coordinator is at work with a copy of this one's identity.key; stop one of the two"
-            self._emit(Warned(text=text, alert=True))
+            self._emit(Warned(text=f"{TWIN}; it ends by itself when it sees this one, which goes on", alert=True))
 
     def _tell_of_lost(self) -> None:
         if lost := self._lasting.lost():
@@ -331,16 +357,28 @@ class _Coordinator:
         try:
             yield
         except (UserError, OSError, sqlite3.Error) as error:
-            self._warn(str(error))
+            _log.warning("%s", error)
 
-    def _start_evaluation(self) -> None:
-        """Evaluate the model of the current step, unless the last measurement is still running."""
-        if self._run.data.evaluation is None or self._evaluation is not None:
+    def _start_evaluation(self, suspected: bool = False) -> None:
+        """Evaluate the model of the current step, unless the last measurement is still running.
+
+        :param suspected: something may be wrong; a run without held-out data is then measured on data to train on, for
+            what volunteers claim of their losses must not ruin a checkpoint
+        """
+        held_out = self._run.data.evaluation is not None
+        if self._evaluation is not None or not (held_out or suspected):
             return
         with self._me.optimizer.state.lock:
             model = copy.deepcopy(self._me.optimizer.state.model)
             self._evaluation_step = self._me.optimizer.step
-        self._evaluation = self._evaluator.submit(self._me.task.evaluate, model)
+        measure: Callable[[torch.nn.Module], Measured] = self._me.task.evaluate if held_out else self._measure
+        self._evaluation = self._evaluator.submit(measure, model)
+
+    def _measure(self, model: torch.nn.Module) -> tuple[float, float]:
+        """Its loss on data to train on, and that of the untrained model."""
+        task, seed = self._me.task, seed_of(self._run.run_id, "check")
+        now, untrained = (training_loss(task, each, seed, _log.warning) for each in (model, task.build_model()))
+        return now, untrained
 
     def _finish_evaluation(self, wait: bool = False) -> None:
         if self._evaluation is None or not (wait or self._evaluation.done()):
@@ -349,17 +387,24 @@ class _Coordinator:
         try:
             measured = evaluation.result()
         except UserError as error:
-            self._warn(f"no evaluation of step {self._evaluation_step}: {error}")
+            _log.warning("no evaluation of step %d: %s", self._evaluation_step, error)
             return
-        finite, rewound = math.isfinite(measured.loss), self._me.optimizer.state.rewound
+        rewound = self._me.optimizer.state.rewound
+        sound = math.isfinite(measured.loss) if isinstance(measured, Evaluation) else not far_above(*measured)
+        if self._evaluation_step >= rewound:
+            if isinstance(measured, Evaluation):
+                self._divergence.evaluated(self._evaluation_step, measured.loss)
+            else:
+                self._divergence.measured(self._evaluation_step, *measured)
+        first = self._evaluation_step if sound else self._divergence.first_lost(self._evaluation_step)
         with self._despite_a_full_disk():
-            self._lasting.checkpoints.ruined.judge(self._evaluation_step, finite)
+            self._lasting.checkpoints.ruined.judge(first, sound)
             if self._evaluation_step < rewound:  # it was still measured when the run went back
                 self._lasting.checkpoints.ruined.judge(rewound, True)
-        if self._evaluation_step >= rewound:
-            self._divergence.evaluated(self._evaluation_step, measured.loss)
-        if not finite:
-            self._warn(f"the held-out loss of step {self._evaluation_step} is not a finite number")
+        if not isinstance(measured, Evaluation):
+            return
+        if not sound:
+            _log.warning("the held-out loss of step %d is not a finite number", self._evaluation_step)
             return
         with self._despite_a_full_disk():
             self._lasting.evaluation(self._evaluation_step, measured, time.time())
@@ -374,7 +419,7 @@ class _Coordinator:
             with self._despite_a_full_disk():
                 self._ledger.fill_gaps(found)
         except TimeoutError:
-            self._warn("the swarm's directory does not answer; trying again")
+            _log.warning("the swarm's directory does not answer; trying again")
 
     def _record_swarm(self, peers: Peers) -> None:
         """Record who is here, and what went wrong since the last time."""
@@ -395,7 +440,7 @@ class _Coordinator:
         try:
             self._memory.update(self._me.reachable())
         except OSError as error:
-            self._warn(f"the swarm's addresses cannot be kept ({error.strerror})")
+            _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 
     def _peers(self) -> Peers:
         tracker, orders = self._me.optimizer.tracker, self._orders.look()
@@ -408,7 +453,8 @@ class _Coordinator:
         volunteers = {peer_id for peer_id, progress in others.items() if not progress.follower}
         return Peers(
             paused=orders.paused,
-            last_step=self._me.optimizer.last_step if orders.finish else None,
+            last_step=self._ordered_end(),
+            decay=self._me.optimizer.state.decay,
             announcement=orders.announcement,
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
             listed=public_addresses(others) if self._peer.listed else (),

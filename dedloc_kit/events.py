@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import Announcement, GlobalStep, Progress
+from dedloc_kit.records import Announcement, Decay, GlobalStep, Progress
 
 
 class Event(BaseModel):
@@ -54,6 +54,8 @@ class LocalProgress(Event):
     session_samples: int
     loss: float | None
     samples_per_second: float
+    decay: Decay | None = None
+    """Of the learning rate, once it has begun."""
 
 
 class StepDone(Event):
@@ -101,6 +103,8 @@ class Peers(Event):
     """The organizer has paused the run."""
     last_step: int | None = None
     """The global step with which the organizer lets the run end, if it is not to go on to its last one."""
+    decay: Decay | None = None
+    """Of the learning rate, by the organizer's order, once it has begun."""
     announcement: Announcement | None = None
     problem: str = ""
     """What the organizer has to put right, such as that the training has diverged; empty while nothing is wrong."""
@@ -157,6 +161,19 @@ class SampleCost(BaseModel):
     """On this machine, while nobody else uses it."""
 
 
+class GoingOn(BaseModel):
+    """How a run begins that goes on from a model that exists."""
+
+    copied: int
+    """Tokens of the vocabulary that the old one has too; the others are the mean of old ones, or drawn at random."""
+    averaged: int
+    drawn: int
+    held_out: dict[str, float] | None
+    """What the first evaluation measures; none if there is nothing to measure on."""
+    held_out_before: dict[str, float] | None
+    """The same with the model's own vocabulary, if the run has another one."""
+
+
 class Rehearsed(Event):
     """What a run takes, found out on one machine before it begins."""
 
@@ -169,6 +186,8 @@ class Rehearsed(Event):
     device: str
     cost: SampleCost | None
     """None where no data could be read."""
+    going_on: GoingOn | None = None
+    """None if the run begins untrained."""
 
 
 class Reached(Event):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, MAX_LEDGER_BYTES, STATE_FILE
-from dedloc_kit.run import HUB_REPOSITORY, RunConfig
+from dedloc_kit.run import HUB_REPOSITORY, NAMES_OF_FILES, RunConfig
 
 SILENCE_SECONDS = 60.0
 """A connection on which nothing moves for so long is given up; without it huggingface_hub would wait for ever."""
@@ -50,7 +50,7 @@ class Repository:
 
         check_login(self.name)
         api = HfApi()
-        with _asking(f"write to {self.name}"):
+        with asking(f"write to {self.name}"):
             # Without a wish the Hub's own default for this owner holds.
             api.create_repo(self.name, private=self._private or None, exist_ok=True)
             info = api.model_info(self.name)
@@ -63,7 +63,7 @@ class Repository:
         if owner != run.run_id and (owner is not None or files - _OF_A_NEW_REPOSITORY):
             holder = f"belongs to the run {owner}" if owner else "holds files of something else"
             raise UserError(f"{self.name} {holder}; choose another repository for {run.run_id} with --hub")
-        with _asking(f"write to {self.name}"):
+        with asking(f"write to {self.name}"):
             content = described(run).encode()
             api.create_commit(
                 self.name, [CommitOperationAdd(RUN_FILE, content)], commit_message=f"Begin the run {run.run_id}"
@@ -74,7 +74,7 @@ class Repository:
         from huggingface_hub import HfApi, hf_hub_download
         from huggingface_hub.repocard import metadata_load
 
-        with _asking(f"read {self.name}"):
+        with asking(f"read {self.name}"):
             if not HfApi().file_exists(self.name, "README.md"):
                 return {}
             path = hf_hub_download(self.name, "README.md")
@@ -90,7 +90,7 @@ class Repository:
         """
         from huggingface_hub import HfApi
 
-        with _asking(f"write to {self.name}"), warnings.catch_warnings():
+        with asking(f"write to {self.name}"), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file")  # the ledger
             return str(HfApi().upload_folder(repo_id=self.name, folder_path=folder, commit_message=message).commit_url)
 
@@ -122,7 +122,7 @@ def upload(
 
     check_login(repository)
     api = HfApi()
-    with _asking(f"write to {repository}"):
+    with asking(f"write to {repository}"):
         # Without a wish the Hub's own default for this owner holds.
         api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
         if private and not api.repo_info(repository, repo_type=kind).private:
@@ -158,7 +158,7 @@ def ledger_copy(repository: str, revision: str | None = None) -> Path | None:
     """
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    with _asking(f"read {repository}"):
+    with asking(f"read {repository}"):
         info = HfApi().model_info(repository, revision=revision)
         names = [f.rfilename for f in info.siblings or () if re.fullmatch(_LEDGER_TABLE, f.rfilename)][:_MAX_TABLES]
         folder = None
@@ -170,6 +170,29 @@ def ledger_copy(repository: str, revision: str | None = None) -> Path | None:
     return folder
 
 
+def model_files(repository: str, commit: str, patterns: list[str]) -> Path:
+    """The files of a model repository with these patterns, as of this commit, in a folder on this machine.
+
+    Raises UserError with the fix if the repository or the commit is not there for us, HubUnavailable.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    with asking(f"read {repository}"):
+        try:
+            return Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
+        except GatedRepoError:
+            raise UserError(
+                f"{repository} is gated: ask for access on huggingface.co/{repository}, then {_LOG_IN}"
+            ) from None
+        except RepositoryNotFoundError:
+            raise UserError(
+                f"there is no {repository} on the Hub that you may read; check the name, or {_LOG_IN}"
+            ) from None
+        except RevisionNotFoundError:
+            raise UserError(f"{repository} has no commit {commit}; its page lists the commits") from None
+
+
 def invitation_text(repository: str) -> str:
     """The newest invitation in a run's repository `OWNER/NAME`, as its JSON text, which nobody has validated yet.
 
@@ -177,7 +200,7 @@ def invitation_text(repository: str) -> str:
     """
     from huggingface_hub.errors import HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 
-    with _asking(f"read {repository}"):
+    with asking(f"read {repository}"):
         try:
             try:
                 return _read_invitation(repository)
@@ -205,17 +228,22 @@ def _read_invitation(repository: str, token: Literal[False] | None = None) -> st
 
 
 def names_local_files(run: RunConfig) -> bool:
-    """Does the run's configuration name what lies on the organizer's machine?"""
-    return bool(json.loads(described(run))["run"] != run.model_dump(mode="json"))
+    """Does the run's configuration name what lies on the organizer's machine, and volunteers have to read?"""
+    sources = (*run.data.train, *filter(None, [run.data.evaluation]))
+    tokenizer = run.task.options.get("tokenizer", run.task.options.get("start"))
+    read = (*(source.dataset for source in sources), *([tokenizer] if isinstance(tokenizer, str) else []))
+    return any(name != public_name(name) for name in read)
 
 
 def described(run: RunConfig) -> str:
     """The run's configuration for the public as JSON: of what lies on this machine only the name is told."""
     values = run.model_dump(mode="json")
-    for source in (*values["data"]["train"], *filter(None, [values["data"]["evaluation"]])):
+    data = values["data"]
+    for source in (*data["train"], *data.get("decay", ()), *filter(None, [data["evaluation"]])):
         source["dataset"] = public_name(source["dataset"])
-    if isinstance(values["task"].get("tokenizer"), str):
-        values["task"]["tokenizer"] = public_name(values["task"]["tokenizer"])
+    for key in NAMES_OF_FILES:
+        if isinstance(values["task"].get(key), str):
+            values["task"][key] = public_name(values["task"][key])
     return json.dumps({"run_id": run.run_id, "run": values}, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -228,7 +256,7 @@ def _download(repository: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    with _asking(f"read {repository}"):
+    with asking(f"read {repository}"):
         try:
             state = Path(hf_hub_download(repository, STATE_FILE, revision=revision))
         except RepositoryNotFoundError:
@@ -247,7 +275,7 @@ def _download(repository: str, revision: str | None) -> Path:
 
 
 @contextmanager
-def _asking(what: str) -> Iterator[None]:
+def asking(what: str) -> Iterator[None]:
     """Turn whatever goes wrong in huggingface_hub into a UserError or HubUnavailable."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.utils import disable_progress_bars, get_session  # type: ignore[attr-defined]

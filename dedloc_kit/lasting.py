@@ -20,13 +20,17 @@ from dedloc_kit.memory import MEMORY_FILE, own_id
 from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, GlobalStep, StateInfo
 from dedloc_kit.steering.orders import ORDERS_FILE
 from dedloc_kit.training.checkpoint import Checkpoints, Found
+from dedloc_kit.training.ruined import RUINED_FILE
 
 LEDGER_FILE = "ledger.sqlite"
 COPY_FILE = "ledger-copy.sqlite"
 """Among the checkpoints."""
 COPY_WRITES = 20
 """After so many steps and evaluations the copy is renewed; until then they are kept in memory as well."""
-JSON_FILES = (INVITATION_FILE, MEMORY_FILE, ORDERS_FILE, BOOK_FILE, ADMITTED_FILE)
+JSON_FILES = (
+    *(INVITATION_FILE, MEMORY_FILE, ORDERS_FILE, BOOK_FILE, ADMITTED_FILE),
+    f"checkpoints/{RUINED_FILE}",
+)
 
 
 def check_key(folder: Path) -> None:
@@ -161,7 +165,7 @@ class LastingRecord:
 
 def _is_json(content: bytes) -> bool:
     try:
-        return isinstance(json.loads(content), dict)
+        return isinstance(json.loads(content), dict | list)
     except ValueError:
         return False
 

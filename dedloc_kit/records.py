@@ -79,6 +79,9 @@ class Record(BaseModel):
             raise ValueError(f"{cls.__name__}: {describe(error, cls)}") from None
 
 
+MAX_LOSS = 1e9
+
+
 class Contribution(Record):
     """The samples of one peer that went into one global step, signed by the peer.
 
@@ -92,10 +95,36 @@ class Contribution(Record):
     session: Digest
     samples: Count
     session_samples: Count
-    loss: Annotated[float, Field(ge=-1e9, le=1e9)] | None
-    """Mean training loss over the samples; none when there are none."""
+    loss: Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)] | None
+    """Mean training loss over the samples, or the nearest of these bounds; none when there are none."""
     name: PeerText
     time: Time
+    decay_order: Base64 = ""
+    """The organizer's signed order that the learning rate falls from this global step on, a `DecayOrder`: whoever has
+    heard of it brings it. As text, for no signature may stand within another."""
+
+
+class DecayOrder(Record):
+    """What the organizer signs to let the learning rate fall and the run end with that."""
+
+    run_id: RunId
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+    """Over so many global steps."""
+    rewound: Count
+    """The state's newest rewind then: a later one makes the order void, whoever still brings it."""
+
+
+class Decay(Record):
+    """The learning rate falls to its end, in these global steps; the run is over after them."""
+
+    start: Annotated[int, Field(ge=1, le=2**53)]
+    """The first of them."""
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+
+    @property
+    def end(self) -> int:
+        """The last of them."""
+        return self.start + self.steps - 1
 
 
 class Announcement(Record):
@@ -113,6 +142,10 @@ class Instructions(Record):
     """The global step after which the run is over, if that is not what its configuration says."""
     announcement: AnnouncementText
     """Empty if there is none."""
+    decay_order: Base64 = ""
+    """For all to bring to their rounds; see Contribution."""
+    decay: Decay | None = None
+    """That has begun; for those who look on."""
 
 
 class FillMask(Record):
@@ -123,6 +156,15 @@ class FillMask(Record):
     guess: Annotated[ShownText, Field(max_length=64)]
     truth: Annotated[ShownText, Field(max_length=64)]
     after: Annotated[ShownText, Field(max_length=256)]
+
+
+class Continuation(Record):
+    """The beginning of a held-out text, how the model goes on, and how the text does, for viewers."""
+
+    kind: Literal["continuation"] = "continuation"
+    before: Annotated[ShownText, Field(max_length=512)]
+    written: Annotated[ShownText, Field(max_length=512)]
+    truth: Annotated[ShownText, Field(max_length=512)]
 
 
 MAX_PICTURE_SIDE = 48
@@ -188,9 +230,16 @@ def _kind_of(sample: Any) -> Any:
 
 
 Sample = Annotated[
-    Annotated[FillMask, Tag("fill-mask")] | Annotated[Neighbours, Tag("neighbours")], Discriminator(_kind_of)
+    Annotated[FillMask, Tag("fill-mask")]
+    | Annotated[Continuation, Tag("continuation")]
+    | Annotated[Neighbours, Tag("neighbours")],
+    Discriminator(_kind_of),
 ]
 """What a model does with one held-out sample, for viewers."""
+
+
+NO_SHARES = frozenset({"perplexity", "bits per byte"})
+"""Metrics that are not shares of a whole."""
 
 
 class Evaluation(Record):
@@ -198,11 +247,18 @@ class Evaluation(Record):
 
     loss: Annotated[float, Field(allow_inf_nan=True)]
     """The mean over the samples; a model that has diverged has none that is finite."""
-    metrics: dict[PeerText, Annotated[float, Field(ge=0, le=1)]] = Field(default={}, max_length=8)
-    """Shares of the whole by name, such as `masked accuracy`."""
+    metrics: dict[PeerText, Annotated[float, Field(ge=0, le=1e9)]] = Field(default={}, max_length=8)
+    """Shares of the whole by name, such as `masked accuracy`; what `NO_SHARES` names is any number."""
     samples: tuple[Sample, ...] = Field(default=(), max_length=8)
     pictures: tuple[Picture, ...] = Field(default=(), max_length=72)
     """Those that the samples name."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _shares(cls, metrics: dict[str, float]) -> dict[str, float]:
+        if wrong := [name for name, value in metrics.items() if value > 1 and name not in NO_SHARES]:
+            raise ValueError(f"{wrong[0]} is a share and cannot be more than 1")
+        return metrics
 
 
 class Progress(Record):

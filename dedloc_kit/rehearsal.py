@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import cast
 
 import torch
 from torch import nn
@@ -18,13 +18,15 @@ from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Rehearsed, SampleCost, State, Warned
+from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, State, Warned
 from dedloc_kit.hub import public_name
-from dedloc_kit.run import PeerConfig, RunConfig, Source, seed_of
+from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
-from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.tasks import Batch, Continuing, Task, create_task
+from dedloc_kit.tasks.mixtures import task_on
+from dedloc_kit.tasks.start import Undescribed
 from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.device import describe_device, half_precision, pick_device, set_threads
+from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.microbatch import MAX_SAMPLES, find_microbatch, largest_microbatch, pieces, samples_in
 
@@ -42,16 +44,22 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     def warn(text: str) -> None:
         emit(Warned(text=text))
 
-    device = pick_device(peer.device)
+    device = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")[0]
     set_threads(peer.threads)
     _check_vocabulary(run)
-    task = create_task(run, peer.task_module)
+    try:
+        task = create_task(run, peer.task_module)
+    except Undescribed as error:
+        emit(State(text=error.lines))
+        raise
     model = task.build_model()
     readable = _read_sources(run, peer, emit, warn)
     cost = None
     if readable:
         emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
-        cost = _cost(task_of(run, readable, peer), model, device, run, peer.microbatch or run.microbatch or 0, warn)
+        cost = _cost(
+            task_on(run, readable, peer.task_module), model, device, run, peer.microbatch or run.microbatch or 0, warn
+        )
     layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
     small = codec.small.byte_count(layout.size - layout.large)
@@ -62,14 +70,32 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
             average_bytes=codec.averages.byte_count(layout.large) + small,
             device=describe_device(device),
             cost=cost,
+            going_on=_going_on(run, task, peer, emit, warn),
         )
     )
 
 
-def task_of(run: RunConfig, sources: tuple[Source, ...], peer: PeerConfig, **data: Any) -> Task:
-    """The run's task with other training data."""
-    changed = run.data.model_copy(update={"train": sources, **data})
-    return create_task(run.model_copy(update={"data": changed}), peer.task_module)
+def _going_on(
+    run: RunConfig, task: Task, peer: PeerConfig, emit: Callable[[AnyEvent], None], warn: Warn
+) -> GoingOn | None:
+    """Read the model that the run goes on from, and measure it as the run will begin with it."""
+    if not isinstance(task, Continuing) or (made := task.renewed()) is None:
+        return None
+    emit(State(text=f"reading the model that the run goes on from, {public_name(str(run.task.options['start']))}"))
+
+    def measured(task: Continuing) -> dict[str, float] | None:
+        model = task.first_model()
+        if run.data.evaluation is None:
+            return None
+        found = task.evaluate(model)
+        return {"loss": found.loss, **found.metrics}
+
+    now, before = measured(task), None
+    if "tokenizer" in run.task.options:
+        options = {key: value for key, value in run.task.options.items() if key != "tokenizer"}
+        unchanged = run.model_copy(update={"task": TaskConfig(name=run.task.name, **options)})
+        before = measured(cast(Continuing, create_task(unchanged, peer.task_module)))
+    return GoingOn(copied=made.copied, averaged=made.averaged, drawn=made.drawn, held_out=now, held_out_before=before)
 
 
 def _check_vocabulary(run: RunConfig) -> None:
@@ -95,7 +121,8 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
     readable: list[Source] = []
     faults: list[str] = []
     trained: set[int] = set()
-    sources = (*run.data.train, *filter(None, [run.data.evaluation]))
+    learned = (*run.data.train, *run.data.decay)
+    sources = (*learned, *filter(None, [run.data.evaluation]))
     for source in sources:
         if HF_HUB_OFFLINE and not Path(source.dataset).is_absolute():
             warn(f"{source.dataset} is on the Hub and is not looked at: offline")
@@ -104,7 +131,7 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
         surveyed = Survey() if source.tokenized else survey(source, _SURVEY_SECONDS / len(sources), warn)
         for line in surveyed.lines:
             emit(State(text=line))
-        if source not in run.data.train and surveyed.documents & trained:
+        if source not in learned and surveyed.documents & trained:
             both = len(surveyed.documents & trained)
             surveyed.odd.append(
                 f"{both} of {len(surveyed.documents)} held-out documents that were read are training data too; "
@@ -112,7 +139,9 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
             )
         if not surveyed.faults:
             try:
-                _describe_samples(run, task_of(run, (source,), peer, shuffle_buffer=1), source, emit, surveyed.odd)
+                _describe_samples(
+                    run, task_on(run, (source,), peer.task_module, shuffle_buffer=1), source, emit, surveyed.odd
+                )
             except UserError as error:
                 surveyed.faults.append(str(error))
         for line in surveyed.odd:
@@ -120,6 +149,7 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
         faults += surveyed.faults
         if source in run.data.train:
             readable.append(source)
+        if source in learned:
             trained |= surveyed.documents
     if len(faults) > 1:
         for fault in faults:

@@ -1,8 +1,8 @@
 """Which training state a coordinator starts from, and what has happened until then."""
 
 import json
+import logging
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
@@ -11,43 +11,47 @@ from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInfo
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
-from dedloc_kit.training.state import RATE, REWOUND, TrainingState
+from dedloc_kit.training.state import NOTHING_ORDERED, TrainingState
 
 MAX_CONTRIBUTORS_BYTES = 2**26
 
+_log = logging.getLogger(__name__)
 
-def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None, warn: Callable[[str], None]) -> bool:
+
+def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None) -> bool:
     """Take over the folder's newest checkpoint or the one that the organizer names, whichever is newer.
 
     Returns whether it is the one that the organizer names.
 
     A state of the same run goes on as if nothing had happened. So does one of a run of the same name whose
     configuration was changed: with its step, on which the learning rate depends, and the optimizer's moments; in this
-    way an organizer corrects a learning rate or adds data. A factor that rewinds have put on the rate ends with that.
+    way an organizer corrects a learning rate or adds data. What was ordered ends with that: a factor that rewinds have
+    put on the rate, and a decay.
     The state of a run of another name is refused, as is one whose shapes are not those of the model.
 
     :param named: a place for `checkpoint.find`
     Raises UserError if there is nothing whole, or it does not belong here; the state is then as it was.
     """
-    own = checkpoints.newest(warn)
+    own = checkpoints.newest()
     if own is not None:
         _load(state, own, f"the checkpoint in {checkpoints.folder}", "choose another --folder")
     if named is None:
         return False
-    tensors, info = find(named, warn)
+    tensors, info = find(named)
     if own is not None and info.step <= state.step:
-        warn(
-            f"{checkpoints.folder} is at step {state.step}, so the run goes on from there, not from step {info.step} "
-            "of --resume; for that choose another --folder"
+        _log.warning(
+            "%s is at step %d, so the run goes on from there, not from step %d of --resume; for that choose another "
+            "--folder",
+            *(checkpoints.folder, state.step, info.step),
         )
         return False
     if info.run_id != state.run_id:
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in (RATE, REWOUND)}
-    _load(state, (tensors, _adopted(info, state.run, warn)), f"the training state of {named}", "check --resume")
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in NOTHING_ORDERED}
+    _load(state, (tensors, _adopted(info, state.run)), f"the training state of {named}", "check --resume")
     return True
 
 
-def credit(ledger: Ledger, named: Path, warn: Callable[[str], None]) -> None:
+def credit(ledger: Ledger, named: Path) -> None:
     """Take over the whole history from the same place, or at least who has given what; nothing if this ledger has
     begun already.
 
@@ -60,11 +64,11 @@ def credit(ledger: Ledger, named: Path, warn: Callable[[str], None]) -> None:
         if _restored(ledger.path, folder):
             return
     except UserError as error:
-        warn(f"the history of the run is not restored ({error})")
+        _log.warning("the history of the run is not restored (%s)", error)
     try:
         contributors = _contributors(folder)
     except (OSError, ValueError, TypeError) as error:
-        warn(f"who contributed before is not known: what {folder} says of it cannot be read ({error})")
+        _log.warning("who contributed before is not known: what %s says of it cannot be read (%s)", folder, error)
         return
     ledger.adopt(contributors)
 
@@ -93,7 +97,7 @@ def _contributors(folder: Path) -> list[Contributor]:
     return [Contributor(**given.model_dump()) for given in {given.peer: given for given in every}.values()]
 
 
-def _adopted(info: StateInfo, run: RunConfig, warn: Callable[[str], None]) -> StateInfo:
+def _adopted(info: StateInfo, run: RunConfig) -> StateInfo:
     """The info as of this run; raises UserError if it is that of a run of another name."""
     if info.run_id == run.run_id:
         return info
@@ -102,7 +106,8 @@ def _adopted(info: StateInfo, run: RunConfig, warn: Callable[[str], None]) -> St
             f"the training state of --resume belongs to the run {info.run_id}, this one is {run.run_id}; to go on with "
             "a changed configuration keep the run's name"
         )
-    warn(f"going on from step {info.step} of {info.run_id}; the configuration has changed, this is {run.run_id}")
+    changed = "going on from step %d of %s; the configuration has changed, this is %s"
+    _log.warning(changed, info.step, info.run_id, run.run_id)
     return info.model_copy(update={"run_id": run.run_id})
 
 

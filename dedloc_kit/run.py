@@ -7,7 +7,17 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.validation import describe
@@ -18,11 +28,24 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """The pattern of a text without control characters, in what regular expressions have in common: others read it too."""
+DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
+"""The pattern of what a peer may train on; see `PeerConfig.devices`."""
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
+NAMES_OF_FILES = ("tokenizer", "start")
+"""Keys of `task` that name a folder or what is on the Hub."""
 
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 """Of an account or an organization on the Hub."""
+
+MAX_BATCHES = 64
+"""Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record
+that claims more is not believed, and a volunteer waits before it comes to that."""
+
+
+LATER = "later"
+"""Marks a key that came when there were runs already: while it has its default it is left out of what is written, so
+that those runs keep their fingerprint."""
 
 
 class Section(BaseModel):
@@ -31,6 +54,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = written(self)
+        for name, field in type(self).model_fields.items():
+            if LATER in field.metadata and getattr(self, name) == field.default:
+                values.pop(name, None)
+        return values
 
 
 class Source(Section):
@@ -55,6 +86,8 @@ class DataConfig(Section):
     train: tuple[Source, ...] = Field(min_length=1)
     evaluation: Source | None = None
     """Held-out data for the coordinator's evaluation loss."""
+    decay: Annotated[tuple[Source, ...], LATER] = ()
+    """With the schedule `warmup-stable-decay`: what is read in place of `train` while the rate falls."""
     shuffle_buffer: PositiveInt = 10_000
     """Documents from which the next one is drawn at random; more shuffles better and takes more memory."""
 
@@ -76,26 +109,29 @@ class TaskConfig(Section):
 class OptimizerConfig(Section):
     """The optimizer and its schedule; the defaults are DeDLOC's for ALBERT (section 4.2)."""
 
-    name: Literal["lamb", "lars"] = "lamb"
-    """`lamb` (You et al. 2020), or `lars` with momentum (You et al. 2017), as DeDLOC trains SwAV with."""
+    name: Literal["lamb", "lars", "adamw", "muon"] = "lamb"
+    """`lamb` (You et al. 2020), `lars` with momentum (You et al. 2017), as DeDLOC trains SwAV with, or `adamw`
+    (Loshchilov and Hutter 2019). With `local-steps` also `muon` (Jordan et al. 2024), which takes matrices and leaves
+    words and all else to AdamW, at the rate and weight decay that suit AdamW."""
     learning_rate: PositiveFloat = 1.76e-3
     start_learning_rate: Annotated[float, Field(ge=0)] = 0.0
     """Where the linear warm-up begins."""
     end_learning_rate: Annotated[float, Field(ge=0)] = 0.0
     """What the rate falls to after the warm-up."""
-    schedule: Literal["linear", "cosine"] = "linear"
-    """How it falls."""
+    schedule: Literal["linear", "cosine", "warmup-stable-decay"] = "linear"
+    """How it falls. `warmup-stable-decay`: not before the organizer says so (`dedloc decay`), and the run ends with
+    that."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5_000
     total_steps: PositiveInt = 125_000
-    """Global steps after which the run is finished."""
+    """Global steps after which the run is finished; with `warmup-stable-decay` at the latest."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """With `lamb`."""
+    """With `lamb`, `adamw` and `muon`."""
     epsilon: PositiveFloat = 1e-6
-    """With `lamb`."""
+    """With `lamb`, `adamw` and `muon`."""
     max_weight_norm: PositiveFloat = 10_000.0
     """With `lamb`: upper bound on the norm of a layer's weights in the trust ratio."""
     momentum: Decay = 0.9
-    """With `lars`."""
+    """With `lars` and `muon`."""
     trust_coefficient: PositiveFloat = 0.001
     """With `lars`: the step of a layer at the rate 1, relative to the norm of its weights."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -184,6 +220,21 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _muon_works_alone(self) -> "RunConfig":
+        if self.optimizer.name == "muon" and self.averaging.mode != "local-steps":
+            raise ValueError(
+                'optimizer.name = "muon" is for the steps that each volunteer takes by itself: add averaging = '
+                '"local-steps", or set the name to "adamw" or "lamb"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decay_is_ordered(self) -> "RunConfig":
+        if self.data.decay and self.optimizer.schedule != "warmup-stable-decay":
+            raise ValueError('data.decay needs optimizer.schedule = "warmup-stable-decay"; add that or remove it')
+        return self
+
+    @model_validator(mode="after")
     def _microbatch_fits(self) -> "RunConfig":
         if self.microbatch is not None and self.microbatch > self.peer_batch:
             raise ValueError(f"microbatch must be at most {self.peer_batch}, what one step of a peer takes")
@@ -195,7 +246,7 @@ class RunConfig(Section):
         return self.averaging.local_batch if self.averaging.mode == "local-steps" else self.global_batch
 
     def canonical(self) -> str:
-        """The configuration as JSON with sorted keys and every default written out."""
+        """The configuration as JSON with sorted keys and every default written out, but for keys that came `LATER`."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     @property
@@ -218,7 +269,9 @@ class PeerConfig(Section):
     """The name shown on the dashboard."""
     team: str = Field(default="", max_length=64, pattern=PLAIN_TEXT)
     """The team that this volunteer gives for, shown on the dashboard; none by default."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: str = Field(default="auto", pattern=DEVICES, validation_alias=AliasChoices("devices", "device"))
+    """What to train on: `auto` (all CUDA GPUs, else Apple's GPU, else the CPU), `cuda` (all CUDA GPUs), or names such
+    as `cuda:0,cuda:1`. The name of before there were several, `device`, is taken too."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 takes what the machine has."""
     microbatch: Annotated[int, Field(ge=0)] = 0
@@ -294,7 +347,7 @@ def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
         raise UserError(f"{path}: {error}") from None
     return run.model_copy(
         update={
-            "task": _with_absolute_tokenizer(run.task, path.parent),
+            "task": _with_absolute_names(run.task, path.parent),
             "data": _with_absolute_data(run.data, path.parent),
         }
     )
@@ -367,13 +420,12 @@ def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
     return data.model_copy(
         update={
             "train": tuple(absolute(source) for source in data.train),
+            "decay": tuple(absolute(source) for source in data.decay),
             "evaluation": absolute(data.evaluation) if data.evaluation else None,
         }
     )
 
 
-def _with_absolute_tokenizer(task: TaskConfig, folder: Path) -> TaskConfig:
-    tokenizer = task.options.get("tokenizer")
-    if not isinstance(tokenizer, str):
-        return task
-    return task.model_copy(update={"tokenizer": _local(tokenizer, folder)})
+def _with_absolute_names(task: TaskConfig, folder: Path) -> TaskConfig:
+    named = {key: name for key in NAMES_OF_FILES if isinstance(name := task.options.get(key), str)}
+    return task.model_copy(update={key: _local(name, folder) for key, name in named.items()})

@@ -1,13 +1,15 @@
 """The volunteer: takes batches, accumulates gradients, and lets the collaborative optimizer do the rest."""
 
+import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
-from dedloc_kit.data.losses import Loss
+from dedloc_kit.data.losses import Loss, Losses
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
@@ -18,11 +20,11 @@ from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instruction
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.device import half_precision
-from dedloc_kit.training.microbatch import Microbatches, find_microbatch, largest_microbatch, samples_in
+from dedloc_kit.training.devices import Caller, Devices
+from dedloc_kit.training.microbatch import largest_microbatch
 
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
@@ -31,6 +33,8 @@ TWIN = "this machine's identity.key is also at work on another one, and what bot
 OWN_KEY = "to train on both, remove identity.key on one of them, which then gets a key of its own"
 PAUSED_SECONDS = 0.5
 """Between two looks whether a paused run goes on."""
+
+_log = logging.getLogger(__name__)
 
 
 def volunteer(
@@ -47,20 +51,19 @@ def volunteer(
     run = invitation.run_config()
     emit(State(text="connecting"))
 
-    def warn(text: str) -> None:
-        emit(Warned(text=text))
-
-    losses: dict[str, Loss] = {}
+    lossy: list[Losses] = []
 
     def of_data(text: str) -> None:
-        warn(text)
-        if isinstance(text, Loss):
-            losses[text.dataset] = text
-            me.optimizer.leave_out(
-                sum(loss.files for loss in losses.values()),
-                sum(loss.unreadable for loss in losses.values()),
-                sum(loss.rows for loss in losses.values()),
-            )
+        if isinstance(text, Loss) and text.losses not in lossy:
+            lossy.append(text.losses)
+        _log.warning(text)
+
+    def left_out() -> tuple[int, int, int]:
+        return (
+            sum(losses.files for losses in lossy),
+            sum(len(losses.unreadable) for losses in lossy),
+            sum(losses.bad_rows for losses in lossy),
+        )
 
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         mine = contributions.get(me.signer.peer)
@@ -82,63 +85,71 @@ def volunteer(
         stop=stop,
         on_step=on_step,
         on_loading=on_loading,
-        warn=warn,
     ) as me:
         me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
+        me.optimizer.leaves_out(left_out)
         reach = me.dht.reach
         if reach.text:
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
-        replica = me.replica
-        assert replica is not None
         _await_twin(me, stop, emit)
-        compute = Compute(
-            replica.model, lambda m, batch: me.task.loss(m, batch, replica.step), me.device, half_precision(me.device)
-        )
+        count = len(me.replicas)
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
-        with Prefetch(me.task.batches(size or largest_microbatch(run), seed, of_data), size=4) as batches:
-            microbatches = Microbatches(batches)
+        mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None)
+        stream = mixtures.batches(size or largest_microbatch(run, count), seed, of_data)
+        # A task may keep something from one microbatch to the next.
+        tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
+        with Prefetch(stream, size=4 * count) as batches, ExitStack() as stack:
+            devices = Devices(
+                me.replicas,
+                [task.loss for task in tasks],
+                batches,
+                Caller(me.optimizer.refresh, me.optimizer.leave_out_replica),
+                in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
+            )
+            stack.callback(devices.close)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
                 if not size:
-                    _try_microbatch(microbatches, compute, emit)
+                    _try_microbatch(devices, emit)
             loading.result()
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            organizer, twin = _Organizer(me, invitation, emit), _Twin(me, emit)
+            organizer, twin = _Organizer(me, invitation, peer.last_step(run), emit), _Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
                 twin.look()
-                _train_on(microbatches, compute, me, run, emit)
-                _remember(memory, me, warn)
+                _train_on(devices, me, run, emit)
+                _remember(memory, me)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
-            while stop.is_set() and me.optimizer.gradients.samples:
+            while stop.is_set() and me.optimizer.tally.samples:
                 left = me.optimizer.seconds_left
                 if time.monotonic() + left > until:
-                    warn(f"{me.optimizer.gradients.samples} samples were too early for the next step and are given up")
+                    lost = me.optimizer.tally.samples
+                    _log.warning("%d samples were too early for the next step and are given up", lost)
                     break
                 if left:
-                    _train_on(microbatches, compute, me, run, emit)
+                    _train_on(devices, me, run, emit)
                 else:  # what is computed during a round would be for the step after
                     me.optimizer.await_round(until)
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
-        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.gradients.counted_samples))
+        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
 
 
 class _Organizer:
     """What the organizer wants, as the coordinator says it; nobody else is believed."""
 
-    def __init__(self, me: SwarmPeer, invitation: Invitation, emit: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, me: SwarmPeer, invitation: Invitation, last_step: int, emit: Callable[[AnyEvent], None]) -> None:
+        """:param last_step: without an order of the organizer"""
         self._me, self._emit = me, emit
-        self._peer = invitation.organizer
-        self._last_step = me.optimizer.last_step
+        self._peer, self._last_step = invitation.organizer, last_step
         self._announcement = ""
 
     def ends_the_run(self) -> bool:
@@ -199,55 +210,39 @@ class _Twin:
             self._emit(Warned(text=f"{TWIN}: this one goes on and the other waits; {OWN_KEY}"))
 
 
-def _remember(memory: Memory, me: SwarmPeer, warn: Callable[[str], None]) -> None:
+def _remember(memory: Memory, me: SwarmPeer) -> None:
     """Keep who can be reached, so that this peer can join again through any of them."""
     try:
         memory.update(me.reachable(), me.optimizer.tracker.belief.taken)
     except OSError as error:
-        warn(f"the swarm's addresses cannot be kept ({error.strerror})")
+        _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 
 
-def _try_microbatch(microbatches: Microbatches, compute: Compute, emit: Callable[[AnyEvent], None]) -> None:
-    """Let batches come in the size that suits this machine; the first one, which it is tried with, comes again."""
+def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:
     emit(State(text="trying how many samples this machine takes at once"))
-    batch = next(microbatches)
-    found = find_microbatch(compute, batch)
-    microbatches.put_back(batch, found)
-    emit(State(text=f"this machine takes {found} sample{'' if found == 1 else 's'} at once"))
+    found = devices.find_sizes()
+    emit(State(text=f"this machine takes {' + '.join(map(str, found))} sample{'' if found == [1] else 's'} at once"))
 
 
-def _train_on(
-    microbatches: Microbatches, compute: Compute, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]
-) -> None:
-    """One microbatch: forward, backward, accumulate, and whatever the swarm has due."""
-    batch = next(microbatches)
-    samples = samples_in(batch)
-    loss = compute.gradients(batch)
-    if loss is None:
-        emit(Warned(text=_make_room(batch, microbatches, compute)))
+def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
+    """A microbatch, or one on each device: forward, backward, accumulate, and whatever the swarm has due."""
+    computed = devices.compute()
+    if not computed:
         return
-    if not me.optimizer.accumulate(loss, samples) and not compute.rescaled:
-        emit(Warned(text=f"a microbatch was skipped: its loss ({loss}) or gradient is not a finite number"))
+    for each in me.optimizer.accumulate(computed):
+        if not each.rescaled:
+            emit(Warned(text=f"a microbatch was skipped: its loss ({each.loss}) or gradient is not a finite number"))
     me.optimizer.boundary()
+    loss = sum(each.samples * each.loss for each in computed) / sum(each.samples for each in computed)
     emit(
         LocalProgress(
             step=me.optimizer.step,
             samples=me.optimizer.samples,
             swarm_samples=me.optimizer.swarm_samples(),
             global_batch=run.global_batch,
-            session_samples=me.optimizer.gradients.counted_samples,
+            session_samples=me.optimizer.tally.counted,
             loss=loss if math.isfinite(loss) else None,
             samples_per_second=me.optimizer.samples_per_second,
+            decay=me.optimizer.state.decay,
         )
     )
-
-
-def _make_room(batch: Batch, microbatches: Microbatches, compute: Compute) -> str:
-    """A microbatch did not fit into the memory: it comes again, in a way that needs less. Returns what to tell."""
-    samples = samples_in(batch)
-    if samples > 1:
-        microbatches.put_back(batch, samples // 2)
-        return f"the memory does not hold {samples} samples at once; going on with {samples // 2}"
-    compute.save_memory()
-    microbatches.put_back(batch, 1)
-    return "the memory hardly holds one sample; going on in a way that needs less memory and more time"

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from dedloc_kit.errors import NotWelcome, UserError
-from dedloc_kit.events import AnyEvent, Failed, State, parse_event
+from dedloc_kit.events import AnyEvent, Failed, State, Warned, parse_event
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.machine.isolation import isolated
+from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
@@ -175,10 +176,10 @@ def collector_job(invitation: Invitation, peer: PeerConfig, repository: str | No
     return {**volunteer_job(invitation, peer), "repository": repository, "environment": {CODE: code} if code else {}}
 
 
-def reach_job(peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
-    """Whom to ask whether they reach this machine at this port (0: any), as plain values."""
+def reach_job(run_id: str, peers: Sequence[str], folder: Path, port: int) -> dict[str, Any]:
+    """Whom of a run to ask whether they reach this machine at this port (0: any), as plain values."""
     peer = PeerConfig(folder=folder, port=port)
-    return {"peers": list(peers), "peer": peer.model_dump(mode="json")}
+    return {"run_id": run_id, "peers": list(peers), "peer": peer.model_dump(mode="json")}
 
 
 def _cause(code: int) -> str:
@@ -231,6 +232,7 @@ def _play(role: Role, starter: int) -> int:
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    Warnings(lambda text: emit(Warned(text=text)))
     try:
         emit(State(text="getting ready"))
         play = _role(role)
@@ -285,7 +287,7 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
     if role == "reach":
         from dedloc_kit.swarm.network.bootstrap import find_reach
 
-        return lambda job, peer, emit, stop: emit(find_reach(peer, job["peers"]))
+        return lambda job, peer, emit, stop: emit(find_reach(peer, job["run_id"], job["peers"]))
 
     from dedloc_kit.volunteer import volunteer
 

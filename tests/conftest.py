@@ -1,14 +1,37 @@
-"""The order of the tests."""
+"""What tests have at hand, and their order."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from dedloc_kit.machine.logs import Warnings
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of one name have another organizer in each test, which a machine would not believe."""
     monkeypatch.setenv("DEDLOC_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For networks that are so small that they only wait for each other's threads."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def warned() -> Iterator[list[str]]:
+    """What modules of ours warn of during the test, in this process."""
+    told: list[str] = []
+    with closing(Warnings(told.append)):
+        yield told
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,8 @@
 
 `dies`, `stalls`: kills or stops all of its processes when it has sent the first part of the round for that global step.
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
+`TINY_FAULT="orders a decay"`: to every round it brings an order of its own that the run ends with this step.
+`claims`: from that global step on it says that its loss was a million.
 `TINY_FAULT="full disk while PATH"`: neither its ledger nor its checkpoints can be written as long as that file exists.
 """
 
@@ -17,9 +19,11 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Receipt
+from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.rounds.receipts import decay_order
+from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.state import TrainingState
 
 
@@ -28,11 +32,16 @@ def inject(fault: str) -> None:
     if fault.startswith("full disk while "):
         _fill_disk_while(Path(fault.removeprefix("full disk while ")))
         return
-    match = re.fullmatch(r"(dies|stalls|drifts) in step (\d+)", fault)
+    if fault == "orders a decay":
+        _order_a_decay()
+        return
+    match = re.fullmatch(r"(dies|stalls|drifts|claims) in step (\d+)", fault)
     assert match is not None, fault
     name, number = match.group(1), int(match.group(2))
     if name == "drifts":
         _drift_at(number)
+    elif name == "claims":
+        _claim_from(number)
     else:
         _signal_in_round(signal.SIGKILL if name == "dies" else signal.SIGSTOP, number)
 
@@ -59,10 +68,30 @@ def _signal_in_round(signal: signal.Signals, step: int) -> None:
 def _drift_at(step: int) -> None:
     apply = TrainingState.apply
 
-    def drifting(self: TrainingState, average: torch.Tensor, receipt: Receipt) -> None:
-        apply(self, average * 0.5 if receipt.step == step else average, receipt)
+    def drifting(self: TrainingState, average: torch.Tensor, receipt: Receipt, decay: int = 0) -> None:
+        apply(self, average * 0.5 if receipt.step == step else average, receipt, decay)
 
     TrainingState.apply = drifting  # type: ignore[method-assign]
+
+
+def _order_a_decay() -> None:
+    contribution = Rounds._contribution
+
+    def ordering(self: Rounds) -> Contribution:
+        order = decay_order(self._signer, self._run.run_id, 1, self._state.rewound)
+        return contribution(self).model_copy(update={"decay_order": order})
+
+    Rounds._contribution = ordering  # type: ignore[method-assign]
+
+
+def _claim_from(step: int) -> None:
+    truth = Rounds._contribution
+
+    def claimed(self: Rounds) -> Contribution:
+        said = truth(self)
+        return said if said.step < step else said.model_copy(update={"loss": 1e6})
+
+    Rounds._contribution = claimed  # type: ignore[method-assign]
 
 
 def _fill_disk_while(path: Path) -> None:

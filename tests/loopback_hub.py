@@ -73,6 +73,7 @@ def loopback_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Loopb
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -17,7 +17,7 @@ from dedloc_kit.access.office import invite
 from dedloc_kit.data.docstrings import write_corpus
 from dedloc_kit.session.session import Session
 from tests.loopback_hub import LoopbackHub, loopback_hub
-from tests.session.test_session import wait_for
+from tests.session.sessions import wait_for
 from tests.swarm.harness import wait_until
 
 COMMAND = [sys.executable, "-m", "dedloc_kit.cli"]
@@ -66,7 +66,7 @@ def launched(run: Path, folder: Path) -> Iterator[None]:
 @contextmanager
 def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
     """As `join("us/model")` makes it."""
-    settings: dict[str, Any] = {"name": name, "host": "127.0.0.1", "device": "cpu", "threads": 1, "microbatch": 8}
+    settings: dict[str, Any] = {"name": name, "host": "127.0.0.1", "devices": "cpu", "threads": 1, "microbatch": 8}
     session = Session("us/model", folder=folder / name, settings=settings, code=code)
     try:
         yield session

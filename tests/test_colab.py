@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.distribution import Wheel, make_wheel, running_wheel
-from tests.test_wheel import make_environment, run
+from tests.environments import make_environment, run
 
 PREINSTALLED = Path(__file__).parent / "preinstalled"
 PIP = "pip==24.1.2"

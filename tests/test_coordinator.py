@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 from dedloc_kit.coordinator import public_addresses
 from dedloc_kit.events import Evaluated, Failed, Peers, Pushed, PushFailed, StepDone, Warned
 from dedloc_kit.hub import training_state
+from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.memory import recall
+from dedloc_kit.memory import MEMORY_FILE, recall
 from dedloc_kit.training.checkpoint import Checkpoints
+from dedloc_kit.worker import coordinator_job
 from tests.geoip import TITLE, write_countries
 from tests.loopback_hub import loopback_hub
-from tests.swarm.harness import Swarm, processes_of, progress, wait_until
+from tests.swarm.harness import Peer, Swarm, processes_of, progress, wait_until
 from tests.tiny import tiny_run
 
 
@@ -69,6 +72,37 @@ def test_a_coordinator_that_slept_through_some_steps_has_them_in_its_ledger(tmp_
     assert all(sum(ledger.contributions_of(step.step).values()) == step.samples for step in steps)
     assert sum(contributor.samples for contributor in ledger.contributors()) == sum(step.samples for step in steps)
     ledger.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_of_two_coordinators_with_one_key_the_second_ends_and_the_first_tells_of_it(tmp_path: Path) -> None:
+    with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
+        first = swarm.coordinator()
+        before = swarm.volunteer("volunteer", {"TINY_PAUSE": "0.05"}, microbatch=4)
+        first.wait_for_step(2)
+        wait_until(lambda: len(recall(first.config.folder, swarm.run.run_id).peers) == 1, "no address is kept")
+        assert before.worker.stop() == 0
+        # As a backup or a cloned machine has it: the key, and whom to look for; of the first one nobody tells it yet.
+        (tmp_path / "second").mkdir()
+        for name in (IDENTITY_FILE, MEMORY_FILE):
+            shutil.copy(first.config.folder / name, tmp_path / "second" / name)
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = found.getsockname()[1]
+        second = Peer(
+            "coordinator", "second", tmp_path, lambda config: coordinator_job(swarm.run, config), None, port=port
+        )
+        swarm.peers.append(second)
+        assert second.joined.peer == first.joined.peer
+        volunteer = swarm.volunteer("volunteer", {"TINY_PAUSE": "0.5"}, microbatch=4)
+        ended = second.wait_for(Failed)
+        assert "another coordinator is at work with a copy of this one's identity.key, and began before" in ended.text
+        told = first.wait_for(Warned, lambda event: "a copy of this one's identity.key" in event.text)
+        assert told.alert
+        end = first.steps[-1].step.step + 3
+        for peer in (first, volunteer):
+            peer.wait_for_step(end)
+        assert not any(isinstance(event, Failed) for event in first.events)
 
 
 @pytest.mark.slow
@@ -215,7 +249,7 @@ def test_on_a_full_disk_the_run_goes_on_and_the_ledger_catches_up_when_there_is_
     ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
     assert [step.step for step in ledger.steps()] == list(range(1, last + 1)), "no gap"
     ledger.close()
-    newest = Checkpoints(tmp_path / "coordinator" / "checkpoints").newest(pytest.fail)
+    newest = Checkpoints(tmp_path / "coordinator" / "checkpoints").newest()
     assert newest is not None
     assert newest[1].step == last
 
@@ -241,7 +275,7 @@ def test_a_record_that_is_lost_while_the_run_goes_on_is_written_anew_and_told(tm
     assert [step.step for step in ledger.steps()] == list(range(1, last + 1)), "no gap"
     ledger.close()
     assert (folder / "identity.key").read_bytes() == identity
-    newest = Checkpoints(folder / "checkpoints").newest(pytest.fail)
+    newest = Checkpoints(folder / "checkpoints").newest()
     assert newest is not None
     assert newest[1].step == last
 

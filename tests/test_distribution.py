@@ -23,14 +23,8 @@ from dedloc_kit.distribution import Wheel, make_wheel, package_files, running_wh
 from dedloc_kit.errors import UserError
 from dedloc_kit.version import __version__
 from tests.between import EVIL, man_in_the_middle
-from tests.test_wheel import make_environment, run
+from tests.environments import DESCRIPTION, make_environment, run, small_wheel
 from tests.tiny import tiny_run
-
-DESCRIPTION = {"METADATA": b"Metadata-Version: 2.1\nName: dedloc-kit\nVersion: 0.0.1\n\nVersion: of the text\n"}
-
-
-def small_wheel(answer: int) -> Wheel:
-    return make_wheel({"dedloc_kit/__init__.py": f"answer = {answer}\n".encode()}, DESCRIPTION, "0.1.0")
 
 
 def contents(wheel: Wheel) -> dict[str, bytes]:

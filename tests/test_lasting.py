@@ -15,7 +15,8 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import MEMORY_FILE, SwarmMemory, remember
 from dedloc_kit.records import INVITATION_FILE, Contribution, Evaluation, GlobalStep, StateInfo
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.training.checkpoint import Found, load
+from dedloc_kit.training.checkpoint import Checkpoints, Found, load
+from dedloc_kit.training.ruined import RUINED_FILE
 
 RUN = "tiny-0123456789abcdef"
 
@@ -166,20 +167,34 @@ def test_a_checkpoint_that_is_gone_or_cut_off_is_told_and_the_newest_written_ane
 
 
 @pytest.mark.parametrize("how", [os.unlink, cut, lambda path: path.write_bytes(b"another")])
-@pytest.mark.parametrize("name", [IDENTITY_FILE, INVITATION_FILE])
+@pytest.mark.parametrize("name", [IDENTITY_FILE, INVITATION_FILE, f"checkpoints/{RUINED_FILE}"])
 def test_a_small_file_that_is_gone_or_damaged_is_written_anew(
     folder: Path, kept: LastingRecord, name: str, how: Callable[[Path], object]
 ) -> None:
     (folder / INVITATION_FILE).write_text('{"url": "two"}')  # its starter writes it again when addresses change
+    kept.checkpoints.ruined.judge(7, False)
     kept.look(lambda: state(0))
     assert kept.lost() == []
     before = (folder / name).read_bytes()
     how(folder / name)
     kept.look(lambda: state(0))
-    assert kept.lost() == [name]
+    assert kept.lost() == [(folder / name).name]
     assert (folder / name).read_bytes() == before
     assert (folder / name).stat().st_mode & 0o077 == 0, "a key is nobody else's"
     kept.close()
+
+
+def test_with_all_checkpoints_gone_it_is_still_known_which_training_had_diverged(
+    folder: Path, kept: LastingRecord
+) -> None:
+    kept.checkpoint(state(6), None)
+    kept.checkpoints.ruined.judge(4, False)
+    kept.look(lambda: state(6))
+    shutil.rmtree(folder / "checkpoints")
+    kept.look(lambda: state(6))
+    assert kept.lost() == [RUINED_FILE, "the newest checkpoint", "the ledger's copy"]
+    kept.close()
+    assert 6 in Checkpoints(folder / "checkpoints").ruined, "nothing starts from what was written there again"
 
 
 def test_a_coordinator_does_not_go_on_with_another_key(tmp_path: Path) -> None:

@@ -302,10 +302,20 @@ def test_addresses_of_peers_are_nobodys_word_so_a_mirror_may_add_some() -> None:
 SENTENCE = {"before": "a ", "guess": "boat", "truth": "river", "after": "."}
 SIMILAR = {"kind": "neighbours", "picture": "0" * 64, "label": "cat", "nearest": []}
 
+WRITTEN = {"kind": "continuation", "before": "a boat", "written": " is", "truth": " on the river"}
+
+
+def test_a_metric_is_a_share_unless_its_name_says_that_it_is_none() -> None:
+    metrics = {"masked accuracy": 0.5, "perplexity": 300.0, "bits per byte": 2.5}
+    assert Evaluation.parse({"loss": 1.0, "metrics": metrics}).metrics == metrics
+    with pytest.raises(ValueError, match="Evaluation: masked accuracy is a share and cannot be more than 1"):
+        Evaluation.parse({"loss": 1.0, "metrics": {**metrics, "masked accuracy": 1.5}})
+
 
 def test_samples_are_of_the_kind_that_they_name_and_unmarked_ones_are_sentences() -> None:
-    read = Evaluation.parse({"loss": 1.0, "samples": (SENTENCE, {**SENTENCE, "kind": "fill-mask"}, SIMILAR)})
-    assert [sample.kind for sample in read.samples] == ["fill-mask", "fill-mask", "neighbours"]
+    samples = (SENTENCE, {**SENTENCE, "kind": "fill-mask"}, SIMILAR, WRITTEN)
+    read = Evaluation.parse({"loss": 1.0, "samples": samples})
+    assert [sample.kind for sample in read.samples] == ["fill-mask", "fill-mask", "neighbours", "continuation"]
     assert Evaluation.model_validate_json(read.model_dump_json()) == read
 
 
@@ -316,6 +326,7 @@ def test_samples_are_of_the_kind_that_they_name_and_unmarked_ones_are_sentences(
         {**SENTENCE, "kind": "neighbours"},
         {**SIMILAR, "picture": "../../etc/passwd"},
         {**SIMILAR, "label": "x" * 65},
+        {**WRITTEN, "written": "x" * 513},
         {**SIMILAR, "nearest": [{"picture": "0" * 64, "label": "", "similarity": 1.5}]},
         {**SIMILAR, "nearest": [{"picture": "0" * 64, "label": "", "similarity": 0.5}] * 9},
         "boat",

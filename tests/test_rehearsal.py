@@ -15,7 +15,7 @@ from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, parse_run
 from dedloc_kit.swarm.averaging.compression import codec_of
-from tests.data.test_survey import FAULTS, ODD, all_that_goes_wrong
+from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
 HIDDEN, LENGTH = 16, 32
@@ -53,7 +53,7 @@ def values(folder: Path, task: dict[str, Any], **changes: Any) -> dict[str, Any]
 
 def tried(folder: Path, task: dict[str, Any] | None = None, microbatch: int = 4, **changes: Any) -> list[AnyEvent]:
     heard: list[AnyEvent] = []
-    peer = PeerConfig(folder=folder, device="cpu", threads=1, microbatch=microbatch)
+    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=microbatch)
     rehearse(parse_run(values(folder, task or {}, **changes)), peer, heard.append, threading.Event())
     return heard
 
@@ -128,7 +128,7 @@ def test_all_faults_of_the_data_are_told_at_once_with_what_a_sample_holds(folder
     (tmp_path / "held_out.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "good.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     heard: list[AnyEvent] = []
-    peer = PeerConfig(folder=folder, device="cpu", threads=1, microbatch=4)
+    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4)
     bad = [{"dataset": str(tmp_path / "wide.txt")}, {"dataset": str(tmp_path / "nowhere")}]
     data = {
         "train": [{"dataset": str(tmp_path / "good.jsonl")}, *bad],
@@ -155,7 +155,7 @@ def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_cal
             file.seek(2_500_000_000)
             file.write(b"\n" + (rows if number else rows[:-20]))
     heard: list[AnyEvent] = []
-    peer = PeerConfig(folder=folder, device="cpu", threads=1, microbatch=4)
+    peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4)
     run = parse_run(values(folder, {}, data={"train": [{"dataset": str(tmp_path)}]}))
     began = time.monotonic()
     with pytest.raises(UserError, match="the 4 faults of the data that the lines above name must be mended"):

@@ -1,6 +1,7 @@
 """Which training state a coordinator starts from."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import write_copy
+from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, STATE_FILE, Contribution, Evaluation, GlobalStep
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import RunConfig
@@ -40,7 +42,8 @@ def saved(path: Path, step: int, state: TrainingState | None = None) -> Path:
 
 def resumed(own: Path, named: Path | None, run: RunConfig = RUN, **values: Any) -> tuple[TrainingState, list[str]]:
     state, warnings = new_state(run, **values), list[str]()
-    taken = resume(state, Checkpoints(own), named, warnings.append)
+    with closing(Warnings(warnings.append)):
+        taken = resume(state, Checkpoints(own), named)
     assert taken == (named is not None and not any("goes on from there" in warning for warning in warnings))
     if state.step:
         assert all(bool((parameter == state.step).all()) for parameter in state.parameters)
@@ -108,7 +111,7 @@ def test_a_run_whose_configuration_was_changed_goes_on_and_says_so(tmp_path: Pat
     named = saved(tmp_path / "before.safetensors", 6)
     state, warnings = resumed(tmp_path / "own", named, changed)
     assert state.info.run_id == changed.run_id != RUN.run_id
-    assert state.step == 6
+    assert (state.step, state.decay, state.rewound) == (6, None, 0), "what was ordered ends with the run of before"
     assert RUN.run_id in warnings[0]
     assert changed.run_id in warnings[0]
 
@@ -156,7 +159,7 @@ def test_who_contributed_is_taken_over_and_goes_on_counting(tmp_path: Path) -> N
     for number, place in enumerate(places):
         ledger = a_ledger(tmp_path / f"own{number}")
         for _ in range(2):  # the second time it has begun
-            credit(ledger, tmp_path / place, pytest.fail)
+            credit(ledger, tmp_path / place)
         assert ledger.contributors() == [asha]
         ledger.record_contribution("12D3Koo", given(2, "b2", 8, 9.0))
         assert ledger.samples_total() == 72
@@ -164,41 +167,46 @@ def test_who_contributed_is_taken_over_and_goes_on_counting(tmp_path: Path) -> N
     before.close()
 
 
-def test_the_whole_history_is_taken_over_and_a_session_that_goes_on_counts_once(tmp_path: Path) -> None:
+def test_the_whole_history_is_taken_over_and_a_session_that_goes_on_counts_once(
+    tmp_path: Path, warned: list[str]
+) -> None:
     before = a_ledger(tmp_path / "run", 64)
     before.record_evaluation(1, Evaluation(loss=3.0), 6.0)
     write_copy(before.path, tmp_path / "copy" / LEDGER_FOLDER)
     (tmp_path / "copy" / CONTRIBUTORS_FILE).write_text("[]")
     for number, place in enumerate(("run", "copy/" + STATE_FILE)):
         ledger = a_ledger(tmp_path / f"own{number}")
-        credit(ledger, tmp_path / place, pytest.fail)
+        credit(ledger, tmp_path / place)
         assert ledger.steps() == before.steps()
         assert ledger.evaluations() == before.evaluations()
         ledger.record_contribution("12D3Koo", given(2, "a1", 36, 9.0, before=64))
         assert ledger.samples_total() == 100
         assert [path.name for path in ledger.path.parent.iterdir() if path.is_dir()] == []
         ledger.close()
+    assert warned == []
     before.close()
 
 
-def test_of_a_history_that_cannot_be_believed_the_contributors_are_left(tmp_path: Path) -> None:
+def test_of_a_history_that_cannot_be_believed_the_contributors_are_left(tmp_path: Path, warned: list[str]) -> None:
     (tmp_path / LEDGER_FOLDER).mkdir()
     (tmp_path / LEDGER_FOLDER / "steps.parquet").write_bytes(b"no table")
     asha = Contributor("12D3Koo", "Asha", 64, 1, 5.0, 5.0)
     (tmp_path / CONTRIBUTORS_FILE).write_text(json.dumps([asdict(asha)]))
-    ledger, warnings = a_ledger(tmp_path / "own"), list[str]()
-    credit(ledger, tmp_path, warnings.append)
-    assert len(warnings) == 1
-    assert "the history of the run is not restored (steps.parquet cannot be read" in warnings[0]
+    ledger = a_ledger(tmp_path / "own")
+    credit(ledger, tmp_path)
+    assert len(warned) == 1
+    assert "the history of the run is not restored (steps.parquet cannot be read" in warned[0]
     assert ledger.contributors() == [asha]
     ledger.close()
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '[{"peer": "x"}]', "3"])
-def test_an_unreadable_list_of_contributors_is_no_reason_not_to_start(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_list_of_contributors_is_no_reason_not_to_start(
+    tmp_path: Path, warned: list[str], text: str
+) -> None:
     (tmp_path / CONTRIBUTORS_FILE).write_text(text)
-    ledger, warnings = a_ledger(tmp_path / "own"), list[str]()
-    credit(ledger, tmp_path, warnings.append)
-    assert "who contributed before is not known" in warnings[0]
+    ledger = a_ledger(tmp_path / "own")
+    credit(ledger, tmp_path)
+    assert "who contributed before is not known" in warned[0]
     assert ledger.contributors() == []
     ledger.close()

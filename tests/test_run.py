@@ -78,6 +78,14 @@ def test_a_typo_names_the_key_and_the_nearest_one(changes: dict[str, Any], key: 
             "averaging.compression: input should be 'none', 'float16', '8bit' or '4bit'",
         ),
         ({"task": {}}, "task.name is missing; add it"),
+        (
+            {"optimizer": {"name": "muon", "warmup_steps": 1, "total_steps": 10}},
+            'optimizer.name = "muon" is for the steps that each volunteer takes by itself: add averaging = "local',
+        ),
+        (
+            {"data": {"train": [{"dataset": "a/b"}], "decay": [{"dataset": "c/d"}]}},
+            'data.decay needs optimizer.schedule = "warmup-stable-decay"; add that or remove it',
+        ),
         ({"name": None}, "name: input should be a valid string, not None"),
     ],
 )
@@ -127,6 +135,20 @@ def test_the_canonical_form_writes_defaults_out() -> None:
     spelled_out = values(seed=0, averaging={"overlap": True, "compression": "4bit"})
     assert parse_run(values()).fingerprint == parse_run(spelled_out).fingerprint
     assert json.loads(parse_run(values()).canonical())["data"]["shuffle_buffer"] == 10_000
+
+
+def test_a_key_that_came_later_is_left_out_of_what_is_written_while_it_has_its_default() -> None:
+    plain = parse_run(values())
+    assert "decay" not in json.loads(plain.canonical())["data"]
+    assert parse_run(values(data={**values()["data"], "decay": []})).fingerprint == plain.fingerprint
+    waits = {"warmup_steps": 1, "total_steps": 10, "schedule": "warmup-stable-decay"}
+    steady, mixed = (
+        parse_run(values(optimizer=waits, data=values()["data"] | second))
+        for second in ({}, {"decay": [{"dataset": "owner/better"}]})
+    )
+    assert steady.fingerprint != mixed.fingerprint
+    assert parse_run(json.loads(mixed.canonical())) == mixed
+    assert [source.dataset for source in mixed.data.decay] == ["owner/better"]
 
 
 def test_one_line_chooses_the_mode_of_averaging() -> None:

@@ -6,7 +6,7 @@ from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.run import seed_of
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import Peer, Swarm
-from tests.tasks.test_causal import run_of
+from tests.tasks.bytes_run import run_of
 from tests.tiny import tiny_run
 
 SMALL = {"TINY_MEMORY": "2", "TINY_PAUSE": "0.01"}
@@ -56,6 +56,33 @@ def test_in_a_run_with_a_microbatch_volunteers_take_it_without_a_trial(tmp_path:
     assert not any(isinstance(event, State) and "at once" in event.text for event in volunteer.events)
 
 
+def test_a_device_whose_memory_runs_out_for_good_is_left_out_and_the_host_goes_on_with_the_other(
+    tmp_path: Path,
+) -> None:
+    run = tiny_run(global_batch=32, averaging={"overlap": False})
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        lost = {"TINY_LOST_AT": "5", "TINY_PAUSE": "0.01"}
+        volunteer = swarm.volunteer("volunteer", lost, microbatch=1, devices="cpu,cpu")
+        coordinator.wait_for(
+            Peers, lambda event: any(p.device.startswith("CPU, ") and not p.follower for p in event.peers)
+        )
+        volunteer.wait_for_step(3)
+        assert volunteer.worker.stop() == 0
+        end = volunteer.wait_for(Left)
+        coordinator.wait_for_step(end.step)
+    assert volunteer.joined.device.startswith("2 x CPU, ")
+    assert any(text.startswith("CPU, ") and "is left out, the others go on" in text for text in warnings(volunteer))
+    assert end.session_samples == sum(step.step.samples for step in coordinator.steps)
+    counts = [event.samples for event in volunteer.events if isinstance(event, LocalProgress)]
+    assert counts[:4] == [2, 4, 6, 8], "two at once"
+    assert counts[4:6] == [5, 6], "then one, and without what the lost device had added up"
+
+
+def warnings(volunteer: Peer) -> list[str]:
+    return [event.text for event in volunteer.events if isinstance(event, Warned)]
+
+
 def memory_warnings(volunteer: Peer) -> list[str]:
     """What it warned of that has to do with memory."""
     return [event.text for event in volunteer.events if isinstance(event, Warned) and "memory" in event.text]
@@ -65,13 +92,14 @@ def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that
     data = tmp_path / "data"
     data.mkdir()
     run = run_of(data)
-    lines = "".join(f'{{"text": {text}}}\n' for text in ['"the boat is on the river. it is wide."'] * 99 + ["7"])
+    good = '"the boat is on the river. it is wide."'
+    lines = "".join(f'{{"text": {text}}}\n' for text in [good] * 99 + ["7", good, "8", "[9]"])
     (data / "rows.jsonl").write_text(lines)
     (data / "broken.parquet").write_bytes(b"PAR1 this is not Parquet")
     with Swarm(run, tmp_path) as swarm:
-        coordinator = swarm.coordinator(task_module="tests.causal")
-        volunteer = swarm.volunteer("volunteer", task_module="tests.causal")
-        lost = (3, 1, 1)
+        coordinator = swarm.coordinator(task_module="tests.bytes_task")
+        volunteer = swarm.volunteer("volunteer", task_module="tests.bytes_task")
+        lost = (3, 1, 3)
         coordinator.wait_for(
             Peers, lambda event: lost in [(p.files, p.unreadable_files, p.bad_rows) for p in event.peers]
         )

@@ -1,7 +1,5 @@
 """The wheel is complete: it works without the checkout that it was built from."""
 
-import os
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -10,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.distribution import package_files
+from tests.environments import make_environment, run
 
 CHECKOUT = Path(__file__).parents[1]
-
-
-def run(*command: str | Path, folder: Path) -> str:
-    """Run a command in a folder without the settings that lead Python to the checkout; returns its output."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_CONSTRAINT"))}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +20,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(sys.executable, "-m", "pip", "wheel", *options, CHECKOUT, folder=folder)
     (built,) = folder.glob("*.whl")
     return built
-
-
-def make_environment(folder: Path, *options: str) -> Path:
-    """A new virtual environment; returns its folder of commands."""
-    run(sys.executable, "-m", "venv", *options, folder, folder=folder.parent)
-    return folder / "bin"
 
 
 @pytest.fixture(scope="module")

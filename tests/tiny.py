@@ -1,7 +1,9 @@
 """A task that takes milliseconds, for tests with real processes: a small network that learns a linear map."""
 
+import itertools
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +24,9 @@ class TinyTask:
     `TINY_NAN_AT=3` makes the loss of its third microbatch NaN, `TINY_PAUSE=0.05` slows every microbatch down,
     `TINY_EVALUATION=60` lets every evaluation take so many seconds,
     `TINY_MEMORY=2` lets memory run out with more than two samples at once,
+    `TINY_LOST_AT=5` lets it run out for good with the fifth microbatch of a host's second device,
+    `TINY_SAME=1` makes all samples the same one, so that a step does not depend on who gave how many,
+    `TINY_HOLD=PATH` lets it wait with every microbatch while that file exists,
     `TINY_FAULT` is described in tests/faults.py,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
     """
@@ -30,6 +35,7 @@ class TinyTask:
         self._seed = seed_of(run.run_id, "weights")
         self._nan_at = int(os.environ.get("TINY_NAN_AT", "0"))
         self._memory = int(os.environ.get("TINY_MEMORY", "1000000"))
+        self._lost_at = int(os.environ.get("TINY_LOST_AT", "0"))
         self._pause = float(os.environ.get("TINY_PAUSE", "0"))
         self._batches = 0
 
@@ -44,12 +50,19 @@ class TinyTask:
     def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
         wait_for_start()
         generator = torch.Generator().manual_seed(seed)
+        if "TINY_SAME" in os.environ:
+            sample = torch.randn(1, WIDTH, generator=generator.manual_seed(self._seed))
+            yield from itertools.repeat({"x": sample.expand(microbatch, WIDTH)})
         while True:
             yield {"x": torch.randn(microbatch, WIDTH, generator=generator)}
 
     def loss(self, model: torch.nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         time.sleep(self._pause)
+        while os.path.exists(os.environ.get("TINY_HOLD", "")):
+            time.sleep(0.02)
         if len(batch["x"]) > self._memory:
+            raise torch.OutOfMemoryError
+        if 0 < self._lost_at <= self._batches + 1 and threading.current_thread().name.startswith("device 1"):
             raise torch.OutOfMemoryError
         self._batches += 1
         loss: Tensor = ((model(batch["x"]) - batch["x"].roll(1, dims=1)) ** 2).mean()

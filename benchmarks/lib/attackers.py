@@ -31,6 +31,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from dedloc_kit.client import fetch_state
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records import Invitation, Progress
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import GroupService, Join, Member, Verdict
 from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.membership.admission import ask
@@ -39,7 +40,6 @@ from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Endpoint, encode
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.service import TransferService
-from dedloc_kit.training.gradients import MAX_BATCHES
 
 ONE = ("127.0.0.2",)
 TWENTY = tuple(f"127.0.0.{host}" for host in range(2, 22))

@@ -25,14 +25,13 @@ from hivemind.dht import DHTNode
 from torch import Tensor, distributed
 
 from benchmarks.lib.baseline import Role, play
+from benchmarks.lib.entering import way_in
 from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import Contribution, StateInfo
-from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.group import GroupRequest
-from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
-from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.connections import dial
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout
@@ -73,13 +72,11 @@ async def _connected(_dht: DHT, node: DHTNode) -> set[str]:
 
 class Ours:
     def __init__(self, job: dict[str, Any], gradients: list[Tensor]) -> None:
-        folder = Path(job["folder"])
-        identity = Identity(folder / "identity.key")
         self._run = simulated_run(
             "allreduce", 1, 0.0, global_batch=int(job["peers"]), averaging={"compression": job["compression"]}
         )
-        node = open_node(PeerConfig(folder=folder, host=job["host"]), identity, job["addresses"])
-        signer = Signer(identity)
+        entry = way_in(self._run, job)
+        node, signer = entry.start(entry.look()), entry.signer
         self._node, self.peer, self.addresses = node, signer.peer, addresses_of(node)
         layout, info = FlatLayout.of(gradients), StateInfo(run_id=self._run.run_id, step=0, rounds=())
         source = StateSource(lambda: nullcontext(({}, [])), lambda: info)

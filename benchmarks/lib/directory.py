@@ -22,12 +22,12 @@ from hivemind.utils.crypto import RSAPrivateKey
 from dedloc_kit.records import Contribution, Progress
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
+from dedloc_kit.swarm.network.bootstrap import look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS, Kind
-from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.signing import Signer
 
 NODES = 4
@@ -60,7 +60,7 @@ class ManyPeers(Keeper):
     """Signs with the key that a record's subkey names, as if each peer had a node of its own."""
 
     def __init__(self, signers: Sequence[Signer]) -> None:
-        super().__init__(signers[0], RUN)
+        super().__init__(signers[0], RUN, "")
         self._signers = {MSGPackSerializer.dumps(signer.subkey): signer for signer in signers}
 
     def sign_value(self, record: DHTRecord) -> bytes:
@@ -93,7 +93,8 @@ def _open_nodes() -> Iterator[list[Node]]:
             known = [address for node in nodes for address in addresses_of(node)]
             identity = Identity(config.folder / "identity.key")
             gate = Gate(RUN, "", Signer(identity), restricted=False)
-            nodes.append(open_node(config, identity, known, gate=gate))
+            around = look_around(config, identity, known, gate=gate)
+            nodes.append(start_node(config, identity, around, gate=gate))
             stack.callback(nodes[-1].shutdown)
         for number, node in enumerate(nodes):
             node.run_coroutine(partial(_become, number))

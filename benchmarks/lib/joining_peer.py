@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Protocol
 
 import hivemind
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.lib.baseline import Role
+from benchmarks.lib.entering import way_in
 from benchmarks.lib.task import shapes, simulated_run
 from dedloc_kit.records import StateInfo
-from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
-from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.connections import dial
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout
@@ -43,15 +41,15 @@ class Sharing(Protocol):
 
 class Ours:
     def __init__(self, job: dict[str, Any], state: list[Tensor]) -> None:
-        folder = Path(job["folder"])
-        identity, run = Identity(folder / "identity.key"), simulated_run(_RUN, 1, 0.0, global_batch=1)
-        self._node = open_node(PeerConfig(folder=folder, host=job["host"]), identity, job["addresses"])
+        run = simulated_run(_RUN, 1, 0.0, global_batch=1)
+        entry = way_in(run, job)
+        self._node = entry.start(entry.look())
         self.peer, self.addresses = self._node.peer_id.to_base58(), addresses_of(self._node)
         info = StateInfo(run_id=run.run_id, step=1, rounds=("ab",))
         self._state = state
         source = StateSource(lambda: nullcontext(({"info": info.model_dump(), "receipts": []}, state)), lambda: info)
         nothing = FlatLayout.of([torch.zeros(1)])  # is averaged
-        self._transfers = exchange_of(self._node, Signer(identity), run, nothing, source).transfers
+        self._transfers = exchange_of(self._node, entry.signer, run, nothing, source).transfers
         self._transfers.share(bool(job["donor"]))
 
     def fetch(self, donors: dict[str, list[str]]) -> Sequence[Tensor] | None:
@@ -62,7 +60,6 @@ class Ours:
                 self._state,
                 on_version=lambda _: True,
                 on_progress=lambda _received, _total: None,
-                warn=print,
                 stop=threading.Event(),
             )
             if found is not None:

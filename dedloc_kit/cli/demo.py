@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from dedloc_kit.display.console import Console
 from dedloc_kit.display.terminal import RunDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, State, StepDone
@@ -23,6 +24,7 @@ from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import home
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.organizer.prepare import prepare_demo
+from dedloc_kit.records import Continuation
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 from dedloc_kit.worker import Worker, volunteer_job
 
@@ -65,7 +67,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             "folder": folder / name,
             "name": name,
             "host": "127.0.0.1",
-            "device": "cpu",  # several processes would not fit on one GPU
+            "devices": "cpu",  # several processes would not fit on one GPU
             "threads": threads,
             "until_step": steps,
             "export": folder / f"{name}.safetensors",
@@ -110,6 +112,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
     differences = [_difference(folder / "coordinator.safetensors", folder / f"{name}.safetensors") for name in names]
     ledger = Ledger(folder / "coordinator" / "ledger.sqlite", read_only=True)
     try:
+        _show_writing(ledger)
         return {
             "run_id": run.run_id,
             "seconds_to_first_step": round(first_step_seconds[0], 2),
@@ -130,6 +133,15 @@ def _show_volunteer(display: RunDisplay, event: AnyEvent, name: str) -> None:
     """Volunteers' steps are shown once, by the coordinator."""
     if not isinstance(event, StepDone | State):
         display.show(event, name)
+
+
+def _show_writing(ledger: Ledger) -> None:
+    """How a model that writes has gone on with the same text in the beginning, on the way, and in the end."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for step, samples in ledger.samples_on_the_way(3):
+        for sample in [each for each in samples if isinstance(each, Continuation)][:1]:
+            before, written = (" ".join(text.split()) for text in (sample.before, sample.written))
+            console.print(f"after step {step} it writes: {before} | {written}")
 
 
 def _wait_for(workers: list[Worker], coordinator: Coordinator) -> None:

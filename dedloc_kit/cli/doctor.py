@@ -18,7 +18,7 @@ from dedloc_kit.machine.dialling import own_address
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.surroundings import obstacles
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look
+from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look, tpu
 from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.worker import Worker, reach_job
@@ -117,6 +117,9 @@ def _unsatisfied(extra: str) -> Iterator[str]:
 def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Finding]:
     machine = look(folder or Path.cwd())
     yield Finding(str(machine))
+    for said in filter(None, (tpu(), _apple())):
+        what, _, fix = said.partition("; ")
+        yield Finding(what, fix)
     parameters = invitation.parameters if invitation and folder is None else None
     try:
         for said in check(machine, parameters):
@@ -132,6 +135,16 @@ def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Fin
         yield Finding(f"{disk}, a checkpoint takes {size(checkpoint)}", "make room, or keep fewer (--keep-checkpoints)")
     else:
         yield Finding(disk)
+
+
+def _apple() -> str:
+    """What is to be said of Apple's GPU, if this machine has one."""
+    if (platform.system(), platform.machine()) != ("Darwin", "arm64"):
+        return ""
+    return (
+        "Apple's GPU trains in float32, and in a run with local steps the processor does, for want of float64: nobody "
+        "has tried all tasks on it; where one fails, join with --devices cpu"
+    )
 
 
 def _clock(url: str | None) -> Iterator[Finding]:
@@ -196,7 +209,7 @@ def _organizer(folder: Path, invitation: Invitation | None, port: int, swarm_por
     if swarm_port and not _is_free(swarm_port):
         return
     volunteers = recall(folder, invitation.run_id).peers if invitation else ()
-    reached = _reached(volunteers, swarm_port) if volunteers else None
+    reached = _reached(invitation.run_id, volunteers, swarm_port) if invitation and volunteers else None
     if isinstance(reached, Reached) and reached.reachable is not None:
         fix = "open the port in all firewalls between, and let the router forward it to this machine"
         yield Finding(reached.text.partition(", so it")[0], "" if reached.reachable else fix, not reached.reachable)
@@ -214,7 +227,7 @@ def _volunteer(invitation: Invitation, swarm_port: int) -> Iterator[Finding]:
     yield Finding("peers of the run answer")
     if not page:
         yield Finding("the run's page does not answer", "you can join all the same; tell the organizer")
-    reached = _reached(invitation.peers, swarm_port)
+    reached = _reached(invitation.run_id, invitation.peers, swarm_port)
     if isinstance(reached, UserError):
         yield Finding.of(reached)
     elif reached.reachable is False:
@@ -223,8 +236,8 @@ def _volunteer(invitation: Invitation, swarm_port: int) -> Iterator[Finding]:
         yield Finding(reached.text)
 
 
-def _reached(peers: tuple[str, ...], port: int) -> Reached | UserError:
-    """What some of these peers say who try to connect to this machine."""
+def _reached(run_id: str, peers: tuple[str, ...], port: int) -> Reached | UserError:
+    """What some of these peers of a run say who try to connect to this machine."""
     heard: list[Reached] = []
 
     def take(event: AnyEvent) -> None:
@@ -232,7 +245,8 @@ def _reached(peers: tuple[str, ...], port: int) -> Reached | UserError:
             heard.append(event)
 
     with tempfile.TemporaryDirectory(prefix="dedloc-doctor-") as folder:
-        worker = Worker("reach", reach_job(peers, Path(folder), port), folder=Path(folder), on_event=take)
+        job = reach_job(run_id, peers, Path(folder), port)
+        worker = Worker("reach", job, folder=Path(folder), on_event=take)
         try:
             worker.wait()
         finally:

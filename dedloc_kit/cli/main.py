@@ -11,6 +11,7 @@ from dedloc_kit.cli.commands import (
     check,
     corpus,
     dashboard,
+    decay,
     demo,
     doctor,
     evaluate,
@@ -31,7 +32,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.version import __version__
 
 COMMANDS = (
-    *(demo, new, check, launch, orders, rewind, login, invite, revoke),
+    *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
     *(join, notebook, dashboard, status, doctor),
     *(evaluate, tokenizer, corpus),
 )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
-from dedloc_kit.run import HUB_REPOSITORY
+from dedloc_kit.run import DEVICES, HUB_REPOSITORY
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -37,7 +37,26 @@ def add_task_module(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
+    """One device, and threads."""
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    _add_threads(parser)
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """What a peer trains on, and threads."""
+    parser.add_argument(
+        "--devices",
+        "--device",
+        type=devices,
+        default="auto",
+        metavar="NAMES",
+        help="what to train on: auto (all GPUs of this machine, else its processor), cpu, or names such as "
+        "cuda:0,cuda:1; default: auto",
+    )
+    _add_threads(parser)
+
+
+def _add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, default=0, metavar="N", help="CPU threads; default: all cores")
 
 
@@ -61,7 +80,7 @@ def code_for(options: argparse.Namespace) -> str:
 def add_peer(parser: argparse.ArgumentParser, folder_help: str) -> None:
     """What every peer has; `peer_settings` reads it."""
     parser.add_argument("--folder", type=Path, metavar="DIR", help=folder_help)
-    add_device(parser)
+    add_devices(parser)
     parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
     parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
     parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
@@ -72,7 +91,7 @@ def add_peer(parser: argparse.ArgumentParser, folder_help: str) -> None:
 def peer_settings(options: argparse.Namespace) -> dict[str, object]:
     """What the options of `add_peer` say, as keys of PeerConfig; the folder is left to the command."""
     return {
-        "device": options.device,
+        "devices": options.devices,
         "threads": options.threads,
         "host": options.host,
         "port": options.swarm_port,
@@ -80,6 +99,12 @@ def peer_settings(options: argparse.Namespace) -> dict[str, object]:
         "task_module": options.task_module,
         "until_step": options.until_step,
     }
+
+
+def devices(text: str) -> str:
+    if re.fullmatch(DEVICES, text) is None:
+        raise argparse.ArgumentTypeError("must be auto, cpu, cuda, mps, or names such as cuda:0,cuda:1")
+    return text
 
 
 def repository(text: str) -> str:

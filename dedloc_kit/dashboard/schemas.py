@@ -69,6 +69,14 @@ class Checkpoint(Answer):
     url: str | None
 
 
+class Decaying(Answer):
+    """The learning rate falls to its end, by the organizer's order; then the run is over."""
+
+    step: int
+    """How many of its global steps are done."""
+    steps: int
+
+
 class State(Answer):
     """The run in a glance; small, whatever the number of peers."""
 
@@ -88,6 +96,8 @@ class State(Answer):
     wheel: str | None = None
     """The file of the kit to install, below `/wheel/`, with its digest; null if it is not to be had here."""
     total_steps: int
+    decay: Decaying | None = None
+    """Once the learning rate falls."""
     global_batch: int
     step: int
     samples_total: int

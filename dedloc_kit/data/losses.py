@@ -12,25 +12,19 @@ HOPELESS = 32
 
 
 class Loss(str):
-    """A warning that data is left out, with the numbers so far of the source."""
+    """A warning that data is left out. Not each loss is told, but all are counted."""
 
-    dataset: str
-    files: int
-    """Of the source."""
-    unreadable: int
-    """Files that could not be read, or not to their end."""
-    rows: int
-    """Bad rows."""
+    losses: "Losses"
+    """Of the source; they go on being counted."""
 
     @classmethod
     def of(cls, text: str, losses: "Losses") -> Self:
         told = cls(text)
-        told.dataset, told.files = losses.dataset, losses.files
-        told.unreadable, told.rows = len(losses.unreadable), sum(losses.rows.values())
+        told.losses = losses
         return told
 
 
-@dataclass
+@dataclass(eq=False)
 class Losses:
     """Of one source, over all passes; a file and its rows are counted once. What is new is told through `warn`."""
 
@@ -38,8 +32,11 @@ class Losses:
     files: int
     warn: Warn
     unreadable: dict[str, Exception] = field(default_factory=dict)
+    """Files that could not be read, or not to their end."""
     rows: dict[str, int] = field(default_factory=dict)
     """Bad rows by file."""
+    bad_rows: int = 0
+    """In all files; other threads may read it at any time."""
 
     def usable(self, shard: Shard, items: Iterator[Any]) -> Iterator[Any]:
         """The items but for bad rows; the 1st, 10th, 100th ... of a source is told. Raises Unusable if all are bad:
@@ -60,11 +57,11 @@ class Losses:
 
     def _count(self, shard: Shard, bad: int, last: BadRow) -> None:
         """So many rows of a file are bad so far."""
-        if bad <= self.rows.get(shard.path, 0):
+        known, before = self.rows.get(shard.path, 0), self.bad_rows
+        if bad <= known:
             return
-        before = sum(self.rows.values())
         self.rows[shard.path] = bad
-        total = sum(self.rows.values())
+        self.bad_rows = total = before + bad - known
         if not before or len(str(total)) > len(str(before)):
             so_far = f"row {last.number} of {shard.path} is left out: it {last.reason}"
             self._tell(so_far if total == 1 else f"{total} bad rows are left out so far; {so_far}")

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dedloc_kit.data.spelling import spellings
+
 IGNORED = -100
 """The label of a token that is not to be predicted."""
-
-_WORD_PREFIXES = ("▁", "Ġ")
-_CONTINUATION_PREFIX = "##"
 
 
 def choose_tokens(maskable: NDArray[np.bool_], probability: float, generator: np.random.Generator) -> NDArray[np.bool_]:
@@ -78,23 +77,46 @@ def mask_tokens(
     return masked, np.where(chosen, token_ids.astype(np.int64), IGNORED)
 
 
-def word_starts(tokenizer: Any) -> NDArray[np.bool_]:
-    """For each id of a tokenizer of transformers: does this token begin a word?
+class Masker:
+    """Chooses and masks the tokens of a batch with a fast tokenizer of transformers, which must have a mask token.
 
-    Tokens mark it at their front (`▁` or `Ġ` where one begins, `##` where it goes on). Digits and punctuation marks
-    stand for themselves.
+    :param longest_ngram: whole words are masked, up to so many in a row; 0: each token by itself
     """
-    tokens: list[str] = [token or "" for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    if any(token.startswith(_CONTINUATION_PREFIX) for token in tokens) and not any(
-        token.startswith(_WORD_PREFIXES) for token in tokens
-    ):
-        return np.array([not token.startswith(_CONTINUATION_PREFIX) for token in tokens])
-    return np.array([token.startswith(_WORD_PREFIXES) or not any(map(_in_words, token)) for token in tokens])
+
+    def __init__(self, tokenizer: Any, probability: float, longest_ngram: int = 0) -> None:
+        self._probability, self._longest_ngram = probability, longest_ngram
+        self._starts_word = word_starts(tokenizer) if longest_ngram else None
+        self._mask: int = tokenizer.mask_token_id
+        # By id, not by position: a document may spell out "[SEP]", and the tokenizer takes it for the real one.
+        self._special = np.zeros(len(tokenizer), dtype=np.bool_)
+        self._special[list(tokenizer.all_special_ids)] = True
+        self._ordinary = np.flatnonzero(~self._special)
+
+    def masked(
+        self, token_ids: NDArray[np.int32], generator: np.random.Generator
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Masked token ids and labels, as `mask_tokens`; special tokens are never chosen."""
+        maskable = ~self._special[token_ids]
+        if self._starts_word is None:
+            chosen = choose_tokens(maskable, self._probability, generator)
+        else:
+            starts = self._starts_word[token_ids]
+            chosen = choose_ngrams(maskable, starts, self._probability, self._longest_ngram, generator)
+        return mask_tokens(token_ids, chosen, self._mask, self._ordinary, generator)
+
+
+def word_starts(tokenizer: Any) -> NDArray[np.bool_]:
+    """For each id of a fast tokenizer of transformers: does this token begin a word?
+
+    Those do that have the space before it. Digits and punctuation marks stand for themselves.
+    """
+    spelled = [(spelling or b"").decode(errors="replace") for spelling in spellings(tokenizer)]
+    return np.array([text.startswith(" ") or not any(map(_in_words, text)) for text in spelled])
 
 
 def _in_words(character: str) -> bool:
-    """Letters, and the marks that stand on them: most of a word in Bengali or Thai are marks."""
-    return unicodedata.category(character)[0] in "LM" or character in "\u200c\u200d"
+    """Letters, and the marks that stand on them: most of a word in Bengali or Thai are marks. Or parts of one."""
+    return unicodedata.category(character)[0] in "LM" or character in "\u200c\u200d\ufffd"
 
 
 def _counts(maskable: NDArray[np.bool_], probability: float) -> NDArray[np.int64]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dedloc_kit.data.masking import choose_ngrams, choose_tokens, mask_tokens, word_starts
+from dedloc_kit.data.masking import Masker
+from dedloc_kit.data.special_tokens import MASKED, require
 from dedloc_kit.data.tokens import Document, Ids
 from dedloc_kit.errors import UserError
 
@@ -67,21 +68,12 @@ class PairBuilder:
     """
 
     def __init__(self, tokenizer: Any, sequence_length: int, mask_probability: float, longest_ngram: int = 0) -> None:
-        for name in ("pad_token", "cls_token", "sep_token", "mask_token"):
-            if getattr(tokenizer, name) is None:
-                raise UserError(f"the tokenizer has no {name}; make one with: dedloc tokenizer RUN.toml")
+        require(tokenizer, MASKED)
         self.sequence_length = sequence_length
-        self.mask_probability = mask_probability
-        self._longest_ngram = longest_ngram
-        self._starts_word = word_starts(tokenizer) if longest_ngram else None
+        self._masker = Masker(tokenizer, mask_probability, longest_ngram)
         self._pad: int = tokenizer.pad_token_id
         self._cls: int = tokenizer.cls_token_id
         self._sep: int = tokenizer.sep_token_id
-        self._mask: int = tokenizer.mask_token_id
-        # By id, not by position: a document may spell out "[SEP]", and the tokenizer takes it for the real one.
-        self._special = np.zeros(len(tokenizer), dtype=np.bool_)
-        self._special[list(tokenizer.all_special_ids)] = True
-        self._ordinary = np.flatnonzero(~self._special)
 
     def batches(
         self, documents: Iterable[Document], microbatch: int, generator: np.random.Generator
@@ -153,8 +145,7 @@ class PairBuilder:
         np.put_along_axis(token_ids, ends - 1, self._sep, axis=1)
         positions = np.arange(length)
         attended = positions < ends
-        chosen = self._choose(token_ids, generator)
-        masked, labels = mask_tokens(token_ids, chosen, self._mask, self._ordinary, generator)
+        masked, labels = self._masker.masked(token_ids, generator)
         return {
             "input_ids": masked,
             "token_type_ids": (attended & (positions > between)).astype(np.int32),
@@ -162,10 +153,3 @@ class PairBuilder:
             "labels": labels,
             "sentence_order_label": swapped,
         }
-
-    def _choose(self, token_ids: NDArray[np.int32], generator: np.random.Generator) -> NDArray[np.bool_]:
-        maskable = ~self._special[token_ids]
-        if self._starts_word is None:
-            return choose_tokens(maskable, self.mask_probability, generator)
-        starts = self._starts_word[token_ids]
-        return choose_ngrams(maskable, starts, self.mask_probability, self._longest_ngram, generator)

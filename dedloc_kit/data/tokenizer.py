@@ -1,18 +1,25 @@
 """A tokenizer of one's own: trained on the run's texts, loaded by every peer."""
 
-import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 
 from dedloc_kit.data.folder import new_folder
+from dedloc_kit.data.lossless import byte_level_bpe, unigram_with_bytes
+from dedloc_kit.data.special_tokens import CAUSAL, END_OF_TEXT, UNK, needed_by
+from dedloc_kit.data.unigram import SPECIAL, lower_case_unigram
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import repository_and_revision
+from dedloc_kit.run import TaskConfig
 
-SPECIAL = PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+Tokenization = Literal["unigram", "bpe", "unigram-bytes"]
+"""`unigram`: sahajBERT's, lower-case, for masked tasks. `bpe`, byte pair encoding over bytes, and `unigram-bytes`,
+which falls back to bytes, change nothing: they are cased, know every character, and split digits one by one."""
+_BY_DEFAULT: Mapping[str, Tokenization] = {"albert": "unigram"}
 
 CHARACTERS = 50_000_000
 """What a tokenizer of 32,000 tokens is trained on by default."""
@@ -22,11 +29,11 @@ _DIFFERENT_SHARE = 25
 random letters 1 GB, of Bengali without spaces more than 2 GB."""
 _MAX_WORD = 1_000
 _WORDS_AT_ONCE = 1_000
-_DECIMALS = 4
-_TRAINERS_STEP = 1e-4
 
 
-def training_text(documents: Iterator[str], characters: int, seed: int) -> Iterator[str]:
+def training_text(
+    documents: Iterator[str], characters: int, seed: int, tokenization: Tokenization = "unigram"
+) -> Iterator[str]:
     """Pieces of at most a megabyte for `train_tokenizer`, about `characters` in all, however the documents look.
 
     Of a document longer than 1 % of that it takes an excerpt of this length from a random place, so that none
@@ -36,21 +43,20 @@ def training_text(documents: Iterator[str], characters: int, seed: int) -> Itera
     """
     generator = np.random.default_rng(seed)
     excerpt = max(1, characters // 100)
+    # sahajBERT's makes one space of every run of white space; the others learn how text is laid out.
+    glue, words_of = (" ", rf"\S{{1,{_MAX_WORD}}}") if tokenization == "unigram" else ("", rf"\s*\S{{1,{_MAX_WORD}}}")
+    find_words = re.compile(words_of).findall
     seen: set[str] = set()
     different = total = last_new = 0
     for document in documents:
         start = int(generator.integers(max(1, len(document) - excerpt + 1)))
-        words = [
-            word[cut : cut + _MAX_WORD]
-            for word in document[start : start + excerpt].split()
-            for cut in range(0, len(word), _MAX_WORD)
-        ]
+        words = find_words(document[start : start + excerpt])
         for first in range(0, len(words), _WORDS_AT_ONCE):
             some = words[first : first + _WORDS_AT_ONCE]
-            piece = " ".join(some)  # runs of whitespace become one space in any case
+            piece = glue.join(some)
             yield piece
             total += len(piece)
-            new = set(some) - seen
+            new = set(map(str.lstrip, some)) - seen
             if new:
                 seen |= new
                 different += sum(map(len, new))
@@ -60,90 +66,87 @@ def training_text(documents: Iterator[str], characters: int, seed: int) -> Itera
                 return
 
 
-def train_tokenizer(texts: Iterator[str], vocabulary: int, folder: Path) -> int:
-    """Train a Unigram tokenizer as sahajBERT's and save it in a new folder; returns how many tokens it has.
+def tokenization_of(task: TaskConfig) -> Tokenization:
+    """How a tokenizer for this task is made: as it says, else as sahajBERT's for ALBERT and with `bpe` for others."""
+    chosen = task.options.get("tokenization", _BY_DEFAULT.get(task.name, "bpe"))
+    if chosen not in (known := get_args(Tokenization)):
+        raise UserError(f"task.tokenization is {chosen!r:.80}; choose one of: {', '.join(known)}")
+    return cast(Tokenization, chosen)
 
-    It folds case but keeps accents, splits digits and punctuation, and puts a pair as `[CLS] A [SEP] B [SEP]`. The
-    same texts give the same files, byte for byte. Few texts may give fewer tokens than `vocabulary` asks for.
 
-    A text comes back from its tokens in normalized form, without a space at its front, if all its characters were in
-    `texts` and it spells out no special token. Normalized (NMT, NFKC, white space, lower case) means: control
+def train_tokenizer(
+    texts: Iterator[str], vocabulary: int, folder: Path, tokenization: Tokenization = "unigram", task: str = "albert"
+) -> int:
+    """Train a tokenizer and save it in a new folder; returns how many tokens it has.
+
+    For masked tasks it puts a text as `[CLS] A [SEP]` and a pair as `[CLS] A [SEP] B [SEP]`; for causal ones it begins
+    with the end-of-text token, as each document does that such a model learns from. The same texts give the same
+    files, byte for byte. Few texts may give fewer tokens than `vocabulary` asks for.
+
+    With `bpe` and `unigram-bytes` every text comes back exactly from its tokens.
+
+    `unigram` folds case but keeps accents, splits digits and punctuation. A text comes back from its tokens in
+    normalized form, without a space at its front, if all its characters were in `texts` and it spells out no special
+    token. Normalized (NMT, NFKC, white space, lower case) means: control
     characters except NUL are dropped; every run of white space is one space, and so are the zero-width space, joiner
     and non-joiner, the byte order mark, U+FFFD and U+2581; compatibility forms are replaced (`½` by `1⁄2`). Any other
     character becomes `[UNK]`, as in sahajBERT's: on held-out Bengali one token in 77,000, which is not worth the 256
     tokens that falling back to bytes would cost.
 
-    Raises UserError if the folder exists already or the texts hold more different characters than the vocabulary has
-    room for.
+    :param task: whose special tokens it is to have, see `special_tokens.needed_by`
+    Raises UserError if the folder exists already, the texts hold more different characters than the vocabulary has
+    room for, or the kind does not suit the task.
     """
     from transformers import PreTrainedTokenizerFast
 
+    special = needed_by(task)
+    if tokenization == "unigram":
+        if special is CAUSAL:
+            raise UserError('task.tokenization "unigram" loses case and is for masked tasks; choose "bpe"')
+        special = {**special, "unk_token": UNK}
     with new_folder(folder) as temporary:
         wrapped = PreTrainedTokenizerFast(
-            tokenizer_object=_trained(texts, vocabulary),
-            pad_token=PAD,
-            unk_token=UNK,
-            cls_token=CLS,
-            sep_token=SEP,
-            mask_token=MASK,
-            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+            tokenizer_object=_trained(texts, vocabulary, tokenization, special),
+            **special,
+            model_input_names=[
+                "input_ids",
+                *(["token_type_ids"] if tokenization == "unigram" else []),
+                "attention_mask",
+            ],
             clean_up_tokenization_spaces=False,  # it would join " ," to ","
         )
         wrapped.save_pretrained(temporary)
     return len(wrapped)
 
 
-def _trained(texts: Iterator[str], vocabulary: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Nmt(),
-            normalizers.NFKC(),
-            normalizers.Replace(Regex(r"\s+"), " "),
-            normalizers.Lowercase(),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(), pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Punctuation()]
-    )
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocabulary, special_tokens=list(SPECIAL), unk_token=UNK, show_progress=False
-    )
+def _trained(
+    texts: Iterator[str], vocabulary: int, tokenization: Tokenization, special: Mapping[str, str]
+) -> Tokenizer:
+    tokens = list(dict.fromkeys(special.values()))
     try:
-        tokenizer.train_from_iterator(texts, trainer)
+        match tokenization:
+            case "unigram":
+                tokenizer, empty = lower_case_unigram(texts, vocabulary), len(SPECIAL)
+            case "bpe":
+                tokenizer, empty = byte_level_bpe(texts, vocabulary, tokens), len(tokens) + 256
+            case "unigram-bytes":
+                tokenizer, empty = unigram_with_bytes(texts, vocabulary, tokens), len(tokens) + 256
     except UserError:  # the texts themselves have failed
         raise
     except Exception as error:  # tokenizers raises nothing more specific
         raise UserError(
             f"no tokenizer of {vocabulary} tokens can be trained ({error}); change the vocabulary"
         ) from error
-    if tokenizer.get_vocab_size() <= len(SPECIAL):
+    if tokenizer.get_vocab_size() <= empty:
         raise UserError("there is no text to train a tokenizer on; correct the run's data")
-    tokenizer.model = _reproducible(tokenizer)
+    if (cls := special.get("cls_token")) and (sep := special.get("sep_token")):
+        around, single, pair = [cls, sep], f"{cls} $A {sep}", f"{cls} $A {sep} $B:1 {sep}:1"
+    else:
+        around, single, pair = [END_OF_TEXT], f"{END_OF_TEXT} $A", f"{END_OF_TEXT} $A $B:1"
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{CLS} $A {SEP}",
-        pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-        special_tokens=[(CLS, tokenizer.token_to_id(CLS)), (SEP, tokenizer.token_to_id(SEP))],
+        single=single, pair=pair, special_tokens=[(token, tokenizer.token_to_id(token)) for token in around]
     )
     return tokenizer
-
-
-def _reproducible(tokenizer: Tokenizer) -> models.Unigram:
-    """The trained model without what differs from process to process.
-
-    The trainer adds scores up in the order of a hash table: they are rounded. In such an order it also gives the
-    characters that it keeps only to have them all the lowest score and one step more for each: all get the lowest.
-    """
-    model = json.loads(tokenizer.to_str())["model"]
-    special, learned = model["vocab"][: len(SPECIAL)], model["vocab"][len(SPECIAL) :]
-    lowest = min(score for _, score in learned)
-    kept = lowest + _TRAINERS_STEP * sum(len(token) == 1 for token, _ in learned)
-    scored = [
-        (token, round(lowest if len(token) == 1 and score <= kept else score, _DECIMALS)) for token, score in learned
-    ]
-    scored.sort(key=lambda pair: (-pair[1], pair[0]))
-    return models.Unigram([*map(tuple, special), *scored], model["unk_id"])
 
 
 def load_tokenizer(name: str) -> Any:

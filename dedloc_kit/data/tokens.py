@@ -1,10 +1,11 @@
 """Texts as token ids that know where their sentences end."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any
+from itertools import chain, cycle, islice
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ _REMEMBERED_WORDS, _MAX_WORD = 200_000, 32
 """Words, about 50 MB of them, and characters. What is longer is no word, or one that does not come again."""
 
 _PROBES = 1_000
+_BETWEEN = (" ", " ", "  ", " ", "   ", "\n", " \n", "\n\n ", ". ", " 12 ", "\t", ", ", "\u00a0", " \u00a0 ")
+_SEVERAL_SPACES, _SINGLE_SPACE = re.compile(r" \s|\s "), re.compile(r"(?<!\s) (?!\s)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,21 +36,37 @@ class Document:
     """[sentences]: the number of tokens up to each sentence's end, ascending; the last one is all of them."""
 
 
+_Word = str | tuple[str]
+"""A word that stands after a space, or, as a tuple, the one at the front of a text."""
+
+
 class DocumentTokenizer:
     """Tokenizes texts with a fast tokenizer of transformers, each of them once.
 
     Most words of a text have been seen before. If the tokenizer takes a text word by word, as all do that mark where
     words begin, it is asked for each word once, and its answer is remembered.
+
+    :param language: decides where sentences end; none: a document is taken as it is, as one sentence
     """
 
-    def __init__(self, tokenizer: Any, language: str) -> None:
-        self._backend = _whole(tokenizer)
+    def __init__(self, tokenizer: Any, language: str | None) -> None:
+        self._backend = whole_backend(tokenizer)
         self._separator: str = tokenizer.sep_token
         self._separator_id: int = tokenizer.sep_token_id
         self._dtype = ids_dtype(len(tokenizer))
         self._language = language
-        self._by_words = _takes_words_by_themselves(tokenizer, self._backend)
-        self._known = {self._separator: [self._separator_id]}
+        self._known: dict[_Word, list[int]] = {}
+        self._words: Callable[[str], list[_Word]] | None = None
+        probe = _probe(tokenizer)
+        whole = self._ids([probe])
+        # At ASCII's space alone: which other characters are spaces is for the tokenizer to say.
+        for self._words in (_split, _spaced)[: 1 if language is not None else 2]:
+            if self._ids_by_words([probe]) == whole:
+                break
+            self._known.clear()
+        else:
+            self._words = None
+        self._forget()
 
     def documents(self, items: Iterable[str | Document]) -> Iterator[Document]:
         """The documents of a stream of texts; those that are tokenized already pass through in their place."""
@@ -61,10 +80,14 @@ class DocumentTokenizer:
         # The separator is one token, and what stands around it is tokenized by itself: so the ids alone tell where the
         # sentences end, and the tokenizer need not trace each token back to its characters. A text that spells it out
         # has one sentence more.
-        between = f" {self._separator} " if self._by_words else self._separator
-        joined = [between.join(sentences(text, self._language)) for text in texts]
-        for token_ids in self._ids_by_words(joined) if self._by_words else self._ids(joined):
+        if self._language is not None:
+            between = f" {self._separator} " if self._words else self._separator
+            texts = [between.join(sentences(text, self._language)) for text in texts]
+        for token_ids in self._ids_by_words(texts) if self._words else self._ids(texts):
             ids = np.array(token_ids, dtype=self._dtype)
+            if self._language is None:
+                yield Document(ids, np.array([len(ids)] if len(ids) else [], dtype=np.uint32))
+                continue
             is_separator = ids == self._separator_id
             at = np.flatnonzero(is_separator)
             ends = np.append(at - np.arange(len(at)), len(ids) - len(at))
@@ -74,26 +97,47 @@ class DocumentTokenizer:
         return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _ids_by_words(self, texts: list[str]) -> list[list[int]]:
+        assert self._words is not None
         if len(self._known) > _REMEMBERED_WORDS:
-            self._known = {self._separator: [self._separator_id]}
+            self._forget()
         known = self._known
-        # At ASCII's space alone: which other characters are spaces is for the tokenizer to say.
-        words_of = [text.split(" ") for text in texts]
+        words_of = [self._words(text) for text in texts]
         new = list(set().union(*words_of) - known.keys())
-        known.update(zip(new, self._ids([self._stripped(word) for word in new]), strict=True))
+        spelled = [self._spelled(word) for word in new]
+        known.update(zip(new, self._ids(spelled), strict=True))
         found = [list(chain.from_iterable(map(known.__getitem__, words))) for words in words_of]
-        for word in new:
-            if len(word) > _MAX_WORD:
+        for word, text in zip(new, spelled, strict=True):
+            if len(text) > _MAX_WORD:
                 del known[word]
         return found
 
-    def _stripped(self, word: str) -> str:
-        """Without what the tokenizer takes for a space at its end: it would be taken together with the next one."""
+    def _forget(self) -> None:
+        self._known = {} if self._language is None else {self._separator: [self._separator_id]}
+
+    def _spelled(self, word: _Word) -> str:
+        """What the tokenizer is asked for."""
+        if isinstance(word, tuple):
+            return word[0]
+        if self._words is _spaced:
+            return f" {word}"
+        # Without what the tokenizer takes for a space at its end: it would be taken together with the next one.
         normalizer = self._backend.normalizer
         return (normalizer.normalize_str(word) if normalizer else word).strip()
 
 
-def _whole(tokenizer: Any) -> Tokenizer:
+def _split(text: str) -> list[_Word]:
+    """Words for a tokenizer that makes one space of several, and puts one before every text."""
+    return cast(list[_Word], text.split(" "))
+
+
+def _spaced(text: str) -> list[_Word]:
+    """Words for a tokenizer that keeps every space, and takes one together with the word after it."""
+    words = cast(list[_Word], _SINGLE_SPACE.split(text) if _SEVERAL_SPACES.search(text) else text.split(" "))
+    words[0] = (str(words[0]),)
+    return words
+
+
+def whole_backend(tokenizer: Any) -> Tokenizer:
     """A copy that cuts off nothing: a tokenizer keeps such settings from its file, or from whoever called it last."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
@@ -101,13 +145,11 @@ def _whole(tokenizer: Any) -> Tokenizer:
     return backend
 
 
-def _takes_words_by_themselves(tokenizer: Any, backend: Tokenizer) -> bool:
-    """Whether a text has the tokens of its words, tried on what the vocabulary spells."""
+def _probe(tokenizer: Any) -> str:
+    """A text of what the vocabulary spells, with all that may stand between two words."""
     probes = set(range(0, len(tokenizer), max(1, len(tokenizer) // _PROBES))) - set(tokenizer.all_special_ids)
     words = [word for probe in sorted(probes) for word in tokenizer.decode([probe]).split()]
-    alone = backend.encode_batch_fast(words, add_special_tokens=False)
-    together = backend.encode(" ".join(words), add_special_tokens=False)
-    return [token for encoding in alone for token in encoding.ids] == together.ids
+    return "".join(word + between for word, between in zip(words, cycle(_BETWEEN), strict=False)).strip()
 
 
 def ids_dtype(vocabulary: int) -> type[np.unsignedinteger[Any]]:

@@ -18,6 +18,7 @@ from dedloc_kit.events import (
     StepDone,
     Warned,
 )
+from dedloc_kit.records import NO_SHARES
 
 
 class RunDisplay(BarDisplay):
@@ -54,7 +55,7 @@ class RunDisplay(BarDisplay):
                 self.line(f"{prefix}step {step.step}{loss}  {count(step.samples, 'sample')} from {givers}")
                 self._fill(0, "")
             case Evaluated():
-                metrics = "".join(f", {name} {share:.1%}" for name, share in event.metrics.items())
+                metrics = "".join(f", {name} {_measure(name, value)}" for name, value in event.metrics.items())
                 self.line(f"{prefix}held-out loss {event.loss:.4f}{metrics} at step {event.step}", "green")
             case Pushed():
                 self.line(f"{prefix}step {event.step} is on the Hub: {event.url}", "green")
@@ -72,3 +73,7 @@ class RunDisplay(BarDisplay):
 
     def _fill(self, samples: int, note: str) -> None:
         self._bar.update(self._task, completed=min(samples, self._global_batch), note=note)
+
+
+def _measure(name: str, value: float) -> str:
+    return f"{value:,.2f}" if name in NO_SHARES else f"{value:.1%}"

@@ -10,10 +10,12 @@ from dedloc_kit.data.classes import named, names_of
 from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.shards import Shard, Warn, find_splits, one_line, read_rows
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.settings import DATASETS, Settings
+from dedloc_kit.evaluation.settings import DATASETS, LikelihoodSettings, Settings
 from dedloc_kit.run import Source, seed_of
 
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+_HELD_OUT = ("test", *_VALIDATION_NAMES, "train")
+"""Where samples that nothing is trained on are looked for, the best place first."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,7 @@ def load_dataset(settings: Settings, check: Check, warn: Warn) -> Dataset:
 
     Raises UserError if there is no such dataset, split or column, and if a row is not what the task needs.
     """
-    defaults = DATASETS[settings.task]
-    if settings.dataset is None and settings.subset is None:
-        raise UserError(f"name the part of {defaults.dataset} with --subset, such as bn, or give another --dataset")
-    source = Source(
-        dataset=settings.dataset or defaults.dataset,
-        subset=settings.subset,
-        column=settings.column or defaults.column,
-    )
-    label_column = settings.label_column or defaults.label_column
+    source, label_column = source_of(settings)
     splits = find_splits(source, warn)
     for split in ("train", "test"):
         if split not in splits:
@@ -63,10 +57,7 @@ def load_dataset(settings: Settings, check: Check, warn: Warn) -> Dataset:
     validation = next((name for name in _VALIDATION_NAMES if name in splits), None)
 
     def read(split: str) -> list[Example]:
-        examples = list(_examples(source, label_column, split, splits[split], check, warn))
-        if not examples:
-            raise UserError(f"the split '{split}' of {source.dataset} is empty; choose another dataset")
-        return examples
+        return read_examples(source, label_column, split, splits[split], check, warn)
 
     train, test = read("train"), read("test")
     held_out = test + (read(validation) if validation else [])
@@ -74,18 +65,56 @@ def load_dataset(settings: Settings, check: Check, warn: Warn) -> Dataset:
     kept = [example for example in train if _key(example.text) not in seen]
     if not kept:
         raise UserError(f"every training sample of {source.dataset} is in its test split; choose another dataset")
-    return Dataset(_some(kept, settings.train_samples), held_out[len(test) :], test, repeated=len(train) - len(kept))
+    return Dataset(some(kept, settings.train_samples), held_out[len(test) :], test, repeated=len(train) - len(kept))
+
+
+def source_of(settings: Settings | LikelihoodSettings) -> tuple[Source, str]:
+    """Where labelled samples are, and the column of the labels; raises UserError if the default needs its part."""
+    defaults = DATASETS[settings.task]
+    if settings.dataset is None and settings.subset is None:
+        raise UserError(
+            f"name the part of {defaults.dataset} with --subset, such as {defaults.subset}, or give another --dataset"
+        )
+    source = Source(
+        dataset=settings.dataset or defaults.dataset,
+        subset=settings.subset,
+        column=settings.column or defaults.column,
+    )
+    return source, settings.label_column or defaults.label_column
+
+
+def held_out_split(source: Source, warn: Warn) -> tuple[str, tuple[Shard, ...]]:
+    """The split to score on, and its files; raises UserError if the dataset has none of the usual ones."""
+    splits = find_splits(source, warn)
+    for split in _HELD_OUT:
+        if split in splits:
+            return split, splits[split]
+    raise UserError(
+        f"the dataset {source.dataset} has no split to score on, only {', '.join(sorted(splits)) or 'none at all'}; "
+        f"choose one that has {' or '.join(_HELD_OUT)}"
+    )
 
 
 def _key(text: Any) -> Any:
     return text if isinstance(text, str) else tuple(text)
 
 
-def _some(examples: list[Example], count: int | None) -> list[Example]:
+def some(examples: list[Example], count: int | None) -> list[Example]:
+    """So many of them, drawn at random, always the same; all by default."""
     if count is None or count >= len(examples):
         return examples
     generator = np.random.default_rng(seed_of("evaluation", "train samples"))
     return [examples[index] for index in generator.choice(len(examples), size=count, replace=False)]
+
+
+def read_examples(
+    source: Source, label_column: str, split: str, shards: Sequence[Shard], check: Check, warn: Warn
+) -> list[Example]:
+    """The samples of a split; raises UserError if there is none, and for a row that is not what the task needs."""
+    examples = list(_examples(source, label_column, split, shards, check, warn))
+    if not examples:
+        raise UserError(f"the split '{split}' of {source.dataset} is empty; choose another dataset")
+    return examples
 
 
 def _examples(

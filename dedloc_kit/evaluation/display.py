@@ -19,8 +19,12 @@ class Display(BarDisplay):
         self.line(text, "yellow")
 
     def expect(self, steps: int) -> None:
-        """So many optimizer steps are ahead."""
-        self._bar.update(self._task, total=steps)
+        """So many optimizer steps, or rows for a model, are ahead."""
+        self._bar.reset(self._task, total=steps)
+
+    def advance(self, name: str, rows: int) -> None:
+        """So many more rows have been through the model of that name."""
+        self._bar.update(self._task, description=name, advance=rows)
 
     def step(self, name: str, epochs: int, epoch: int, loss: float) -> None:
         """One of them is done, in this epoch of the fine-tuning of that name."""

@@ -3,21 +3,25 @@
 import json
 import statistics
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.classification import Classification
 from dedloc_kit.evaluation.dataset import load_dataset
 from dedloc_kit.evaluation.display import Display
-from dedloc_kit.evaluation.finetune import encode, fine_tune, seeded, steps_of
+from dedloc_kit.evaluation.finetune import Samples, encode, fine_tune, seeded, steps_of
 from dedloc_kit.evaluation.ner import Ner
 from dedloc_kit.evaluation.pretrained import Pretrained, as_folder
 from dedloc_kit.evaluation.problem import Problem
-from dedloc_kit.evaluation.report import check_report, percent, write_report
+from dedloc_kit.evaluation.report import check_report, percent, spread, write_report
 from dedloc_kit.evaluation.settings import Settings
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
@@ -25,11 +29,28 @@ from dedloc_kit.training.device import describe_device, pick_device, set_threads
 _PROBLEMS: dict[str, type[Problem]] = {"ner": Ner, "classification": Classification}
 
 
+Weights = Literal["trained", "random"]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A model with the task in its own tokens."""
+
+    name: str
+    pretrained: Pretrained
+    problem: Problem
+    samples: Samples
+    beside: bool
+
+
 @dataclass
 class Row:
-    """The scores on the test split, from 0 to 1, of the fine-tunings that began with the same kind of weights."""
+    """The scores on the test split, from 0 to 1, of the fine-tunings that began with the same weights."""
 
-    weights: Literal["trained", "random"]
+    model: str
+    weights: Weights
+    beside: bool
+    """A model that the checkpoint is measured against."""
     scores: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -39,8 +60,14 @@ class Row:
 
     @property
     def spread(self) -> float | None:
-        """The sample standard deviation over the seeds; none for a single one."""
-        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+        return spread(self.scores)
+
+    @property
+    def label(self) -> str:
+        return self.model if self.beside else f"{self.weights} weights"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"scores": self.scores, "mean": self.mean, "spread": self.spread, "seconds": round(self.seconds, 1)}
 
 
 @dataclass
@@ -51,12 +78,13 @@ class Evaluation:
     samples: dict[str, int]
     """How many each split has."""
     rows: list[Row]
-    """The trained weights and, with a baseline, random ones."""
+    """The trained weights, with a baseline random ones, and the models that are scored beside it."""
 
     @property
     def margin(self) -> float | None:
         """By how much the trained weights beat random ones in the mean; none without the baseline."""
-        return self.rows[0].mean - self.rows[1].mean if len(self.rows) > 1 else None
+        random = [row for row in self.rows if row.weights == "random"]
+        return self.rows[0].mean - random[0].mean if random else None
 
     def as_json(self) -> str:
         values: dict[str, Any] = {
@@ -64,14 +92,9 @@ class Evaluation:
             "settings": self.settings.model_dump(mode="json"),
             "samples": self.samples,
             "metric": self.metric,
+            **{row.weights: row.as_json() for row in self.rows if not row.beside},
+            "against": {row.model: row.as_json() for row in self.rows if row.beside},
         }
-        for row in self.rows:
-            values[row.weights] = {
-                "scores": row.scores,
-                "mean": row.mean,
-                "spread": row.spread,
-                "seconds": round(row.seconds, 1),
-            }
         return json.dumps({**values, "margin": self.margin}, ensure_ascii=False, indent=2) + "\n"
 
 
@@ -79,6 +102,7 @@ def evaluate(
     checkpoint: str,
     settings: Settings,
     run: RunConfig | None = None,
+    against: Sequence[str] = (),
     baseline: bool = False,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     threads: int = 0,
@@ -86,60 +110,78 @@ def evaluate(
 ) -> Evaluation:
     """Fine-tune the checkpoint once for each seed and show the scores (of what, `finetune.fine_tune` tells).
 
-    `baseline` does the same from random weights of the same architecture; both rows see the same samples in the same
-    order. `report` is a JSON file for the result. Raises UserError for what the person can put right.
+    The models `against` which it is to be measured do the same, and with `baseline` random weights of its own
+    architecture; all rows see the same samples in the same order. `report` is a JSON file for the result. Raises
+    UserError for what the person can put right.
     """
     check_report(report)
     _require_seqeval(settings)
     where = pick_device(device)
     set_threads(threads)
     kind = _PROBLEMS[settings.task]
-    with as_folder(checkpoint, run) as folder, Display() as display:
-        pretrained = Pretrained(folder, settings.max_length)
+    with ExitStack() as stack:
+        names = [checkpoint, *against]
+        folders = [stack.enter_context(as_folder(name, run)) for name in names]
+        display = stack.enter_context(Display())
+        models = [Pretrained(folder, settings.max_length) for folder in folders]
         dataset = load_dataset(settings, kind.check, warn=display.warn)
-        problem = kind(pretrained.tokenizer, pretrained.max_length, dataset.train)
-        if len(problem.classes) < 2:
-            raise UserError(f"all training samples have the class {problem.classes[0]}; check --label-column")
-        samples = encode(dataset, problem)
-        sizes = {"train": len(samples.train), "validation": len(samples.validation), "test": len(samples.test)}
+        problems = [kind(model.tokenizer, model.max_length, dataset.train) for model in models]
+        classes = problems[0].classes
+        if len(classes) < 2:
+            raise UserError(f"all training samples have the class {classes[0]}; check --label-column")
+        candidates = [
+            _Candidate(name, model, problem, encode(dataset, problem), beside=number > 0)
+            for number, (name, model, problem) in enumerate(zip(names, models, problems, strict=True))
+        ]
+        sizes = {"train": len(dataset.train), "validation": len(dataset.validation), "test": len(dataset.test)}
         display.line(
             f"{', '.join(f'{count} {split}' for split, count in sizes.items())} samples, "
-            f"{len(problem.classes)} classes, on {describe_device(where)}"
+            f"{len(classes)} classes, on {describe_device(where)}"
         )
         if dataset.repeated:
             display.line(f"{dataset.repeated} training samples were left out: they are in the other splits as well")
-        rows = [Row("trained"), Row("random")] if baseline else [Row("trained")]
-        display.expect(len(rows) * settings.seeds * steps_of(samples, settings))
-        for row in rows:
-            for number in range(1, settings.seeds + 1):
-                name = f"{row.weights} weights, seed {number} of {settings.seeds}"
-                started = time.monotonic()
-                seed = seed_of("evaluation", number)
-                with seeded(seed):
-                    model = pretrained.model(problem, row.weights == "random").to(where)
-                    on_step = partial(display.step, name, settings.epochs)
-                    row.scores.append(fine_tune(model, problem, samples, settings, seed, on_step))
-                seconds = time.monotonic() - started
-                row.seconds += seconds
-                display.line(f"{name}: {problem.metric} {percent(row.scores[-1])} % after {seconds:.0f} s")
-        evaluation = Evaluation(checkpoint, settings, problem.metric, sizes, rows)
+        planned: list[tuple[_Candidate, Weights]] = [(candidate, "trained") for candidate in candidates]
+        if baseline:
+            planned.insert(1, (candidates[0], "random"))
+        display.expect(len(planned) * settings.seeds * steps_of(candidates[0].samples, settings))
+        rows = [_fine_tuned(candidate, weights, settings, where, display) for candidate, weights in planned]
+        evaluation = Evaluation(checkpoint, settings, kind.metric, sizes, rows)
     _show(evaluation, display)
     if report is not None:
         write_report(report, evaluation.as_json())
     return evaluation
 
 
+def _fine_tuned(
+    candidate: _Candidate, weights: Weights, settings: Settings, where: torch.device, display: Display
+) -> Row:
+    """A fine-tuning for each seed."""
+    row = Row(candidate.name, weights, candidate.beside)
+    problem = candidate.problem
+    for number in range(1, settings.seeds + 1):
+        name = f"{row.label}, seed {number} of {settings.seeds}"
+        started = time.monotonic()
+        seed = seed_of("evaluation", number)
+        with seeded(seed):
+            model = candidate.pretrained.model(problem, weights == "random").to(where)
+            on_step = partial(display.step, name, settings.epochs)
+            row.scores.append(fine_tune(model, problem, candidate.samples, settings, seed, on_step))
+        seconds = time.monotonic() - started
+        row.seconds += seconds
+        display.line(f"{name}: {problem.metric} {percent(row.scores[-1])} % after {seconds:.0f} s")
+    return row
+
+
 def _show(evaluation: Evaluation, display: Display) -> None:
     """The table: a row for each kind of weights, all numbers in percent."""
     seeds = [f"seed {number}" for number in range(1, evaluation.settings.seeds + 1)]
-    rows = [
-        [f"{row.weights} weights", *map(percent, (row.mean, row.spread)), *map(percent, row.scores)]
-        for row in evaluation.rows
-    ]
+    rows = [[row.label, *map(percent, (row.mean, row.spread)), *map(percent, row.scores)] for row in evaluation.rows]
     display.table([f"{evaluation.metric} in %", "mean", "spread", *seeds], rows)
-    if evaluation.margin is not None:
-        result = "beat" if evaluation.margin > 0 else "do no better than"
-        display.line(f"trained weights {result} random ones ({100 * evaluation.margin:+.2f} points)")
+    ours, *others = evaluation.rows
+    for row in others:
+        result = "beat" if ours.mean > row.mean else "do no better than"
+        theirs = f"those of {row.model}" if row.beside else "random ones"
+        display.line(f"trained weights {result} {theirs} ({100 * (ours.mean - row.mean):+.2f} points)")
 
 
 def _require_seqeval(settings: Settings) -> None:

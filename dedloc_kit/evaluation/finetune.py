@@ -42,7 +42,12 @@ class Samples:
 
 
 def encode(dataset: Dataset, problem: Problem) -> Samples:
-    """All examples as tokens; the model's tokenizer has a padding token."""
+    """All examples as tokens; raises UserError if the model's tokenizer has no token to fill up a batch with."""
+    if problem.tokenizer.pad_token_id is None:
+        raise UserError(
+            f"the tokenizer in {problem.tokenizer.name_or_path} has no padding token; give it one (pad_token) and save "
+            "it again"
+        )
     train, validation, test = (
         [problem.encode(example) for example in split] for split in (dataset.train, dataset.validation, dataset.test)
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -12,10 +12,13 @@ from dedloc_kit.data.shards import one_line
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
+from dedloc_kit.hub import repository_and_revision
 from dedloc_kit.run import RunConfig
 
 if TYPE_CHECKING:
     from dedloc_kit.tasks import Task
+
+Kind = Literal["causal", "masked"]
 
 _ADDED = "pooler"
 """A part that an encoder may have on top and that not every kind of training trains."""
@@ -47,8 +50,8 @@ class Pretrained:
                 f"the tokenizer in {where} has {len(self.tokenizer)} tokens, the model {self.config.vocab_size}; "
                 "put the tokenizer there that the model was trained with"
             )
-        if self.tokenizer.pad_token_id is None:
-            raise UserError(f"the tokenizer in {where} has no padding token; give it one (pad_token) and save it again")
+        self.kind: Kind | None = _kind_of(self.config)
+        """What it predicts; none if that is no tokens."""
         longest = min(self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", max_length))
         self.max_length = min(max_length, longest)
 
@@ -69,13 +72,37 @@ class Pretrained:
             }
         )
         head = getattr(transformers, problem.head)
+        if random_weights:
+            model: torch.nn.Module = head.from_config(config, trust_remote_code=False)
+            return model.float()
+        model, missing = self._load(head, config)
+        prefix = f"{model.base_model_prefix}."
+        self._check([name for name in missing if name.startswith(prefix) and _ADDED not in name], "the encoder")
+        return model
+
+    def language_model(self) -> torch.nn.Module:
+        """The model with the output layer that it was trained with, on the CPU.
+
+        Raises UserError if it predicts no tokens, if weights are missing, or if they are not stored as safetensors.
+        """
+        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+        if self.kind is None:
+            names = ", ".join(self.config.architectures or ()) or "nothing"
+            raise UserError(
+                f"{self.where} predicts no tokens (its config.json names {names}); name a causal or masked language "
+                "model, saved with its output layer"
+            )
+        model, missing = self._load(AutoModelForCausalLM if self.kind == "causal" else AutoModelForMaskedLM)
+        self._check([name for name in missing if _ADDED not in name], "the model")
+        return model
+
+    def _load(self, head: Any, config: Any = None) -> tuple[torch.nn.Module, list[str]]:
+        """The model, and the names of weights that its folder lacks."""
         try:
-            if random_weights:
-                model: torch.nn.Module = head.from_config(config, trust_remote_code=False)
-                return model.float()
             model, report = head.from_pretrained(
                 self.where,
-                config=config,
+                config=config if config is not None else self.config,
                 dtype=torch.float32,
                 output_loading_info=True,
                 trust_remote_code=False,
@@ -83,22 +110,37 @@ class Pretrained:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"the model in {self.where} cannot be loaded ({one_line(error)}); save it again") from None
-        prefix = f"{model.base_model_prefix}."
-        missing = sorted(name for name in report["missing_keys"] if name.startswith(prefix) and _ADDED not in name)
+        return model, sorted(report["missing_keys"])
+
+    def _check(self, missing: list[str], part: str) -> None:
         if missing:
             raise UserError(
-                f"{self.where} lacks {len(missing)} weights of the encoder, such as {missing[0]}; "
+                f"{self.where} lacks {len(missing)} weights of {part}, such as {missing[0]}; "
                 "it is not a model of this architecture, save it again"
             )
-        return model
+
+
+def _kind_of(config: Any) -> Kind | None:
+    """What a model of this configuration was trained to predict."""
+    from transformers.models.auto import modeling_auto
+
+    names = set(config.architectures or ())
+    if config.is_encoder_decoder:
+        return None
+    if names & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        return "causal"
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    # BERT's and ALBERT's own training has a second output beside the masked tokens.
+    both = {modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.get(config.model_type)} - {None}
+    return "masked" if config.model_type in masked and names & {masked[config.model_type], *both} else None
 
 
 @contextmanager
 def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
     """The checkpoint as a local folder that transformers loads.
 
-    It may be such a folder, a repository on the Hub, which is downloaded, or the weights alone (safetensors) together
-    with their run. Raises UserError if it is none of these.
+    It may be such a folder, a repository on the Hub (`OWNER/NAME`, also `@REVISION`), which is downloaded, or the
+    weights alone (safetensors) together with their run. Raises UserError if it is none of these.
     """
     from transformers.utils import logging
 
@@ -106,7 +148,7 @@ def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     path = Path(checkpoint).expanduser()
-    if run is not None:
+    if run is not None and path.suffix == ".safetensors":
         with TemporaryDirectory(prefix="dedloc-evaluate-") as folder:
             _save_as_folder(path, run, folder)
             yield folder
@@ -114,17 +156,18 @@ def as_folder(checkpoint: str, run: RunConfig | None) -> Iterator[str]:
         yield str(path)
     elif path.suffix == ".safetensors":
         raise UserError(f"{checkpoint} holds weights alone; name the run that they are of with --run RUN.toml")
-    elif checkpoint.startswith((".", "/", "~")) or checkpoint.count("/") != 1:
+    elif checkpoint.startswith((".", "/", "~")) or (on_hub := repository_and_revision(checkpoint)) is None:
         raise UserError(f"{checkpoint} does not exist; name a folder with a model, or one on the Hub as OWNER/NAME")
     else:
-        yield _downloaded(checkpoint)
+        yield _downloaded(*on_hub)
 
 
-def _downloaded(repository: str) -> str:
+def _downloaded(repository: str, revision: str | None) -> str:
     from huggingface_hub import snapshot_download
 
+    files = ["*.json", "*.txt", "*.model", "*.safetensors"]
     try:
-        return snapshot_download(repository, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"])
+        return snapshot_download(repository, revision=revision, allow_patterns=files)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{repository} is neither a folder nor a model that is open to you on the Hub ({one_line(error)}); "

@@ -19,7 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.display import Display
 from dedloc_kit.evaluation.linear import linear_accuracy
 from dedloc_kit.evaluation.pretrained import with_weights
-from dedloc_kit.evaluation.report import check_report, percent, write_report
+from dedloc_kit.evaluation.report import check_report, percent, spread, write_report
 from dedloc_kit.evaluation.settings import ProbeSettings
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.tasks import Probeable, Task, create_task
@@ -120,11 +120,6 @@ def probe(
         }
         write_report(report, json.dumps(values, indent=2) + "\n")
     return list(rows.values())
-
-
-def spread(scores: list[float]) -> float | None:
-    """The sample standard deviation; none for a single score."""
-    return statistics.stdev(scores) if len(scores) > 1 else None
 
 
 def random_makers(run: RunConfig, seeds: int, where: torch.device) -> Iterator[Maker]:

@@ -1,5 +1,7 @@
 """The result of an evaluation for people and as a file."""
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
@@ -8,6 +10,11 @@ from dedloc_kit.errors import UserError
 def percent(score: float | None) -> str:
     """A score from 0 to 1 in percent, to two digits."""
     return "-" if score is None else f"{100 * score:.2f}"
+
+
+def spread(scores: Sequence[float]) -> float | None:
+    """The sample standard deviation; none for a single score."""
+    return statistics.stdev(scores) if len(scores) > 1 else None
 
 
 def check_report(path: Path | None) -> None:

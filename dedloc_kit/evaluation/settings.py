@@ -2,13 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dedloc_kit.run import PositiveFloat, PositiveInt, Section
 
 
 class Settings(Section):
-    """One evaluation. The same settings and checkpoint give the same scores on the same machine."""
+    """One evaluation by fine-tuning. The same settings and checkpoint give the same scores on the same machine."""
 
     task: Literal["ner", "classification"] = "ner"
     """Named-entity recognition, scored by F1, or the classification of texts, scored by accuracy."""
@@ -31,6 +31,36 @@ class Settings(Section):
     """Train on so many samples, drawn at random, the same for every seed; by default on all."""
 
 
+class LikelihoodSettings(Section):
+    """One evaluation of what a model holds for probable, without training. The same settings give the same scores."""
+
+    task: Literal["text", "pairs"] = "text"
+    """Held-out text, scored by bits per byte, or minimal pairs, by how often the right sentence is the likelier one."""
+    dataset: str | None = Field(default=None, min_length=1)
+    """On the Hub (`owner/name`), a local folder or a file; of text by default the run's held-out data."""
+    subset: str | None = None
+    """The Hub dataset's configuration: the language in MultiBLiMP (`hin`)."""
+    column: str | None = None
+    """The column with the text or the right sentence."""
+    label_column: str | None = None
+    """Of pairs: the column with the wrong sentence."""
+    samples: PositiveInt | None = None
+    """At most so many documents (by default 200, the first ones) or pairs (1,000, drawn at random)."""
+    words: PositiveInt = 1000
+    """So many words of the text, drawn at random, are hidden from a masked model."""
+    max_length: Annotated[int, Field(ge=16)] = 512
+    """Tokens that a model sees at once, at most what it takes. To masked ones it is bytes, at most as many as all take
+    tokens: no tokenizer makes more tokens than bytes, and the excerpts have to be the same for all models."""
+
+    @model_validator(mode="after")
+    def _is_of_use(self) -> "LikelihoodSettings":
+        others = {"text": ("label_column",), "pairs": ("words",)}[self.task]
+        for key in others:
+            if key in self.model_fields_set:
+                raise ValueError(f"{key} tells {self.task} nothing; leave it out, or choose another task")
+        return self
+
+
 class ProbeSettings(Section):
     """One evaluation of features. The same settings and checkpoint give the same scores on the same machine."""
 
@@ -50,10 +80,14 @@ class Defaults(Section):
     dataset: str
     column: str
     label_column: str
+    subset: str
+    """An example of its parts, for who names none."""
 
 
 DATASETS = {
-    "ner": Defaults(dataset="unimelb-nlp/wikiann", column="tokens", label_column="ner_tags"),
-    "classification": Defaults(dataset="ai4bharat/indic_glue", column="text", label_column="label"),
+    "ner": Defaults(dataset="unimelb-nlp/wikiann", column="tokens", label_column="ner_tags", subset="bn"),
+    "classification": Defaults(dataset="ai4bharat/indic_glue", column="text", label_column="label", subset="sna.bn"),
+    "pairs": Defaults(dataset="jumelet/multiblimp", column="sen", label_column="wrong_sen", subset="hin"),
 }
-"""WikiANN (Pan et al. 2017) and IndicGLUE (Kakwani et al. 2020), whose subset `sna.bn` is news in Bengali."""
+"""WikiANN (Pan et al. 2017), IndicGLUE (Kakwani et al. 2020), whose subset `sna.bn` is news in Bengali, and MultiBLiMP
+(Jumelet et al. 2025), whose subsets are languages by their code of three letters."""

@@ -22,7 +22,7 @@ import psutil
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.schema import VERSION, prepare
 from dedloc_kit.ledger.tables import VERSION_KEY, Column, columns_of, table_names
-from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
+from dedloc_kit.records import MAX_LEDGER_BYTES, MAX_LOSS, Evaluation, Picture
 from dedloc_kit.run import PLAIN_TEXT
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _MAX_ROWS = 10**8
 _MAX_GROUP_BYTES = 2**28
 """Of what is unpacked at a time, as a file says of itself."""
 
-_MAX_COUNT, _MAX_NUMBER, _MAX_LOSS, _MAX_TEXT = 2**53, 1e12, 1e9, 100_000
+_MAX_COUNT, _MAX_NUMBER, _MAX_TEXT = 2**53, 1e12, 100_000
 _TEXTS = {
     "peer": "^[0-9A-Za-z]{1,128}$",
     "session": "^([0-9a-f]{0,64}|earlier)$",
@@ -160,7 +160,7 @@ def _check(column: Column, values: "pa.Array") -> None:
         ends = compute.min_max(values).as_py()
         least, most = ends["min"] or 0, ends["max"] or 0
         if column.name == "loss":
-            fits = least >= -_MAX_LOSS and most <= _MAX_LOSS
+            fits = least >= -MAX_LOSS and most <= MAX_LOSS
         else:
             fits = least >= 0 and most <= (_MAX_COUNT if column.type == pa.int64() else _MAX_NUMBER)
         if column.type == pa.float64():

@@ -128,6 +128,11 @@ class Reader:
             "step IN (SELECT max(step) FROM evaluations WHERE step > ? GROUP BY step / ?)", (after, width)
         )
 
+    def held_out_losses(self, steps: Sequence[int]) -> dict[int, float]:
+        """Those of these global steps that were evaluated, by step."""
+        marks = ",".join("?" * len(steps))
+        return dict(self._rows(f"SELECT step, loss FROM evaluations WHERE step IN ({marks})", steps))
+
     def first_and_last_evaluation(self) -> tuple[EvaluationPoint, EvaluationPoint] | None:
         """The two ends of the evaluation curve; None while there is no evaluation."""
         points = self._evaluations("step IN ((SELECT min(step) FROM evaluations), (SELECT max(step) FROM evaluations))")

@@ -5,11 +5,11 @@ import os
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import requests
@@ -17,14 +17,8 @@ import requests
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
 from dedloc_kit.machine.hosted import hosted
+from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
 
-FIXED_BYTES, BYTES_PER_PARAMETER = 750_000_000, 130
-"""The most memory that a volunteer's processes take together: reached while it hands the training state to a newcomer,
-otherwise it is about half (`benchmarks/footprint.py`; the first number has a task's libraries in it). Large activations
-come on top."""
-GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
-"""On a GPU: CUDA itself, and the replica (4 bytes), its gradients (4), two sums of gradients (8), its weights in half
-precision (2). Counted, not measured."""
 MIN_DISK_BYTES = 200_000_000
 """For the identity, the logs and the tokenizer; training data is streamed."""
 
@@ -55,9 +49,10 @@ class Machine:
     gpus: tuple[Gpu, ...]
 
     def __str__(self) -> str:
-        """In words: `2 cores, 12.7 GB of memory, Tesla T4 with 15.8 GB`."""
+        """In words: `4 cores, 31.4 GB of memory, 2 x Tesla T4 with 15.8 GB`."""
         parts = [f"{self.cores} core{'' if self.cores == 1 else 's'}", f"{_gb(self.memory)} of memory"]
-        return ", ".join([*parts, *(f"{gpu.name} with {_gb(gpu.memory)}" for gpu in self.gpus)])
+        kinds = Counter(f"{gpu.name} with {_gb(gpu.memory)}" for gpu in self.gpus)
+        return ", ".join([*parts, *(kind if count == 1 else f"{count} x {kind}" for kind, count in kinds.items())])
 
 
 def look(folder: Path) -> Machine:
@@ -67,11 +62,10 @@ def look(folder: Path) -> Machine:
     return Machine(cores(), memory, free, shutil.disk_usage(there).free, _gpus())
 
 
-def check(
-    machine: Machine, parameters: int | None, *, device: Literal["auto", "cpu", "cuda"] = "auto"
-) -> tuple[str, ...]:
+def check(machine: Machine, parameters: int | None, *, devices: str = "auto") -> tuple[str, ...]:
     """Whether this machine can train a model of so many parameters, if their number is known.
 
+    :param devices: as in PeerConfig
     Returns what its owner may want to know, in sentences. Raises UserError with what is missing and what would help.
     """
     if machine.free_disk < MIN_DISK_BYTES:
@@ -81,20 +75,28 @@ def check(
         )
     if parameters is None:
         return ()
-    if machine.gpus and device != "cpu":
-        _check_gpu(machine.gpus[0], parameters)
-    needed = FIXED_BYTES + BYTES_PER_PARAMETER * parameters
+    gpus = _chosen(machine.gpus, devices)
+    told = _check_gpus(gpus, parameters)
+    needed = memory_needed(parameters, _replicas(gpus, devices))
     model = f"the model of this run ({_millions(parameters)} parameters)"
     if machine.memory < needed:
         raise UserError(
             f"{model} needs {_gb(needed)} of memory and this machine has {_gb(machine.memory)}; {_more_memory(needed)}"
         )
     if machine.free_memory < needed:
-        return (
+        told += (
             f"{model} may need {_gb(needed)} of memory and {_gb(machine.free_memory)} are free; if this machine gets "
             f"slow or training stops, {_free_memory()}",
         )
-    return ()
+    return told
+
+
+def tpu() -> str:
+    """What is to be said of a TPU, if this machine has one; empty otherwise."""
+    there = any(name in os.environ for name in ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR"))
+    if not there and not any(Path(path).exists() for path in ("/dev/accel0", "/dev/vfio/0")):
+        return ""
+    return "the TPU of this machine is not used, the kit trains on GPUs and processors; choose a GPU instead"
 
 
 def check_connections(peers: Sequence[str], *, page_answers: bool) -> None:
@@ -244,13 +246,33 @@ def _gpus() -> tuple[Gpu, ...]:
         return ()
 
 
-def _check_gpu(gpu: Gpu, parameters: int) -> None:
-    needed = GPU_FIXED_BYTES + GPU_BYTES_PER_PARAMETER * parameters
-    if gpu.free < needed:
-        raise UserError(
-            f"the model of this run ({_millions(parameters)} parameters) needs {_gb(needed)} of the GPU's memory and "
-            f"{_gb(gpu.free)} of {_gb(gpu.memory)} are free; end what else uses the GPU, or train with the device 'cpu'"
-        )
+def _chosen(gpus: Sequence[Gpu], devices: str) -> list[Gpu]:
+    """The GPUs that are to train."""
+    if devices in ("auto", "cuda"):
+        return list(gpus)
+    numbers = [int(name.partition(":")[2]) for name in devices.split(",") if name.startswith("cuda")]
+    return [gpus[number] for number in numbers if number < len(gpus)]
+
+
+def _replicas(gpus: Sequence[Gpu], devices: str) -> int:
+    """How many of them stand in the machine's memory."""
+    on_processor = devices.split(",").count("cpu")
+    return on_processor if gpus or on_processor else 1
+
+
+def _check_gpus(gpus: Sequence[Gpu], parameters: int) -> tuple[str, ...]:
+    """What is said of those that will be left out; raises UserError if all would be."""
+    needed = gpu_memory_needed(parameters)
+    full = [gpu for gpu in gpus if gpu.free < needed]
+    if not full:
+        return ()
+    what = (
+        f"the model of this run ({_millions(parameters)} parameters) needs {_gb(needed)} of the GPU's memory and "
+        f"{_gb(full[0].free)} of {_gb(full[0].memory)} are free"
+    )
+    if len(full) == len(gpus):
+        raise UserError(f"{what}; end what else uses the GPU, or train with the device 'cpu'")
+    return (f"{len(full)} of {len(gpus)} GPUs will hardly do: {what}; end what else uses the GPU",)
 
 
 def _more_memory(needed: int) -> str:

@@ -51,7 +51,7 @@ def join(
     *,
     name: str | None = None,
     team: str | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    devices: str = "auto",
     folder: str | Path | None = None,
     task_module: str | None = None,
     code: str | None = None,
@@ -65,7 +65,7 @@ def join(
     if session is None or session.ended.is_set():
         if where == "colab":
             token()  # the notebook may ask its owner for it, which only the main thread can
-        settings = {"name": name, "team": team, "device": device, "task_module": task_module}
+        settings = {"name": name, "team": team, "devices": devices, "task_module": task_module}
         given = {key: value for key, value in settings.items() if value is not None}
         if code is None:
             code = personal_code(invitation, ask=where != "kaggle batch")

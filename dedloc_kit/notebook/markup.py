@@ -43,7 +43,7 @@ def batch(snapshot: Snapshot) -> str:
     whole = snapshot.global_batch
     everyone = min(snapshot.batch_samples, whole)
     mine = min(snapshot.my_batch_samples, everyone)
-    steps = f"step {snapshot.step + 1:,} of {snapshot.total_steps:,}"
+    steps = snapshot.under_way
     if snapshot.step >= snapshot.total_steps:
         steps = f"all {snapshot.total_steps:,} steps are done"
     words = f"{everyone:,} of {count(whole, 'sample')}"

@@ -12,10 +12,11 @@ from rich.table import Table
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count, duration, rate, size
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
-from dedloc_kit.hub import names_local_files
-from dedloc_kit.machine.survey import BYTES_PER_PARAMETER, FIXED_BYTES, cores
-from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, samples_per_second
+from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
+from dedloc_kit.hub import names_local_files, public_name
+from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
+from dedloc_kit.machine.survey import cores
+from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
 
@@ -28,22 +29,28 @@ def check(
     volunteers: Sequence[Volunteers],
     *,
     coordinator_line: float,
+    compare: Sequence[str] = (),
     offline: bool = False,
     **settings: object,
 ) -> None:
     """Try the run's data and model on this machine and print what it takes.
 
     :param coordinator_line: bytes per second in each direction
+    :param compare: tokenizers that the run's is set beside, see `load_tokenizer`
     :param settings: keys of PeerConfig for the process that tries it
     Raises UserError with the fix for a run that cannot work.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
     check_mixture(run.data.train)
+    if run.data.decay:
+        check_mixture(run.data.decay, "data.decay")
     load = os.getloadavg()[0]
     rehearsed = rehearse(run, console, offline=offline, **settings)
     console.print(f"\n{run.run_id}", style="bold")
     for line in describe(run, rehearsed):
         console.print(line)
+    if compare:
+        console.print(compare_tokenizers(run, compare, console))
     if rehearsed.cost is None:
         console.print("no data could be read, so nothing can be said about its speed; leave --offline out")
         return
@@ -56,7 +63,7 @@ def check(
         console.print(line)
 
 
-def check_mixture(sources: Sequence[Source]) -> None:
+def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
     """Raise UserError if the weights are shares of a whole that do not make one.
 
     Weights are relative, so 77 and 23 are as good as 0.77 and 0.23. But as soon as one is below 1 they are read as
@@ -67,17 +74,18 @@ def check_mixture(sources: Sequence[Source]) -> None:
     if min(weights) < 1 and abs(total - 1) > SHARE_TOLERANCE:
         named = " + ".join(f"{weight:g}" for weight in weights)
         raise UserError(
-            f"the weights of data.train do not sum to 1: {named} = {total:g} (a source without a weight has 1); "
+            f"the weights of {key} do not sum to 1: {named} = {total:g} (a source without a weight has 1); "
             "correct them, or give whole numbers such as 77 and 23 if you mean proportions"
         )
 
 
 def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     """What the run takes, in lines."""
-    needed = FIXED_BYTES + BYTES_PER_PARAMETER * rehearsed.parameters
+    parameters = rehearsed.parameters
     lines = [
-        f"model         {rehearsed.parameters / 1e6:,.1f} million parameters",
-        f"a volunteer   {size(needed)} of memory at most, beside what the samples take",
+        f"model         {parameters / 1e6:,.1f} million parameters",
+        f"a volunteer   {size(memory_needed(parameters))} of memory at most, beside what the samples take; with a GPU "
+        f"{size(memory_needed(parameters, 0))}, and {size(gpu_memory_needed(parameters))} of the GPU's",
     ]
     cost = rehearsed.cost
     if cost is not None:
@@ -90,6 +98,8 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
         f"global step   {count(run.global_batch, 'sample')}; each volunteer sends {size(rehearsed.gradient_bytes)} and "
         f"gets {size(rehearsed.average_bytes)} ({run.averaging.compression})"
     )
+    if rehearsed.going_on is not None:
+        lines += _describe_start(rehearsed.going_on)
     if names_local_files(run):
         lines.append(
             "note          the data or the tokenizer is in a folder of this machine: volunteers elsewhere cannot read "
@@ -98,16 +108,57 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     return lines
 
 
+def _describe_start(start: GoingOn) -> list[str]:
+    """How much of the old model is in the new vocabulary, and what both make of the held-out data."""
+    lines = []
+    if start.held_out_before is not None or start.averaged or start.drawn:
+        lines.append(
+            f"vocabulary    {start.copied + start.averaged + start.drawn:,} tokens: {start.copied:,} copied from the "
+            f"start's, {start.averaged:,} the mean of those that spell them, {start.drawn:,} drawn at random"
+        )
+    if start.held_out is not None:
+        before = start.held_out_before or {}
+        told = [
+            f"{name} {value:.4g}" + (f" (with the start's own vocabulary {before[name]:.4g})" if name in before else "")
+            for name, value in start.held_out.items()
+        ]
+        lines.append(f"first step    held-out {', '.join(told)}")
+    return lines
+
+
 def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     """The prediction in lines; the last one is what an organizer asked for."""
+    steps = f"{run.optimizer.total_steps:,} global steps"
+    if run.optimizer.schedule == "warmup-stable-decay":
+        steps += " at most, or sooner by 'dedloc decay' (without it the rate never falls)"
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
         f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
         f"other and begin{', meanwhile' if run.averaging.overlap else ''}",
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
-        f"to finish     {duration(predicted.days * 86_400)} for {run.optimizer.total_steps:,} global steps, if so many "
-        "are at work all the time",
+        f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
+
+
+def compare_tokenizers(run: RunConfig, others: Sequence[str], console: Console) -> Table:
+    """What the run's vocabulary makes of its held-out text beside what others make of it.
+
+    Raises UserError if a tokenizer or the text cannot be read.
+    """
+    from dedloc_kit.data.fertility import fertility, held_out_texts
+    from dedloc_kit.data.tokenizer import load_tokenizer
+
+    source, own = run.data.evaluation, run.task.options.get("tokenizer", run.task.options.get("start"))
+    if source is None or not isinstance(own, str):
+        raise UserError("--compare needs held-out text ([data.evaluation]) and a tokenizer (task.tokenizer)")
+    texts = held_out_texts(source, lambda line: console.print(line, style="yellow"))
+    table = Table("tokenizer", "tokens", "tokens/word", "bytes/token", box=None, padding=(0, 2, 0, 0))
+    for name in (own, *others):
+        tokenizer = load_tokenizer(name)
+        found = fertility(tokenizer, texts)
+        shown = f"{found.tokens_per_word:.2f}", f"{found.bytes_per_token:.2f}"
+        table.add_row(f"{public_name(name)}{' (this run)' * (name == own)}", f"{len(tokenizer):,}", *shown)
+    return table
 
 
 def _devices(rehearsed: Rehearsed, volunteers: Sequence[Volunteers]) -> Table:
@@ -115,8 +166,9 @@ def _devices(rehearsed: Rehearsed, volunteers: Sequence[Volunteers]) -> Table:
     for each in volunteers:
         room, here = fits(each.device, rehearsed), each.device == HERE
         table.add_row(
-            f"{each.count} x {'this machine' if here else each.device.upper()}",
-            f"{rate(samples_per_second(each.device, rehearsed))} ({'measured' if here else 'estimated'})",
+            f"{each.count} x {'' if each.devices == 1 else f'{each.devices} x '}"
+            f"{'this machine' if here else each.device.upper()}",
+            f"{rate(volunteers_rate(each, rehearsed))} ({'measured' if here else 'estimated'})",
             f"{each.line * 8 / 1e6:g} Mbit/s{', reachable' if each.reachable else ''}",
             "as tried" if room is None else "too small for one" if room == 0 else f"{room:,}",
         )

@@ -63,7 +63,12 @@ class Coordinator:
             public=url or peer.announce_host,
             certificate=certificate,
             most_volunteers=most_volunteers,
-            organizer=organizer.routes(peer.folder, run.fingerprint, lambda: self._peers),
+            organizer=organizer.routes(
+                peer.folder,
+                run.fingerprint,
+                lambda: self._peers,
+                decays=run.optimizer.schedule == "warmup-stable-decay",
+            ),
         )
         self.ended = threading.Event()
         self._joined = threading.Event()

@@ -27,6 +27,15 @@ _MARK = re.compile(r"\((?:language|data)\) ?")
 """Marks what to change in a copy of a recipe."""
 _SOURCE = "DATASET[:SUBSET[:SPLIT]]"
 _TEMPLATE = Path(__file__).with_name("new.md")
+PURPOSES = {
+    "gpt": "a model that writes: it goes on with a text",
+    "encoder": "a model that understands: to search, to sort, to find names",
+    "sahajbert": "the same, small enough for slow computers and lines",
+    "continue": "go on from a model that exists, with your own text and your own words",
+    "swav": "a model that sees: what pictures have in common, learned without labels",
+    "albert-demo": "a toy, to see how all this works",
+}
+"""What each recipe is for, in the words of those who choose."""
 
 _DATA = "# What everyone learns from; a `weight` is the source's share, and all of them make 1.\n"
 _SHARDS = """\
@@ -51,6 +60,8 @@ class Plan:
     evaluation: str | None
     language: str | None
     about: str | None
+    start: str | None = None
+    """The model to go on from, `OWNER/NAME@COMMIT`, for a recipe that does."""
 
 
 def new(plan: Plan) -> Path:
@@ -79,6 +90,13 @@ def new(plan: Plan) -> Path:
     except OSError as error:
         raise UserError(f"{folder.absolute()} cannot be written ({error.strerror}); change to another folder") from None
     return folder
+
+
+def choices() -> dict[str, str]:
+    """The recipes there are, each with what it is for; those of the kit first."""
+    found = recipes()
+    known = [name for name in PURPOSES if name in found]
+    return {name: PURPOSES.get(name, "your own") for name in [*known, *(name for name in found if name not in known)]}
 
 
 def next_commands(folder: Path) -> list[str]:
@@ -124,12 +142,15 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
     for section in sections:
         match = _HEADER.match(section)
         assert match is not None
-        if match[1] == "task" and plan.language:
-            parts.append(_with_value(section, "language", plan.language))
+        if match[1] == "task":
+            values = {"language": plan.language, "start": plan.start}
+            for key, value in values.items():
+                section = _with_value(section, key, value) if value else section
+            parts.append(section)
         elif match[1] == "data.train":  # where the first one was all of them come
             parts.append(_data(sources, evaluation, shards="\ntokenizer" in text) if sources else "")
             sources = []
-        elif match[1] != "data.evaluation":
+        elif match[1] not in ("data.evaluation", "data.decay"):
             parts.append(section)
     return "".join(parts)
 
@@ -174,19 +195,35 @@ def _completed(plan: Plan) -> RunConfig:
     console = Console(highlight=False)
     if plan.recipe is None:
         if not asking:
-            raise UserError(f"say which recipe with --recipe; there are: {', '.join(recipes())}")
-        plan.recipe = Prompt.ask("Which recipe", choices=recipes(), default="sahajbert", console=console)
+            known = ", ".join(f"{name} ({purpose})" for name, purpose in choices().items())
+            raise UserError(f"say which recipe with --recipe; there are: {known}")
+        console.print("What is it to be?")
+        for name, purpose in choices().items():
+            console.print(f"  [bold]{name:12}[/bold] {escape(purpose)}")
+        plan.recipe = Prompt.ask("Which one", choices=list(choices()), default="gpt", console=console)
     base = load_run(recipe(plan.recipe) / "run.toml")
     of_text = isinstance(base.task.options.get("tokenizer"), str)
     if plan.language is not None and not of_text:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
+    if plan.start is not None and "start" not in base.task.options:
+        raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose the recipe continue")
     if not plan.datasets and not asking:
         raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
     if asking:
         _ask(plan, base, console)
     if plan.language:
         _check_language(plan.language)
+    if plan.start:
+        _check_start(plan.start)
     return base
+
+
+def _check_start(name: str) -> None:
+    if re.fullmatch(rf"{HUB_REPOSITORY}@[0-9a-f]{{40}}", name) is None:
+        raise UserError(
+            f"'{name}' names no commit of a model; give OWNER/NAME@COMMIT, the 40 digits are on its page on the Hub "
+            "under Files, History"
+        )
 
 
 def _check_language(code: str) -> None:
@@ -214,6 +251,9 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
     if plan.language is None and isinstance(base.task.options.get("tokenizer"), str):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
         plan.language = ask("Its language, as ISO 639 code", usual, _check_language)
+    if plan.start is None and "start" in base.task.options:
+        console.print(f"The recipe goes on from {public_name(str(base.task.options['start']))}")
+        plan.start = ask("Another one, OWNER/NAME@COMMIT; nothing to keep it", check=_check_start) or None
     if not plan.datasets:
         console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")
     while not plan.datasets:

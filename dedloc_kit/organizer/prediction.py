@@ -7,7 +7,7 @@ from typing import Literal
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
-from dedloc_kit.machine.survey import GPU_BYTES_PER_PARAMETER, GPU_FIXED_BYTES
+from dedloc_kit.machine.needs import gpu_memory_needed
 from dedloc_kit.run import RunConfig
 
 DAY = 86_400.0
@@ -24,7 +24,7 @@ COLLABORATING = 0.9
 
 _UNITS = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _LINE = r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)"
-_GROUP = re.compile(r"(?:(\d{1,6})x)?([a-z]\w*)(?:@([^/]*))?(/open)?", re.IGNORECASE)
+_GROUP = re.compile(r"(?:(\d{1,6})x)?(?:(\d{1,2})x)?([a-z]\w*)(?:@([^/]*))?(/open)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class Volunteers:
     """A key of DEVICES, or HERE."""
     line: float = DEFAULT_LINE
     """Bytes per second in each direction."""
+    devices: int = 1
+    """In each of their machines."""
     reachable: bool = False
     """Others can connect to them: they add up a share for all. Colab, Kaggle and most homes cannot be reached."""
 
@@ -97,21 +99,25 @@ class Prediction:
 
 
 def read_volunteers(text: str) -> tuple[Volunteers, ...]:
-    """Read `20xT4@50mbit,5xCPU`: how many, of what, on which line; `/open` behind it for those who can be reached.
+    """Read `20x2xT4@50mbit,5xCPU`: how many, with how many of what (one if it is not said), on which line; `/open`
+    behind it for those who can be reached.
 
     Raises UserError with what is known.
     """
     groups = []
     for part in text.split(","):
         match = _GROUP.fullmatch(part.strip())
-        if match is None or match[1] == "0":
-            raise UserError(f"'{part.strip()}' says no volunteers; write COUNTxDEVICE@LINE, such as 20xT4@50mbit,5xCPU")
-        device = match[2].lower()
+        if match is None or not int(match[1] or 1) or not int(match[2] or 1):
+            raise UserError(
+                f"'{part.strip()}' says no volunteers; write COUNTxDEVICE@LINE, such as 20xT4@50mbit,5xCPU, or "
+                "COUNTxGPUSxDEVICE@LINE where each has several GPUs, such as 20x2xT4@50mbit"
+            )
+        device = match[3].lower()
         if device not in {*DEVICES, HERE}:
             known = ", ".join(["CPU", *map(str.upper, DEVICES)])
-            raise UserError(f"nothing is known of the device {match[2]}; take the nearest of: {known}")
-        line = read_line(match[3]) if match[3] else DEFAULT_LINE
-        groups.append(Volunteers(int(match[1] or 1), device, line, bool(match[4])))
+            raise UserError(f"nothing is known of the device {match[3]}; take the nearest of: {known}")
+        line = read_line(match[4]) if match[4] else DEFAULT_LINE
+        groups.append(Volunteers(int(match[1] or 1), device, line, int(match[2] or 1), bool(match[5])))
     return tuple(groups)
 
 
@@ -121,6 +127,11 @@ def read_line(text: str) -> float:
     if match is None or not float(match[1]):
         raise UserError(f"'{text}' is no line; write it as 50mbit, 500kbit or 1gbit")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def volunteers_rate(each: Volunteers, rehearsed: Rehearsed) -> float:
+    """Samples a second of one such volunteer, when it is alone."""
+    return each.devices * samples_per_second(each.device, rehearsed)
 
 
 def samples_per_second(device: str, rehearsed: Rehearsed) -> float:
@@ -136,7 +147,7 @@ def fits(device: str, rehearsed: Rehearsed) -> int | None:
     assert rehearsed.cost is not None
     if device == HERE:
         return None
-    room = DEVICES[device].memory - GPU_FIXED_BYTES - GPU_BYTES_PER_PARAMETER * rehearsed.parameters
+    room = DEVICES[device].memory - gpu_memory_needed(rehearsed.parameters)
     return max(0, int(room / max(1, rehearsed.cost.kept_bytes)))
 
 
@@ -150,7 +161,7 @@ def predict(
 
     :param coordinator_line: bytes per second of the coordinator, which can be reached and computes no samples
     """
-    rate = sum(each.count * samples_per_second(each.device, rehearsed) for each in volunteers)
+    rate = sum(each.count * volunteers_rate(each, rehearsed) for each in volunteers)
     computing = run.global_batch / (COLLABORATING * rate)
     network = allreduce_seconds(rehearsed, volunteers, coordinator_line) / SHARE_OF_LINE
     averaging = network + ROUND_SECONDS

@@ -1,6 +1,5 @@
 """What a run needs on the organizer's machine before it can start: a corpus for the demo, a tokenizer."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,26 +10,47 @@ from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
 from dedloc_kit.resources import recipe
-from dedloc_kit.run import RunConfig, load_run, seed_of
+from dedloc_kit.run import RunConfig, Source, load_run, seed_of
 
 
 def prepare_demo(name: str, folder: Path) -> RunConfig:
-    """Copy a recipe to a folder and give it what it names but lacks: the corpus of this machine, a tokenizer."""
+    """The run of a recipe in its small form (`smoke.toml` if it has one), with all that it names but lacks.
+
+    That is a tokenizer and, where the recipe's data is not on this machine, the corpus that every machine has. Both are
+    made in `folder` the first time. Raises UserError if that cannot be.
+    """
     source = recipe(name)
+    small = source / "smoke.toml"
+    run = load_run(source / "run.toml", small if small.is_file() else None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / "run.toml", folder / "run.toml")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); set DEDLOC_HOME to another folder") from None
-    run = load_run(folder / "run.toml")
-    corpus = folder / "corpus"
-    if not corpus.exists() and any(Path(part.dataset).is_relative_to(corpus) for part in run.data.train):
+    tokenizer = run.task.options.get("tokenizer")
+    if any(_lacking(part.dataset) for part in run.data.train):
+        if not isinstance(tokenizer, str):
+            raise UserError(f"the pictures of the recipe {name} are not on this machine; choose a recipe of text")
+        run = _with_corpus(run, folder / "corpus")
+    if isinstance(tokenizer, str) and _lacking(tokenizer):
+        path = folder / Path(tokenizer).name
+        run = run.model_copy(update={"task": run.task.model_copy(update={"tokenizer": str(path)})})
+        if not path.exists():
+            prepare_tokenizer(run)
+    return run
+
+
+def _lacking(name: str) -> bool:
+    """Whether a dataset or a tokenizer is no name on the Hub and not on this machine either."""
+    return Path(name).is_absolute() and not Path(name).exists()
+
+
+def _with_corpus(run: RunConfig, folder: Path) -> RunConfig:
+    if not folder.exists():
         from dedloc_kit.data.docstrings import write_corpus
 
-        write_corpus(corpus)
-    if isinstance(run.task.options.get("tokenizer"), str) and not _exists(run.task.options["tokenizer"]):
-        prepare_tokenizer(run)
-    return run
+        write_corpus(folder)
+    data = {"train": (Source(dataset=str(folder)),), "evaluation": Source(dataset=str(folder), split="test")}
+    return run.model_copy(update={"data": run.data.model_copy(update=data)})
 
 
 def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
@@ -39,17 +59,19 @@ def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
     :param characters: how many to read; default: `dedloc_kit.data.tokenizer.CHARACTERS`
     """
     from dedloc_kit.data.stream import documents
-    from dedloc_kit.data.tokenizer import CHARACTERS, train_tokenizer, training_text
+    from dedloc_kit.data.tokenizer import CHARACTERS, tokenization_of, train_tokenizer, training_text
 
     characters = characters or CHARACTERS
     folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise UserError("task.vocabulary must say how many tokens the tokenizer is to have")
+    tokenization = tokenization_of(run.task)
     seed = seed_of(run.name, "tokenizer")
     with TrainingDisplay(characters) as display:
         # The order of the documents within a shard means nothing to the trainer, so none are held to shuffle them.
         texts = documents(run.data.train, seed=seed, shuffle_buffer=1, warn=display.line)
-        tokens = train_tokenizer(display.watch(training_text(texts, characters, seed)), vocabulary, folder)
+        read = display.watch(training_text(texts, characters, seed, tokenization))
+        tokens = train_tokenizer(read, vocabulary, folder, tokenization, run.task.name)
         if tokens < vocabulary:
             display.line(f"the text gives only {tokens} tokens of the {vocabulary} that task.vocabulary asks for")
     return folder
@@ -115,7 +137,3 @@ class TrainingDisplay(BarDisplay):
         self.line(f"read {read / 1e6:.1f} million characters; training the vocabulary")
         self._bar.remove_task(self._task)
         self._bar.add_task("training", total=None, note="")
-
-
-def _exists(tokenizer: str) -> bool:
-    return not Path(tokenizer).is_absolute() or Path(tokenizer).exists()

@@ -20,23 +20,22 @@ def prepare_shards(run: RunConfig, folder: Path) -> int:
     exists or a shard cannot be read: what is left out here would be missing for all.
     """
     from dedloc_kit.data.folder import new_folder
-    from dedloc_kit.data.sentences import DEFAULT_LANGUAGE
     from dedloc_kit.data.stream import in_order, texts
     from dedloc_kit.data.token_shards import write_token_shards
-    from dedloc_kit.data.tokenizer import load_tokenizer
-    from dedloc_kit.data.tokens import DocumentTokenizer, vocabulary_hash
+    from dedloc_kit.tasks import create_task
+    from dedloc_kit.tasks.text import TextTask
 
-    tokenizer = load_tokenizer(str(run.task.options.get("tokenizer")))
-    tokens = DocumentTokenizer(tokenizer, str(run.task.options.get("language", DEFAULT_LANGUAGE)))
+    task = create_task(run)
+    if not isinstance(task, TextTask):
+        raise UserError(f"the task '{run.task.name}' learns no tokens; leave --shards out")
     names = _subsets(run)
     total = 0
     with new_folder(folder) as temporary, _Counting() as counting:
         for source, name in zip(run.data.train, names, strict=True):
             (temporary / name).mkdir()
             read = counting.each(name, in_order(source, texts, warn=counting.line))
-            written = write_token_shards(
-                tokens.documents(read), temporary / name, vocabulary_hash(tokenizer), len(tokenizer)
-            )
+            documents = task.texts.documents(read)
+            written = write_token_shards(documents, temporary / name, task.vocabulary_hash, len(task.tokenizer))
             counting.line(f"{name}: {written} tokens of {source.dataset}")
             total += written
         configs = [{"config_name": name, "data_files": f"{name}/*.parquet"} for name in names]

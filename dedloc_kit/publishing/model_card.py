@@ -12,6 +12,7 @@ from dedloc_kit.display.curve import CURVE_FILE
 from dedloc_kit.display.human import visible
 from dedloc_kit.hub import described, public_name
 from dedloc_kit.ledger import Contributor, EvaluationPoint
+from dedloc_kit.publishing.scores import Report, table
 from dedloc_kit.records import STATE_FILE, GlobalStep
 from dedloc_kit.run import RunConfig, Source
 from dedloc_kit.tasks import Usage
@@ -31,10 +32,12 @@ def model_card(
     evaluations: Sequence[EvaluationPoint],
     contributors: Sequence[Contributor],
     metadata: Mapping[str, Any],
+    scores: Sequence[Report] = (),
 ) -> str:
     """README.md as Markdown with its YAML head.
 
     :param step: the global step whose state lies beside the card
+    :param scores: what `dedloc evaluate` found
     :param metadata: the head so far; what the organizer has put there (a licence, languages) stays
     """
     parts = [
@@ -44,6 +47,8 @@ def model_card(
     ]
     if usage is not None:
         parts.append(f"## Use it\n\n```python\n{usage.code.rstrip()}\n```")
+    if scores:
+        parts.append("\n\n".join(["## What it has learned", *map(table, scores)]))
     parts += [
         f"## Contributors\n\n{_table(contributors)}",
         f"## Data\n\n{_data(run)}",
@@ -56,7 +61,7 @@ def _head(run: RunConfig, usage: Usage | None, metadata: Mapping[str, Any]) -> s
     from huggingface_hub import ModelCardData
 
     ours: dict[str, Any] = {"tags": sorted({*_texts(metadata.get("tags")), *_TAGS})}
-    datasets = {public_name(source.dataset) for source in run.data.train if _on_the_hub(source)}
+    datasets = {public_name(source.dataset) for source in (*run.data.train, *run.data.decay) if _on_the_hub(source)}
     if datasets:
         ours["datasets"] = sorted({*_texts(metadata.get("datasets")), *datasets})
     language = run.task.options.get("language")
@@ -104,6 +109,7 @@ def _table(contributors: Sequence[Contributor]) -> str:
 
 def _data(run: RunConfig) -> str:
     lines = [_source(source, f"weight {source.weight:g}") for source in run.data.train]
+    lines += [_source(source, f"weight {source.weight:g}, in the end") for source in run.data.decay]
     if run.data.evaluation is not None:
         lines.append(_source(run.data.evaluation, "held out"))
     return "\n".join(lines)

@@ -21,6 +21,7 @@ from dedloc_kit.hub import RUN_FILE, HubUnavailable, Repository, described, name
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.ledger.copying import write_copy
 from dedloc_kit.publishing.model_card import model_card
+from dedloc_kit.publishing.scores import reports
 from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER, STATE_FILE, StateInfo
 from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.tasks import Exportable, Task
@@ -169,6 +170,7 @@ class Publisher:
             evaluations=evaluations,
             contributors=contributors,
             metadata=self._repository.metadata(),
+            scores=reports(self._peer.folder),
         )
         training = [(step.step, step.loss) for step in steps if step.loss is not None]
         held_out = [(evaluation.step, evaluation.loss) for evaluation in evaluations]

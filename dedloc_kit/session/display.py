@@ -90,7 +90,7 @@ def view(now: Snapshot) -> RenderableType:
         bar = Table.grid(padding=(0, 1))
         done = min(now.batch_samples, now.global_batch)
         bar.add_row(
-            f"step {now.step + 1} of {now.total_steps}",
+            now.under_way,
             ProgressBar(total=now.global_batch, completed=done, width=24),
             f"{done} of {now.global_batch} samples, {now.my_batch_samples} mine",
         )

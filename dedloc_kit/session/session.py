@@ -18,10 +18,10 @@ from dedloc_kit.machine.account import CODE, Account, who_am_i
 from dedloc_kit.machine.home import next_session, peer_folder
 from dedloc_kit.machine.meters import Meters, Reading
 from dedloc_kit.machine.proxies import proxy_obstacle
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look
+from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look, tpu
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import parse_peer
+from dedloc_kit.run import PeerConfig, parse_peer
 from dedloc_kit.session.snapshot import LossPoint, Snapshot, overdue
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.version import __version__
@@ -128,19 +128,21 @@ class Session:
             if self._account.warning:
                 self._warn(self._account.warning)
         self._set(name=self._account.name, anonymous=self._account.anonymous, text="checking the machine")
-        if not self._peer:  # what stops it later may pass, such as a line that is down
-            self._check_machine(invitation)
         peer = parse_peer({**self._settings, "folder": self._folder.resolve(), "name": self._account.name})
+        if not self._peer:  # what stops it later may pass, such as a line that is down
+            self._check_machine(invitation, peer)
         self._set(text="loading the libraries")
         secrets = {**self._account.environment(), **({CODE: self._code} if self._code else {})}
         return {**volunteer_job(invitation, peer, self._last_stop), "environment": secrets}
 
-    def _check_machine(self, invitation: Invitation) -> None:
+    def _check_machine(self, invitation: Invitation, peer: PeerConfig) -> None:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
         from huggingface_hub.constants import ENDPOINT
 
-        for text in check(look(self._folder), invitation.parameters, device=self._settings.get("device", "auto")):
+        for text in check(look(self._folder), invitation.parameters, devices=peer.devices):
             self._warn(text)
+        if no_use := tpu():
+            self._warn(no_use)
         if told := proxy_obstacle(ENDPOINT):  # much data is there, not all
             self._warn(told)
         skew = clock_skew(invitation.url) if invitation.url else None
@@ -208,6 +210,7 @@ class Session:
             session_samples=self._earlier_samples + progress.session_samples,
             seconds_given=self._now.seconds_given + (gap if gap < MAX_MICROBATCH else 0.0),
             samples_per_second=progress.samples_per_second,
+            decay=progress.decay,
         )
 
     def _add_losses(self, points: Iterable[LossPoint]) -> None:

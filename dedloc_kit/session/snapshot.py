@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dedloc_kit.records import Decay
+
 Phase = Literal[
     "starting", "loading", "training", "waiting", "restarting", "paused", "leaving", "left", "finished", "failed"
 ]
@@ -45,6 +47,8 @@ class Snapshot:
     """In words; empty until the peer has joined."""
     step: int = 0
     total_steps: int = 0
+    decay: Decay | None = None
+    """Of the learning rate, once it has begun: the run ends with it."""
     global_batch: int = 0
     batch_samples: int = 0
     """Everyone's samples toward the next global step, mine included."""
@@ -78,6 +82,13 @@ class Snapshot:
     """Why the session failed: one sentence with what to do. Only in the phase `failed`."""
     details: str = ""
     """For whoever helps: versions, machine, the last lines of the log. Only in the phases `failed` and `restarting`."""
+
+    @property
+    def under_way(self) -> str:
+        """Which global step, in words."""
+        if self.decay is None:
+            return f"step {self.step + 1:,} of {self.total_steps:,}"
+        return f"decaying: step {min(self.step + 2 - self.decay.start, self.decay.steps):,} of {self.decay.steps:,}"
 
     @property
     def over(self) -> bool:

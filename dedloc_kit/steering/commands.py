@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
@@ -68,8 +69,7 @@ def rewind(folder: Path, step: str, rate: str) -> str:
     :param rate: a factor of the learning rate, on top of what held at that checkpoint
     """
     check_folder(folder)
-    checkpoints = folder / "checkpoints"
-    kept = sorted(int(path.stem[5:]) for path in checkpoints.glob("step-*.safetensors") if path.stem[5:].isdecimal())
+    checkpoints, kept = folder / "checkpoints", _kept(folder)
     wanted = int(step) if step.isdecimal() and len(step) < 16 else None
     if wanted not in (0, *kept):
         which = ", ".join(map(str, kept)) or "none yet"
@@ -78,28 +78,64 @@ def rewind(folder: Path, step: str, rate: str) -> str:
             "model, can be had at any time"
         )
     if wanted in Ruined(checkpoints):
-        raise UserError(
-            f"at step {wanted} the training had diverged: its evaluation was not finite; take one before it"
-        )
+        raise UserError(f"at step {wanted} the training had diverged; take a checkpoint of before")
     factor = _factor(rate)
     if not in_use(folder):
         raise UserError(
             f"the run in {folder} is not running; start it with 'dedloc launch', which begins with its newest good "
             "checkpoint, and give the order again"
         )
-    book, newest = OrderBook(folder), max([*kept, _last_step(folder)])
-    before = book.read().rewind
-    if before is not None and not _done(folder, before):
-        raise UserError(
-            f"the rewind to step {before.checkpoint} that was ordered before is not done yet; it is with the next "
-            "global step, once the coordinator is up"
-        )
-    book.rewind(wanted, factor, newest)
+    _await_rewind(folder)
+    OrderBook(folder).rewind(wanted, factor, max([*kept, _last_step(folder)]))
     times = "" if factor == 1 else f", with {factor:g} times its learning rate"
     return (
         f"within seconds a new global step takes over the state of step {wanted}{times}; samples that are under way "
         "are dropped, and volunteers fetch the state"
     )
+
+
+def decay(folder: Path, steps: str) -> str:
+    """Let the learning rate of the run in this folder fall over so many global steps, after which the run is over, and
+    say what happens now. Raises UserError if that cannot be."""
+    check_folder(folder)
+    settings = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8")).run_config().optimizer
+    if settings.schedule != "warmup-stable-decay":
+        raise UserError(
+            f"the learning rate of this run falls by itself (optimizer.schedule is '{settings.schedule}'); only one "
+            f"with 'warmup-stable-decay' waits for this order. To end this run: dedloc finish {folder}"
+        )
+    book, newest = OrderBook(folder), max([*_kept(folder), _last_step(folder)])
+    orders = book.read()
+    if orders.decay is not None:
+        raise UserError(
+            f"a decay over {orders.decay.steps} global steps was ordered after step {orders.decay.after}, and a run "
+            "has one; to go on from before it: dedloc launch RUN.toml --resume CHECKPOINT --folder NEW"
+        )
+    _await_rewind(folder)
+    left = settings.total_steps - newest
+    if left < 1:
+        raise UserError(f"the run is over: global step {newest} was its last one; decay before optimizer.total_steps")
+    wanted = int(steps) if steps.isdecimal() and len(steps) < 16 else 0
+    if not 1 <= wanted <= left:
+        raise UserError(
+            f"--steps says over how many global steps the rate falls: 1 to {left}, which is how many the run has left, "
+            f"not '{steps}'"
+        )
+    book.decay(wanted, newest)
+    return (
+        f"with the next global step the learning rate begins to fall, over {wanted} steps; then the run ends and the "
+        "model is kept"
+    )
+
+
+def _await_rewind(folder: Path) -> None:
+    """Raises UserError while a rewind is still to be done: one after the other."""
+    before = pending_rewind(folder)
+    if before is not None:
+        raise UserError(
+            f"the rewind to step {before.checkpoint} that was ordered before is not done yet; it is with the next "
+            "global step, once the coordinator is up"
+        )
 
 
 def _factor(rate: str) -> float:
@@ -112,27 +148,45 @@ def _factor(rate: str) -> float:
     return factor
 
 
-def _done(folder: Path, order: Rewinding) -> bool:
-    """Only a step that took over a state had no members."""
-    try:
-        ledger = Ledger(folder / "ledger.sqlite", read_only=True)
-    except UnreadyLedger:
-        return False
-    try:
-        return any(not step.peers for step in ledger.steps(order.after))
-    finally:
-        ledger.close()
+def pending_rewind(folder: Path) -> Rewinding | None:
+    """The rewind that was ordered and is not done yet: only a step that took over a state had no members. Raises
+    UserError if the orders cannot be read."""
+    order = OrderBook(folder).read().rewind
+    if order is None:
+        return None
+    with _ledger(folder) as ledger:
+        done = ledger is not None and any(not step.peers for step in ledger.steps(order.after))
+    return None if done else order
+
+
+def held_out_losses(folder: Path, steps: Sequence[int]) -> dict[int, float]:
+    """Those of these global steps that are known, by step."""
+    with _ledger(folder) as ledger:
+        return {} if ledger is None else ledger.held_out_losses(steps)
+
+
+def _kept(folder: Path) -> list[int]:
+    """The steps of the checkpoints in the folder."""
+    found = (folder / "checkpoints").glob("step-*.safetensors")
+    return sorted(int(path.stem[5:]) for path in found if path.stem[5:].isdecimal())
 
 
 def _last_step(folder: Path) -> int:
+    with _ledger(folder) as ledger:
+        return ledger.last_step() if ledger else 0
+
+
+@contextmanager
+def _ledger(folder: Path) -> Iterator[Ledger | None]:
+    """None while there is none yet; raises UserError if it cannot be read."""
+    path, ledger = folder / "ledger.sqlite", None
+    with suppress(UnreadyLedger):
+        ledger = Ledger(path, read_only=True) if path.exists() else None
     try:
-        ledger = Ledger(folder / "ledger.sqlite", read_only=True)
-    except UnreadyLedger:
-        return 0
-    try:
-        return ledger.last_step()
+        yield ledger
     finally:
-        ledger.close()
+        if ledger is not None:
+            ledger.close()
 
 
 def dashboard_of(folder: Path) -> str:
@@ -152,18 +206,11 @@ def check_folder(folder: Path) -> None:
 
 def known_peers(folder: Path) -> dict[str, str]:
     """The names of all who came to the run in this folder, by peer id. Raises UserError if they cannot be read."""
-    path = folder / "ledger.sqlite"
-    if not path.exists():
-        return {}
-    try:
-        ledger = Ledger(path, read_only=True)
-    except UnreadyLedger:
-        return {}
-    try:
+    with _ledger(folder) as ledger:
+        if ledger is None:
+            return {}
         came = {visit.peer: visit.name for visit in reversed(ledger.visits(_MAX_VISITS))}
         return came | {contributor.peer: contributor.name for contributor in ledger.contributors()}
-    finally:
-        ledger.close()
 
 
 def find_peer(text: str, known: Mapping[str, str]) -> tuple[str, str]:

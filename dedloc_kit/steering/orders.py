@@ -5,6 +5,7 @@ something is also a line of a log, with its time.
 """
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,9 @@ MAX_KICKED = 5000
 ORDERS_FILE = "orders.json"
 _LOG, _LOCK = "orders.jsonl", ".orders.lock"
 
-Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint", "rewind"]
+_log = logging.getLogger(__name__)
+
+Order = Literal["pause", "resume", "finish", "kick", "readmit", "announce", "checkpoint", "rewind", "decay"]
 
 
 class Kicked(Record):
@@ -47,6 +50,15 @@ class Rewinding(Record):
     """The run's newest step when it was ordered: a later one that took over any state has done it."""
 
 
+class Decaying(Record):
+    """The learning rate is to fall from the next global step on, and the run to end with that."""
+
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+    """It falls over so many."""
+    after: Count
+    """The run's newest step when it was ordered."""
+
+
 class Orders(Record):
     """What is wanted of the run now."""
 
@@ -61,6 +73,8 @@ class Orders(Record):
     """When a checkpoint was asked for last."""
     rewind: Rewinding | None = None
     """The newest, done or not."""
+    decay: Decaying | None = None
+    """Whether it has begun or not; the state knows when it has."""
 
     @property
     def kicked_peers(self) -> frozenset[str]:
@@ -154,14 +168,27 @@ class OrderBook:
 
     def rewind(self, checkpoint: int, rate: float, after: int) -> Orders:
         """Let the step that follows `after` take over the state of an earlier one; errors also if the run has been
-        finished."""
+        finished. A decay that was ordered later than that state is lifted."""
 
         def rewound(orders: Orders) -> Orders:
             if orders.finish:
                 raise UserError("the run has been finished; 'dedloc resume FOLDER' lets it go on")
-            return orders.model_copy(update={"rewind": Rewinding(checkpoint=checkpoint, rate=rate, after=after)})
+            lifted = orders.decay is not None and checkpoint <= orders.decay.after
+            order = Rewinding(checkpoint=checkpoint, rate=rate, after=after)
+            return orders.model_copy(update={"rewind": order, "decay": None if lifted else orders.decay})
 
         return self._give("rewind", f"step {checkpoint}, rate {rate:g}", rewound)
+
+    def decay(self, steps: int, after: int) -> Orders:
+        """Let the learning rate fall over so many global steps, from the one on that follows `after`; errors also if
+        the run has been finished."""
+
+        def decayed(orders: Orders) -> Orders:
+            if orders.finish:
+                raise UserError("the run has been finished; 'dedloc resume FOLDER' lets it go on")
+            return orders.model_copy(update={"decay": Decaying(steps=steps, after=after)})
+
+        return self._give("decay", f"over {steps} steps", decayed)
 
     def given(self, most: int = 100) -> list[GivenOrder]:
         """The newest orders, newest first; a line that is damaged is left out."""
@@ -193,11 +220,13 @@ class OrderBook:
 
 
 class OrdersInForce:
-    """What a process that acts on the orders sees of them; cheap to ask again and again."""
+    """What a process that acts on the orders sees of them; cheap to ask again and again.
 
-    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        """:param warn: told once about a damaged file; what was in force then stays so"""
-        self._book, self._path, self._warn = OrderBook(folder), folder / ORDERS_FILE, warn
+    Of a damaged file it warns once; what was in force then stays so.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._book, self._path = OrderBook(folder), folder / ORDERS_FILE
         self._seen: Version | None = None
         self._orders = Orders()
 
@@ -209,5 +238,5 @@ class OrdersInForce:
             try:
                 self._orders = self._book.read()
             except UserError as error:
-                self._warn(f"{error}; the orders of before still hold")
+                _log.warning("%s; the orders of before still hold", error)
         return self._orders

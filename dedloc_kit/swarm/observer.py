@@ -4,9 +4,10 @@ Of each step its members keep the signed contributions, beside the average for t
 the state for newcomers. An observer asks for these alone: for the head of a download, none of its content.
 """
 
+import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,7 +21,7 @@ from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
-from dedloc_kit.swarm.membership.notices import Membership
+from dedloc_kit.swarm.membership.notices import NoticeFollower
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint, decode
 from dedloc_kit.swarm.network.signing import Signer
@@ -41,6 +42,8 @@ PATIENCE_SECONDS = 10.0
 
 Finished = tuple[GlobalStep, dict[str, Contribution]]
 
+_log = logging.getLogger(__name__)
+
 
 class Observer:
     """A swarm seen from outside.
@@ -48,10 +51,8 @@ class Observer:
     :param belief: judges how far the swarm is
     """
 
-    def __init__(
-        self, run: RunConfig, node: Node, signer: Signer, tracker: Tracker, belief: Belief, warn: Callable[[str], None]
-    ) -> None:
-        self._run, self._node, self._signer, self._tracker, self._warn = run, node, signer, tracker, warn
+    def __init__(self, run: RunConfig, node: Node, signer: Signer, tracker: Tracker, belief: Belief) -> None:
+        self._run, self._node, self._signer, self._tracker = run, node, signer, tracker
         self._belief, self._organizer = belief, belief.organizer
         self._kept_due = 0.0
         self._sent_away: Exception | None = None
@@ -82,7 +83,7 @@ class Observer:
 
     def contributions(self) -> dict[str, Contribution]:
         """The latest contribution of every peer; raises TimeoutError if the directory does not answer."""
-        return collect(self._node, self._run.run_id, self._run.global_batch, self._warn)
+        return collect(self._node, self._run.run_id, self._run.global_batch, _log.warning)
 
     def finished(self, step: int, rounds: Mapping[int, str]) -> list[Finished]:
         """The global steps after the one that is known, in order, as far as those who are there tell of them.
@@ -148,7 +149,7 @@ class Observer:
                 receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
                 return self._checked(receipt, contributions)
             except (ValueError, TypeError) as error:
-                self._warn(f"what {donor} says of step {step + 1} is ignored: {error}")
+                _log.warning("what %s says of step %d is ignored: %s", donor, step + 1, error)
         return None
 
     def _kept(self, step: int, rounds: Mapping[int, str], newest: int) -> list[Finished]:
@@ -165,7 +166,7 @@ class Observer:
                     raise ValueError("it is of another run")
                 found = [self._open(Receipt.parse(values)) for values in metadata["receipts"]]
             except (ValueError, TypeError, KeyError) as error:
-                self._warn(f"the receipts of {donor} are ignored: {error}")
+                _log.warning("the receipts of %s are ignored: %s", donor, error)
                 continue
             parted = next((n for n, (done, _) in enumerate(found) if self._differs(done, rounds)), None)
             if parted is not None and donor == self._organizer:
@@ -206,7 +207,6 @@ def watching(
     initial_peers: Sequence[str],
     organizer: str,
     secret: str,
-    warn: Callable[[str], None],
 ) -> Iterator[Observer]:
     """Look at a swarm and leave it at the end. Call it in a process's main thread.
 
@@ -220,9 +220,9 @@ def watching(
     try:
         gate = entry.gate
         belief = Belief(signer.peer, organizer, lambda: gate.notice)
-        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, Incidents(warn), belief)
-        swarm = Observer(run, node, signer, tracker, belief, warn)
-        membership = Membership(node, entry.identity, signer, tracker, give_up=swarm.give_up, warn=warn)
+        tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief)
+        swarm = Observer(run, node, signer, tracker, belief)
+        membership = NoticeFollower(node, signer, tracker, entry.identity, swarm.give_up)
         tracker.look_every(LOOK_SECONDS)
         tracker.start()
         membership.start()

@@ -24,24 +24,24 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.admission import serve
 from dedloc_kit.swarm.membership.joining import Entry
-from dedloc_kit.swarm.membership.notices import Membership
-from dedloc_kit.swarm.network.bootstrap import addresses_of, hosts_of
+from dedloc_kit.swarm.membership.notices import Membership, NoticeFollower, NoticeWriter
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.host import Host, Owner
-from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
 from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
-from dedloc_kit.tasks import Task, create_task
+from dedloc_kit.tasks import Task, create_task, first_model
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
-from dedloc_kit.training.device import describe_device, pick_device, set_threads
+from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers import build_optimizer, local_optimizer
 from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
@@ -52,9 +52,8 @@ class SwarmPeer:
     """A peer that is connected, with the collaborative optimizer that holds its part of the run."""
 
     task: Task
-    replica: Replica | None
-    """The model that a volunteer trains; a follower has none."""
-    device: torch.device
+    replicas: tuple[Replica, ...]
+    """The model that a volunteer trains, on each of its devices; a follower has none."""
     profile: Profile
     signer: Signer
     dht: Node
@@ -75,12 +74,10 @@ class SwarmPeer:
         """From where this peer sees those who are connected to it, by peer id."""
         return hosts_of(self.dht)
 
-    def untrained(self) -> Found:
-        """The state that the run began with."""
+    def beginning(self) -> Found:
+        """The state that the run began with; raises UserError if the model that it went on from is not there."""
         run = self.optimizer.run
-        return TrainingState(
-            self.task.build_model(), lambda model: _shared_optimizer(run, self.task, model), run
-        ).copy()
+        return TrainingState(first_model(self.task), lambda model: _shared_optimizer(run, self.task, model), run).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -109,7 +106,6 @@ def connected(
     stop: threading.Event,
     on_step: StepListener,
     on_loading: Callable[[int, int], None] = lambda _received, _total: None,
-    warn: Callable[[str], None],
 ) -> Iterator[SwarmPeer]:
     """Build the model, connect to the swarm and leave it at the end. Call it in a process's main thread.
 
@@ -119,8 +115,8 @@ def connected(
     :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
     :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
     """
-    device = pick_device(peer.device)
-    set_threads(peer.threads)
+    devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
+    set_threads(peer.threads, devices)
     entry = Entry(
         run,
         peer,
@@ -140,14 +136,14 @@ def connected(
         dht.run_coroutine(partial(serve, run, office, signer))
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
-        replica = None if follower else Replica(state, device)
         exchange = exchange_of(dht, signer, run, state.layout, StateSource(state.for_newcomer, lambda: state.info))
-        gradients = _gradients(run, task, state, replica)
+        replicas = () if follower else tuple(Replica(state, device) for device in devices)
+        accumulator = _accumulator(run, task, state, replicas)
         profile = Profile(
             session=secrets.token_hex(8),
             name=peer.name,
             team=peer.team,
-            device=describe_device(device),
+            device=describe_devices(devices),
             follower=follower,
             client_mode=dht.client_mode,
             addresses=addresses_of(dht),
@@ -156,23 +152,22 @@ def connected(
         )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
         tracker = Tracker(
-            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(warn), belief, profile.session
+            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief, profile.session
         )
-        caller = Caller(stop, peer.last_step(run), on_step, on_loading, warn)
-        optimizer = CollaborativeOptimizer(state, replica, gradients, exchange, tracker, signer, profile, caller)
-        membership = Membership(
-            dht,
-            entry.identity,
-            signer,
-            tracker,
-            tell=lambda gate: exchange.host.call(Gate.follow, gate.token, gate.notice),
-            office=office,
-            give_up=optimizer.give_up,
-            warn=warn,
-        )
+        caller = Caller(stop, peer.last_step(run), on_step, on_loading)
+        optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
+
+        def tell(gate: Gate) -> None:
+            exchange.host.call(Gate.follow, gate.token, gate.notice)
+
+        membership: Membership
+        if office is not None:
+            membership = NoticeWriter(dht, signer, tracker, office, tell)
+        else:
+            membership = NoticeFollower(dht, signer, tracker, entry.identity, optimizer.give_up, tell)
         membership.start()
         try:
-            yield SwarmPeer(task, replica, device, profile, signer, dht, optimizer)
+            yield SwarmPeer(task, replicas, profile, signer, dht, optimizer)
         finally:
             membership.stop()
             optimizer.leave()
@@ -226,16 +221,16 @@ def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> Sha
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
 
 
-def _gradients(run: RunConfig, task: Task, state: TrainingState, replica: Replica | None) -> Gradients:
+def _accumulator(run: RunConfig, task: Task, state: TrainingState, replicas: Sequence[Replica]) -> Accumulator:
     """What a peer gathers between two rounds; a follower gathers nothing."""
-    if replica is None or run.averaging.mode == "global-batch":
-        model = state.model if replica is None else replica.model
-        return Gradients(list(model.parameters()), state.layout)
+    if not replicas or run.averaging.mode == "global-batch":
+        return Gradients([list(replica.model.parameters()) for replica in replicas], state.layout)
+    model = replicas[0].model
     return LocalSteps(
-        replica,
+        replicas,
         state,
-        build_optimizer(run.optimizer, task.parameter_groups(replica.model, run.optimizer.weight_decay)),
+        local_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay), model),
         local_batch=run.averaging.local_batch,
         max_norm=run.optimizer.max_gradient_norm,
-        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step),
+        learning_rate=lambda step: state.rate * learning_rate(run.optimizer, step, state.decay),
     )

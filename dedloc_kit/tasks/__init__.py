@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 """Tensors by name; the first dimension of each is the samples."""
 
-_TASKS = {"albert": "dedloc_kit.tasks.albert:Albert", "swav": "dedloc_kit.tasks.swav:Swav"}
+_TASKS = {
+    "albert": "dedloc_kit.tasks.albert:Albert",
+    "causal": "dedloc_kit.tasks.causal:Causal",
+    "encoder": "dedloc_kit.tasks.encoder:Encoder",
+    "swav": "dedloc_kit.tasks.swav:Swav",
+}
 
 
 class Task(Protocol):
@@ -99,6 +104,37 @@ class Probeable(Protocol):
     def bare_features(self, samples: torch.Tensor) -> torch.Tensor:
         """What such a batch is without any model, such as its pixels: float [samples, width]."""
         ...
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """What a new vocabulary is made of that goes on with the weights of an old one, in tokens."""
+
+    copied: int
+    averaged: int
+    drawn: int
+
+
+@runtime_checkable
+class Continuing(Task, Protocol):
+    """A task whose runs may go on from a model that exists."""
+
+    def first_model(self) -> torch.nn.Module:
+        """The model that the run begins with: as `build_model`, with the weights that it goes on from if it does.
+
+        Only the coordinator has to have them, at the run's beginning. Raises UserError with the fix if they are not
+        there or not of this model.
+        """
+        ...
+
+    def renewed(self) -> Renewed | None:
+        """What the run's vocabulary is made of, if it goes on from a model; none otherwise. Raises UserError."""
+        ...
+
+
+def first_model(task: Task) -> torch.nn.Module:
+    """The model that a run begins with."""
+    return task.first_model() if isinstance(task, Continuing) else task.build_model()
 
 
 def create_task(run: RunConfig, module: str | None = None) -> Task:

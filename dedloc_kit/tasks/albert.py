@@ -1,7 +1,5 @@
 """ALBERT: masked language modelling and sentence order (Lan et al., 2019), as DeDLOC and sahajBERT train it."""
 
-import json
-import logging
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -9,40 +7,26 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
-from dedloc_kit.data.formats import BadRow
 from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.pairs import Arrays, PairBuilder
-from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
-from dedloc_kit.data.shards import Shard, Warn
-from dedloc_kit.data.stream import in_order, mixture, texts
-from dedloc_kit.data.token_shards import read_token_shard
-from dedloc_kit.data.tokenizer import load_tokenizer
-from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
+from dedloc_kit.data.pairs import PairBuilder
+from dedloc_kit.data.shards import Warn
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation, FillMask
-from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, Source, seed_of
+from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
 from dedloc_kit.tasks import Batch, Usage
-from dedloc_kit.tasks.fill_mask import FillMaskSamples
-from dedloc_kit.validation import describe
+from dedloc_kit.tasks.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
+from dedloc_kit.tasks.text import TextOptions, TextTask, evaluating, parse_options, seeded_weights, tensors
 
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 _EVALUATION_BATCH = 32
-_FILL_MASK_SAMPLES = 5
 _FUSED = {"gelu_new": "gelu_pytorch_tanh"}
 """The same function as one kernel: a step is faster by a seventh on a CPU, and the backward pass keeps less."""
-_USAGE = """\
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model="{repository}")
-print(fill(f"Put a sentence here and {{fill.tokenizer.mask_token}} in the place of a word."))
-"""
-_logger = logging.getLogger(__name__)
 
 
 class AlbertArchitecture(Section):
@@ -65,23 +49,14 @@ class AlbertArchitecture(Section):
     layer_norm_eps: PositiveFloat = 1e-12
 
 
-class AlbertOptions(Section):
+class AlbertOptions(TextOptions):
     """The keys of `task` for ALBERT, beside its name."""
 
-    tokenizer: str = Field(min_length=1)
-    """A folder or a Hub repository."""
-    language: Annotated[str, Field(pattern=LANGUAGE_CODE)] = DEFAULT_LANGUAGE
-    """ISO 639 code, such as `bn`: it decides where sentences end."""
-    vocabulary: PositiveInt = 32_000
-    """Tokens, for the command that trains the tokenizer."""
-    sequence_length: Annotated[int, Field(ge=8)] = 512
-    """Tokens in one sample, the three special ones included."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     masking: Literal["tokens", "words"] = "tokens"
     """`tokens`: each by itself, as BERT and sahajBERT; `words`: whole words, several in a row, as ALBERT."""
     longest_ngram: PositiveInt = 3
     """With `words`: at most so many words in a row."""
-    evaluation_samples: PositiveInt = 256
     model: AlbertArchitecture = AlbertArchitecture()
 
     @model_validator(mode="after")
@@ -100,25 +75,19 @@ class AlbertOptions(Section):
 
 def albert_options(run: RunConfig) -> AlbertOptions:
     """The run's task options, checked; raises UserError with the key and the fix."""
-    try:
-        return AlbertOptions.model_validate_json(json.dumps(run.task.options))
-    except ValidationError as error:
-        raise UserError(f"task.{describe(error, AlbertOptions)}") from None
+    return parse_options(run, AlbertOptions)
 
 
-class Albert:
+class Albert(TextTask):
     """The task `albert`; see `dedloc_kit.tasks.Task` for what each method promises."""
 
     def __init__(self, run: RunConfig) -> None:
-        self.run = run
         self.options = albert_options(run)
-        self.tokenizer = load_tokenizer(self.options.tokenizer)
+        super().__init__(run, self.options, sentences=True)
         longest_ngram = self.options.longest_ngram if self.options.masking == "words" else 0
         self.pairs = PairBuilder(
             self.tokenizer, self.options.sequence_length, self.options.mask_probability, longest_ngram
         )
-        self._texts = DocumentTokenizer(self.tokenizer, self.options.language)
-        self._vocabulary_hash = vocabulary_hash(self.tokenizer)
         self._evaluation: list[Batch] = []
         self._fill_mask: FillMaskSamples | None = None
 
@@ -133,30 +102,13 @@ class Albert:
             eos_token_id=self.tokenizer.sep_token_id,
             attn_implementation="sdpa",
         )
-        with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would seed the GPU as well, whose state fork_rng does not hold here.
-            torch.default_generator.manual_seed(seed_of(self.run.run_id, "weights"))
+        with seeded_weights(self.run):
             model: nn.Module = AlbertForPreTraining(config)
         return model.train()
 
-    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Biases and LayerNorm are the parameters of one dimension; they do not decay."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return [
-            {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay},
-            {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
-        ]
-
     def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        data = self.run.data
-        items = mixture(data.train, self._read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
         generator = np.random.default_rng(seed_of(seed, "pairs"))
-        return map(_tensors, self.pairs.batches(self._texts.documents(items), microbatch, generator))
-
-    def _read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document | BadRow]:
-        if source.tokenized:
-            return read_token_shard(shard, self._vocabulary_hash, len(self.tokenizer), warn)
-        return texts(source, shard, warn)
+        return map(tensors, self.pairs.batches(self.training_documents(seed, warn), microbatch, generator))
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
@@ -168,58 +120,48 @@ class Albert:
         return _loss(token_scores, order_scores, batch)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
         loss = samples = masked = guessed = ordered = 0.0
-        try:
-            with torch.inference_mode():
-                for kept in self._evaluation_batches():
-                    batch = {name: values.to(device) for name, values in kept.items()}
-                    token_scores, order_scores = _scores(model, batch)
-                    size = len(order_scores)
-                    loss += _loss(token_scores, order_scores, batch).item() * size
-                    samples += size
-                    masked += len(token_scores)
-                    guessed += (token_scores.argmax(-1) == _labels(batch)).sum().item()
-                    ordered += (order_scores.argmax(-1) == batch["sentence_order_label"]).sum().item()
-                filled: tuple[FillMask, ...] = ()
-                if self._fill_mask:
-                    batch = {name: values.to(device) for name, values in _tensors(self._fill_mask.arrays).items()}
-                    filled = self._fill_mask.filled(_scores(model, batch)[0])
-        finally:
-            model.train(was_training)
+        batches = self._evaluation_batches()
+        with evaluating(model) as device:
+            for kept in batches:
+                batch = {name: values.to(device) for name, values in kept.items()}
+                token_scores, order_scores = _scores(model, batch)
+                size = len(order_scores)
+                loss += _loss(token_scores, order_scores, batch).item() * size
+                samples += size
+                masked += len(token_scores)
+                guessed += (token_scores.argmax(-1) == _labels(batch)).sum().item()
+                ordered += (order_scores.argmax(-1) == batch["sentence_order_label"]).sum().item()
+            filled: tuple[FillMask, ...] = ()
+            if self._fill_mask:
+                batch = {name: values.to(device) for name, values in tensors(self._fill_mask.arrays).items()}
+                filled = self._fill_mask.filled(_scores(model, batch)[0])
         metrics = {"masked accuracy": guessed / masked, "sentence order accuracy": ordered / samples}
         return Evaluation(loss=loss / samples, metrics=metrics, samples=filled)
 
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
         """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
-        pretrained: Any = model
-        pretrained.save_pretrained(folder)
-        self.tokenizer.model_max_length = self.options.sequence_length  # where truncation=True cuts
-        self.tokenizer.save_pretrained(folder)
-        return Usage("transformers", "fill-mask", _USAGE.format(repository=repository))
+        self.save(model, folder)
+        return fill_mask_usage(repository)
 
     def _evaluation_batches(self) -> list[Batch]:
         """Kept in memory; every evaluation of a run, on any machine, sees the same samples with the same masks."""
         if not self._evaluation:
-            source = self.run.data.evaluation
-            if source is None:
-                raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+            source, items = self.held_out()
             wanted = self.options.evaluation_samples
             # A pair takes two sentences, so most documents give one or more; the factor is room for those that do not.
-            items = islice(in_order(source, self._read, warn=_logger.warning), 32 * wanted)
+            documents = self.texts.documents(islice(items, 32 * wanted))
             generator = np.random.default_rng(seed_of(self.run.seed, "evaluation"))
             sizes = [_EVALUATION_BATCH] * (wanted // _EVALUATION_BATCH) + [wanted % _EVALUATION_BATCH]
-            built = self.pairs.batches(self._texts.documents(items), _EVALUATION_BATCH, generator)
+            built = self.pairs.batches(documents, _EVALUATION_BATCH, generator)
             parts = [
                 {name: values[:size] for name, values in arrays.items()}
                 for size, arrays in zip(filter(None, sizes), built, strict=False)
             ]
             if not parts:
                 raise UserError(f"no document of {source.dataset} has two sentences; choose other held-out data")
-            self._fill_mask = FillMaskSamples(parts[0], self.tokenizer, _FILL_MASK_SAMPLES, generator)
-            self._evaluation = [_tensors(arrays) for arrays in parts]
+            self._fill_mask = FillMaskSamples(parts[0], self.tokenizer, SAMPLES, generator)
+            self._evaluation = [tensors(arrays) for arrays in parts]
         return self._evaluation
 
 
@@ -244,7 +186,3 @@ def _loss(token_scores: torch.Tensor, order_scores: torch.Tensor, batch: Batch) 
 def _labels(batch: Batch) -> torch.Tensor:
     """What `_scores` are to be measured by."""
     return batch["labels"][batch["labels"] != IGNORED]
-
-
-def _tensors(arrays: Arrays) -> Batch:
-    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}

@@ -11,12 +11,27 @@ from numpy.typing import NDArray
 from dedloc_kit.data.masking import IGNORED, word_starts
 from dedloc_kit.data.pairs import Arrays
 from dedloc_kit.records import FillMask
+from dedloc_kit.tasks import Usage
 
+SAMPLES = 5
+"""So many are shown."""
 _CONTEXT_TOKENS = 14
 """So much is shown on each side of the hidden word; the model sees the whole sample."""
 _MAX_WORD = 3
 _FEWEST_CHARACTERS = 4
 """Shorter words are mostly particles, and a word of many tokens is mostly a rare name: neither tells much."""
+
+_USAGE = """\
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model="{repository}")
+print(fill(f"Put a sentence here and {{fill.tokenizer.mask_token}} in the place of a word."))
+"""
+
+
+def fill_mask_usage(repository: str) -> Usage:
+    """How to use an exported model that fills masks."""
+    return Usage("transformers", "fill-mask", _USAGE.format(repository=repository))
 
 
 @dataclass(frozen=True)
@@ -69,17 +84,19 @@ class FillMaskSamples:
     ) -> _Gap | None:
         """A suitable word of this row, drawn by chance, with the text around it."""
         tokenizer = self._tokenizer
-        edges = np.isin(ids, [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id])
+        outer = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+        # The row's own ends too: a packed one may begin or stop within a document.
+        edges = np.isin(ids, [each for each in outer if each is not None])
         special = np.isin(ids, tokenizer.all_special_ids)
-        ends = np.flatnonzero(starts | edges)
+        ends = np.append(np.flatnonzero(starts | edges), len(ids))
         for start in generator.permutation(np.flatnonzero(starts & ~special)):
             end = int(ends[np.searchsorted(ends, start, side="right")])
             truth = self._text(ids[start:end])
             suitable = len(truth) >= _FEWEST_CHARACTERS and any(map(str.isalpha, truth))
             if end - start > _MAX_WORD or special[start:end].any() or not suitable:
                 continue
-            first = int(np.flatnonzero(edges[:start])[-1]) + 1
-            last = int(np.flatnonzero(edges[end:])[0]) + end
+            first = int(np.append(-1, np.flatnonzero(edges[:start]))[-1]) + 1
+            last = int(np.append(np.flatnonzero(edges[end:]), len(ids) - end)[0]) + end
             shown = slice(max(first, start - _CONTEXT_TOKENS), min(last, end + _CONTEXT_TOKENS))
             before, after = self._around(ids[shown], int(start) - shown.start, end - shown.start)
             return _Gap(

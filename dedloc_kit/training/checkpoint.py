@@ -1,9 +1,9 @@
 """Checkpoints: safetensors files that are either whole or not there."""
 
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,9 +17,11 @@ from dedloc_kit.training.ruined import Ruined
 
 _INFO_KEY = "dedloc_kit.state_info"
 _MARK = "best.json"
-_NOT_FINITE = "belongs to a training that has diverged: its evaluation was not finite"
+_LOST = "belongs to a training that had diverged: its loss was not finite, or far above that of an untrained model"
 
 Found = tuple[dict[str, Tensor], StateInfo]
+
+_log = logging.getLogger(__name__)
 
 
 def save(path: Path, tensors: dict[str, Tensor], info: StateInfo) -> None:
@@ -65,23 +67,23 @@ def load(path: Path) -> Found:
     return tensors, info
 
 
-def find(where: Path, warn: Callable[[str], None]) -> Found:
+def find(where: Path) -> Found:
     """The training state that a person points at; nothing there is changed, for another process may use it.
 
-    :param where: a checkpoint, a folder of checkpoints (the newest that is whole is taken, but none whose evaluation
-        was not finite), a run's folder that has one, or a copy of a run's Hub repository
+    :param where: a checkpoint, a folder of checkpoints (the newest that is whole is taken, but none of a training
+        that had diverged), a run's folder that has one, or a copy of a run's Hub repository
     Raises UserError if there is no whole checkpoint.
     """
     folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
     candidates = [folder / STATE_FILE] if (folder / STATE_FILE).is_file() else _newest_first(folder)
     for path in candidates if where.is_dir() else [where]:
         if _step_of(path) in Ruined(path.parent):
-            warn(f"{path} {_NOT_FINITE}; it is not taken")
+            _log.warning("%s %s; it is not taken", path, _LOST)
             continue
         try:
             return load(path)
         except ValueError as error:
-            warn(str(error))
+            _log.warning("%s", error)
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}); check --resume") from None
     raise UserError(f"there is no whole checkpoint in {where} that is not lost; check --resume")
@@ -147,22 +149,22 @@ class Checkpoints:
         if self.path(step).exists() and (self.best is None or loss < self.best.loss):
             self._mark(Best(step=step, loss=loss))
 
-    def newest(self, warn: Callable[[str], None]) -> Found | None:
-        """The newest checkpoint that is whole and whose evaluation was not bad, or none if there is none.
+    def newest(self) -> Found | None:
+        """The newest checkpoint that is whole and of a training that had not diverged, or none if there is none.
 
-        A damaged one is reported through `warn` and renamed to `*.damaged`, one of a training that has diverged to
+        A damaged one is worth a warning and renamed to `*.damaged`, one of a training that has diverged to
         `*.ruined`: as the newest by its name it would otherwise push out the good ones that follow. UserError if a
         file cannot be read or renamed.
         """
         for path in _newest_first(self.folder):
             try:
                 if _step_of(path) in self.ruined:
-                    warn(f"{path} {_NOT_FINITE}; going back to the checkpoint before it")
+                    _log.warning("%s %s; going back to the checkpoint before it", path, _LOST)
                     self._set_aside(path, "ruined")
                     continue
                 found = load(path)
             except ValueError as error:
-                warn(f"{error}; going back to the checkpoint before it")
+                _log.warning("%s; going back to the checkpoint before it", error)
                 self._set_aside(path, "damaged")
             except OSError as error:
                 raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None

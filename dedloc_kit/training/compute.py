@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.training.device import free_cached, out_of_memory
 from dedloc_kit.training.eager import EagerOptimizer
 
 Batch = dict[str, Tensor]
@@ -34,7 +35,7 @@ class Compute:
         self._loss, self._half = loss, half
         self._scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
         self._optimizer = EagerOptimizer(model.parameters(), {})  # only tells the scaler which parameters
-        self._checkpointing = False
+        self._checkpointed: list[nn.Module] = []
         self.rescaled = False
         """Whether the last gradients overflowed because of the scale, which is smaller now: that happens now and then
         and is no fault."""
@@ -46,25 +47,43 @@ class Compute:
         """
         try:
             return self._gradients(batch)
-        except torch.OutOfMemoryError:
-            pass
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
         # Only out here does nothing hold the tensors of the attempt any more.
         self.clear()
-        torch.cuda.empty_cache()
+        free_cached(self.device)
         return None
 
     def clear(self) -> None:
         """Forget the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def can_save_memory(self) -> bool:
+        """Is there time left to trade for memory?"""
+        return not self._checkpointed and any(_blocks(self.model))
+
     def save_memory(self) -> None:
-        """Trade time for memory; raises UserError if there is nothing left to trade."""
-        if self._checkpointing or not checkpoint_blocks(self.model):
+        """Trade time for memory; raises UserError if there is nothing left to trade.
+
+        The repeated blocks of the model keep their inputs only, and compute the rest again in the backward pass (Chen
+        et al. 2016, arXiv 1604.06174).
+        """
+        if not self.can_save_memory:
             raise UserError(
                 "this model does not fit into the memory of this device, not even with one sample at once; "
                 "close other programs that use it, or choose the device 'cpu'"
             )
-        self._checkpointing = True
+        self._checkpointed = list(_blocks(self.model))
+        for block in self._checkpointed:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+    def save_time(self) -> None:
+        """Take that back."""
+        for block in self._checkpointed:
+            del block.forward  # its class has the one of before
+        self._checkpointed = []
 
     def _gradients(self, batch: Batch) -> float:
         self.clear()
@@ -86,18 +105,7 @@ class Compute:
             self._scaler.update(1.0)
 
 
-def checkpoint_blocks(model: nn.Module) -> bool:
-    """Let the repeated blocks of a model keep their inputs only and compute the rest again in the backward pass.
-
-    (Chen et al. 2016, arXiv 1604.06174.) Blocks are the members of the model's module lists, as in the models of
-    transformers. False if it has none.
-    """
-    blocks = list(_blocks(model))
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return bool(blocks)
-
-
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The members of its module lists: so the models of transformers keep what they repeat."""
     for child in module.children():
         yield from child if isinstance(child, nn.ModuleList) else _blocks(child)

@@ -1,5 +1,7 @@
 """What this machine computes with."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -7,39 +9,93 @@ import torch
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.survey import cores
 
+_NO_GPU = (
+    "torch finds no CUDA GPU here; choose the device 'auto' or 'cpu', or switch the GPU on "
+    "(in Colab and Kaggle: the notebook's accelerator setting)"
+)
+
 
 def pick_device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device to train on; `auto` takes a GPU if there is one. UserError if `cuda` is asked for and not there."""
+    """One device; `auto` takes a GPU if there is one. UserError if `cuda` is asked for and not there."""
     has_gpu = torch.cuda.is_available()
     if choice == "cuda" and not has_gpu:
-        raise UserError(
-            "torch finds no CUDA GPU here; choose the device 'auto' or 'cpu', or switch the GPU on "
-            "(in Colab and Kaggle: the notebook's accelerator setting)"
-        )
+        raise UserError(_NO_GPU)
     return torch.device("cuda" if has_gpu and choice != "cpu" else "cpu")
 
 
+def pick_devices(choice: str, *, double: bool = False) -> list[torch.device]:
+    """The devices to train on; UserError if one is asked for that is not there.
+
+    :param choice: as `PeerConfig.devices`: `auto` takes all CUDA GPUs, else Apple's GPU, else the CPU; `cuda` all CUDA
+        GPUs; else the names of devices, separated by commas
+    :param double: whether they must be able to compute in float64, as the optimizers of local steps do: Apple's GPU
+        cannot
+    """
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    if choice == "auto":
+        apple = torch.backends.mps.is_available() and not double
+        return gpus or [torch.device("mps" if apple else "cpu")]
+    if choice == "cuda" and gpus:
+        return gpus
+    devices = [torch.device(name) for name in choice.split(",")]
+    for device in devices:
+        if device.type == "cuda" and not gpus:
+            raise UserError(_NO_GPU)
+        if device.type == "cuda" and device not in gpus:
+            raise UserError(f"there is no {device} here; choose the devices 'auto', or of cuda:0 to {gpus[-1]}")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise UserError("torch finds no Apple GPU here; choose the devices 'auto' or 'cpu'")
+        if device.type == "mps" and double:
+            raise UserError("Apple's GPU cannot take the local steps of this run; choose the devices 'auto' or 'cpu'")
+    return devices
+
+
+def describe_devices(devices: Sequence[torch.device]) -> str:
+    """The devices in words for the dashboard, at most 64 characters: `2 x Tesla T4` or `CPU, 2 cores`."""
+    counts = Counter(map(describe_device, devices))
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())[:64]
+
+
 def describe_device(device: torch.device) -> str:
-    """The device in words for the dashboard, at most 64 characters: `Tesla T4` or `CPU, 2 cores`."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)[:64]
+    """One of them."""
+    match device.type:
+        case "cuda":
+            return torch.cuda.get_device_name(device)[:64]
+        case "mps":
+            return "Apple GPU"
     count = cores()
     return f"CPU, {count} core{'' if count == 1 else 's'}"
 
 
 def half_precision(device: torch.device) -> torch.dtype | None:
-    """The 16-bit type that makes this device faster; none where float32 does as well.
+    """The 16-bit type that makes this device faster; none where float32 does as well, or nobody has tried (Apple).
 
     bfloat16 where the device has arithmetic for it (a Tesla T4 only imitates it, slower than float32), else float16
-    where there are tensor cores, from compute capability 7.0.
+    where there are tensor cores, from compute capability 7.0. Call it where this is the current device.
     """
     if device.type != "cuda":
         return None
-    if torch.cuda.is_bf16_supported(including_emulation=False):
+    if torch.cuda.is_bf16_supported(including_emulation=False):  # asks the current device
         return torch.bfloat16
     return torch.float16 if torch.cuda.get_device_capability(device) >= (7, 0) else None
 
 
-def set_threads(count: int) -> None:
-    """Let torch compute with `count` CPU threads; 0 takes as many as this process has cores."""
-    torch.set_num_threads(count or cores())
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device's memory did not hold something; Apple's has no class of its own for that."""
+    return isinstance(error, torch.OutOfMemoryError) or "MPS backend out of memory" in str(error)
+
+
+def free_cached(device: torch.device) -> None:
+    """Give memory back that torch keeps for later."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def set_threads(count: int, devices: Sequence[torch.device] = ()) -> None:
+    """Let torch compute with `count` CPU threads; 0 takes as many as this process has cores. Where the CPU stands
+    several times among the devices, they share them."""
+    replicas = max(1, sum(device.type == "cpu" for device in devices))
+    torch.set_num_threads(max(1, (count or cores()) // replicas))

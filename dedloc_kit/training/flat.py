@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+import mmap
 import multiprocessing
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -60,12 +61,20 @@ class FlatLayout:
             begin = stop
 
 
+def shared_zeros(size: int) -> Tensor:
+    """float32 [size] in memory that the processes forked later share with this one.
+
+    They do not take it again when it is written to, and /dev/shm, which is small in containers, is not asked for it.
+    """
+    return torch.frombuffer(mmap.mmap(-1, 4 * max(1, size)), dtype=torch.float32)[:size]
+
+
 class SharedVector:
-    """A flat vector in memory that the processes forked later share with this one; all zero at first."""
+    """A flat vector that the processes forked later share with this one; all zero at first."""
 
     def __init__(self, layout: FlatLayout) -> None:
         self.layout = layout
-        self._values = torch.zeros(layout.size).share_memory_()
+        self._values = shared_zeros(layout.size)
         self._lock = multiprocessing.Lock()
 
     @contextmanager

@@ -1,168 +1,130 @@
-"""A peer's gradients on their way into a global step, and how many samples they stand for."""
+"""A peer's gradients on their way into a global step."""
 
 import math
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dedloc_kit.training.accumulator import Doubt, Sums, Tally
 from dedloc_kit.training.flat import FlatLayout
-
-MAX_BATCHES = 64
-"""Global batches that one peer may have gathered: what rounds fail to average piles up, but not for ever. A record
-that claims more is not believed, and a volunteer waits before it comes to that."""
-
-
-@dataclass
-class _Doubt:
-    """What was outgoing when a round failed here, which may have succeeded for others."""
-
-    samples: int
-    loss: float
-    mean: Tensor | None = None
-    """None as long as it is all that is outgoing."""
 
 
 class Gradients:
-    """Gradients are `fresh` while they accumulate, then `outgoing` from the snapshot for a round until they count.
+    """Accumulates sums of gradients; what is outgoing is the mean of them.
 
-    What a failed round did not average stays outgoing and goes into the next one, together with what is fresh by
-    then. A failed round may have succeeded for others, though: until this peer has learned which, it is in doubt.
-
-    One thread adds, another one may do the rest.
+    :param parameters: of each replica
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], layout: FlatLayout) -> None:
+    def __init__(self, parameters: Sequence[Sequence[torch.nn.Parameter]], layout: FlatLayout) -> None:
+        # A doubt holds the mean of what was outgoing; None as long as that is all that is outgoing.
+        self.tally = Tally[Tensor | None]()
         self._parameters, self._layout = parameters, layout
         self._lock = threading.Lock()
-        self._fresh: list[Tensor] = []  # allocated with the first gradient: a follower never has one
-        self._spare: list[Tensor] = []  # takes its place while a snapshot is made, so that adding never waits
-        self.fresh_samples = self.outgoing_samples = 0
-        self._fresh_loss = self._outgoing_loss = 0.0  # sums over the samples
-        self._fresh_step = self._outgoing_step = 0  # the oldest parameters that these were computed with
-        self._doubts: dict[str, _Doubt] = {}
-        self._counted: _Doubt | None = None  # part of the outgoing mean that has to come out of it again
-        self.counted_samples = 0
-        """Samples that went into finished global steps since this peer started."""
+        self._fresh = [Sums() for _ in parameters]
+        self._outgoing_step = 0  # the oldest parameters that these were computed with
+        self._counted: Doubt[Tensor | None] | None = None  # part of the outgoing mean that has to come out of it again
 
-    @property
-    def samples(self) -> int:
-        """Samples that are not yet part of a global step."""
-        return self.fresh_samples + self.outgoing_samples
-
-    @property
-    def outgoing_loss(self) -> float | None:
-        """The mean loss over the outgoing samples; none if there are none."""
-        return self._outgoing_loss / self.outgoing_samples if self.outgoing_samples else None
-
-    def rebase(self, newer: Sequence[Tensor]) -> None:
-        """Newer shared parameters have come: make them those of the model."""
-        for mine, theirs in zip(self._parameters, newer, strict=True):
+    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
+        for mine, theirs in zip(self._parameters[replica], newer, strict=True):
             mine.copy_(theirs)
 
     @torch.no_grad()
-    def add(self, loss: float, samples: int, step: int) -> bool:
-        """Add the parameters' gradients (means over `samples`, with the parameters of `step`) and clear them.
+    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+        gradients = taken(self._parameters[replica], loss)
+        if gradients is None:
+            return False
+        with self._lock:
+            self._fresh[replica].add(gradients, loss, samples, step)
+            self.tally.add(loss, samples)
+        return True
 
-        Returns False, and adds nothing, if the loss or a gradient is not finite: one such number would poison
-        everyone's average. The norms overflow well before the gradients do, so nothing that is added can overflow
-        in the average either.
-        """
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
-        finite = math.isfinite(loss) and bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
-        if finite:
-            with self._lock:
-                self._fresh = self._fresh or _zeros(self._parameters)
-                torch._foreach_add_(self._fresh, gradients, alpha=float(samples))
-                self._fresh_step = step if not self.fresh_samples else min(self._fresh_step, step)
-                self.fresh_samples += samples
-                self._fresh_loss += loss * samples
-        for parameter in self._parameters:
-            parameter.grad = None
-        return finite
+    def boundary(self) -> None:
+        """Nothing is due."""
+
+    def leave_out(self, replica: int) -> bool:
+        with self._lock:
+            self._lose(replica)
+        return True
 
     @torch.no_grad()
     def load_outgoing(self, flat: Tensor) -> None:
-        """Turn the fresh gradients into outgoing ones: `flat` (on the CPU) holds those and takes the new mean."""
         with self._lock:
-            fresh, self._fresh = self._fresh, self._spare
-            samples, loss, step = self.fresh_samples, self._fresh_loss, self._fresh_step
-            before, total = self.outgoing_samples, self.samples
-            if samples:
-                self._outgoing_step = min(self._outgoing_step, step) if before else step
-            self.outgoing_samples, self._outgoing_loss = total, self._outgoing_loss + loss
-            self.fresh_samples, self._fresh_loss = 0, 0.0
-        if before and self._counted is not None and self._counted.mean is not None:
+            fresh, self._fresh = [sums for sums in self._fresh if sums.samples], [Sums() for _ in self._fresh]
+            before, doubts = self.tally.outgoing, self.tally.doubts.values()
+            if fresh:
+                oldest = min(sums.step for sums in fresh)
+                self._outgoing_step = min(self._outgoing_step, oldest) if before else oldest
+            self.tally.send()
+            total = self.tally.outgoing
+        if before and self._counted is not None and self._counted.held is not None:
             flat.mul_((before + self._counted.samples) / before)
-            flat.sub_(self._counted.mean, alpha=self._counted.samples / before)
+            flat.sub_(self._counted.held, alpha=self._counted.samples / before)
         self._counted = None
-        if before and samples and any(doubt.mean is None for doubt in self._doubts.values()):
+        if before and fresh and any(doubt.held is None for doubt in doubts):
             kept = flat.clone()
-            for doubt in self._doubts.values():
-                doubt.mean = kept if doubt.mean is None else doubt.mean
-        if not total:
+            for doubt in doubts:
+                doubt.held = kept if doubt.held is None else doubt.held
+        if not before:
             flat.zero_()
-        if samples:
-            for mean, sums in zip(self._layout.views(flat), fresh, strict=True):
-                if before:
-                    mean.mul_(before / total).add_(sums.cpu(), alpha=1 / total)
-                else:
-                    torch.mul(sums.cpu(), 1 / total, out=mean)
-            torch._foreach_zero_(fresh)
-        self._spare = fresh
+        elif fresh:
+            flat.mul_(before / total)
+        for sums in fresh:
+            for mean, gradient in zip(self._layout.views(flat), sums.gradients, strict=True):
+                mean.add_(gradient.cpu(), alpha=1 / total)
 
     def doubt(self, round_id: str) -> None:
-        """This round failed here; the outgoing samples may have counted for others."""
-        self._doubts[round_id] = _Doubt(self.outgoing_samples, self._outgoing_loss)
+        self.tally.doubt(round_id, None)
 
     def count_outgoing(self) -> None:
-        """The outgoing samples are part of a global step."""
         with self._lock:
-            self.counted_samples += self.outgoing_samples
-            self._drop_outgoing()
+            self.tally.count()
+            self._counted = None
 
     def settle(self, rounds: Iterable[str]) -> None:
-        """These rounds have led to the swarm's state: if one was in doubt, what was in it has counted."""
         with self._lock:
-            counted = next((self._doubts[round_id] for round_id in rounds if round_id in self._doubts), None)
-            if counted is None:
-                return
-            self.counted_samples += counted.samples
-            left, loss = self.outgoing_samples - counted.samples, self._outgoing_loss - counted.loss
-            self._drop_outgoing()
-            if left:
-                self.outgoing_samples, self._outgoing_loss, self._counted = left, loss, counted
+            counted = self.tally.settle(rounds)
+            if counted is not None:
+                self._counted = counted
 
     def drop_older_than(self, step: int) -> int:
-        """Forget gradients of parameters from before this step; returns how many samples that were."""
         dropped = 0
         with self._lock:
-            if self.outgoing_samples and self._outgoing_step < step:
-                dropped += self.outgoing_samples
+            if self.tally.outgoing and self._outgoing_step < step:
+                dropped += self.tally.outgoing
                 self._drop_outgoing()
-            if self.fresh_samples and self._fresh_step < step:
-                dropped += self.fresh_samples
-                torch._foreach_zero_(self._fresh)
-                self.fresh_samples, self._fresh_loss = 0, 0.0
+            for replica, sums in enumerate(self._fresh):
+                if sums.samples and sums.step < step:
+                    dropped += sums.samples
+                    self._lose(replica)
         return dropped
 
     def forget(self) -> int:
-        """Drop all that has not counted, of whatever age; returns how many samples that were."""
         with self._lock:
-            dropped = self.samples
+            dropped = self.tally.samples
             self._drop_outgoing()
-            self.fresh_samples, self._fresh_loss = 0, 0.0
-            if self._fresh:
-                torch._foreach_zero_(self._fresh)
+            self.tally.drop_fresh()
+            self._fresh = [Sums() for _ in self._fresh]
         return dropped
 
     def _drop_outgoing(self) -> None:
-        self.outgoing_samples, self._outgoing_loss = 0, 0.0
-        self._doubts.clear()
+        self.tally.drop_outgoing()
         self._counted = None
 
+    def _lose(self, replica: int) -> None:
+        lost, self._fresh[replica] = self._fresh[replica], Sums()
+        self.tally.lose(lost.samples, lost.loss)
 
-def _zeros(parameters: Sequence[torch.nn.Parameter]) -> list[Tensor]:
-    return [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+
+def taken(parameters: Sequence[torch.nn.Parameter], loss: float) -> list[Tensor] | None:
+    """The parameters' gradients, which are cleared; none unless the loss and they are finite.
+
+    One number that is not would poison everyone's average. The norms overflow well before the gradients do, so nothing
+    that is added can overflow in the average either.
+    """
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    finite = math.isfinite(loss) and bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
+    return gradients if finite else None

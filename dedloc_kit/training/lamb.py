@@ -1,6 +1,6 @@
 """LAMB, the optimizer for large batches."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,8 +43,9 @@ class Lamb(LayerwiseOptimizer):
             "weight_decay": weight_decay,
             "max_weight_norm": max_weight_norm,
         }
-        # r + weight_decay x of each parameter; kept, since new memory at each step would cost more than the arithmetic.
-        self._updates: dict[Tensor, Tensor] = {}
+        # Room for r + weight_decay x of the largest parameter, or of several small ones; kept, since new memory at each
+        # step would cost more than the arithmetic.
+        self._room = torch.empty(0)
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -56,7 +57,8 @@ class Lamb(LayerwiseOptimizer):
                 "exp_avg": torch.zeros_like(param, dtype=torch.float32),
                 "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
             }
-            self._updates[param] = torch.zeros_like(param, dtype=torch.float32)
+            if param.numel() > self._room.numel():
+                self._room = torch.empty(param.numel(), dtype=torch.float32, device=param.device)
 
     def state_tensors(self) -> list[Tensor]:
         """The live state as `step, exp_avg, exp_avg_sq` of each parameter, in the order of the groups."""
@@ -68,9 +70,15 @@ class Lamb(LayerwiseOptimizer):
         ]
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        for some in _that_fit(params, self._room.numel()):
+            self._update_some(some, group)
+
+    def _update_some(self, params: list[Tensor], group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
         states = [self.state[param] for param in params]
-        updates = [self._updates[param] for param in params]
+        sizes = [param.numel() for param in params]
+        room = self._room[: sum(sizes)].split(sizes)
+        updates = [update.view(param.shape) for update, param in zip(room, params, strict=True)]
         torch._foreach_add_([state["step"] for state in states], 1.0)
         for param, update in zip(params, updates, strict=True):
             torch.mul(param.float(), group["weight_decay"], out=update)
@@ -93,6 +101,19 @@ class Lamb(LayerwiseOptimizer):
         ratios = _trust_ratios(params, updates, group["max_weight_norm"])
         for param, update, ratio in zip(params, updates, ratios, strict=True):
             param.addcmul_(update, ratio, value=-group["lr"])
+
+
+def _that_fit(params: Iterable[Tensor], room: int) -> Iterator[list[Tensor]]:
+    """The parameters in groups of at most so many numbers; none alone has more."""
+    some: list[Tensor] = []
+    left = room
+    for param in params:
+        if param.numel() > left:
+            yield some
+            some, left = [], room
+        some.append(param)
+        left -= param.numel()
+    yield some
 
 
 def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor], max_weight_norm: float) -> list[Tensor]:

@@ -4,18 +4,22 @@ After DiLoCo (Douillard et al. 2023, arXiv 2311.08105): what travels is how far 
 parameters, once for many local steps. Everything else (rounds, weights by samples, faults) is as with gradients.
 """
 
-import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
+from dedloc_kit.training.accumulator import Sums, Tally
+from dedloc_kit.training.gradients import taken
+from dedloc_kit.training.state import Replica, Stepping, TrainingState
 
 
-class LocalSteps(Gradients):
-    """Takes the place of Gradients: what is outgoing is the way that the replica has gone since the shared parameters.
+class LocalSteps:
+    """What is outgoing is the way that the replicas have gone since the shared parameters.
+
+    They take each step together, with the mean of their gradients: the first one takes it, the others hold what it
+    holds.
 
     :param local_batch: samples of one local step
     :param max_norm: of a local step's gradient
@@ -24,103 +28,125 @@ class LocalSteps(Gradients):
 
     def __init__(
         self,
-        replica: Replica,
+        replicas: Sequence[Replica],
         state: TrainingState,
-        optimizer: SharedOptimizer,
+        optimizer: Stepping,
         *,
         local_batch: int,
         max_norm: float,
         learning_rate: Callable[[int], float],
     ) -> None:
-        super().__init__(list(replica.model.parameters()), state.layout)
-        self._replica, self._optimizer = replica, optimizer
+        self.tally = Tally[list[Tensor]]()  # a doubt holds where the replica was
+        self._layout, self._optimizer = state.layout, optimizer
+        self._parameters, *others = (list(replica.model.parameters()) for replica in replicas)
+        self._others = dict(enumerate(others, start=1))
         self._local_batch, self._max_norm, self._learning_rate = local_batch, max_norm, learning_rate
-        self._gathered_samples = 0  # toward the next local step
+        self._lock = threading.Lock()
+        self._gathered = [Sums() for _ in replicas]  # toward the next local step
+        self._step = 0  # whose parameters the newest of it was computed with
         self._base = self._copy()  # what has counted: the way from here is still to be averaged
         self._snapshot = self._base
-        self._snapshots: dict[str, list[Tensor]] = {}  # of rounds in doubt
 
     @torch.no_grad()
-    def add(self, loss: float, samples: int, step: int) -> bool:
-        """As Gradients.add; takes a local step when enough samples have come together."""
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
-        finite = math.isfinite(loss) and bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
-        for parameter in self._parameters:
-            parameter.grad = None
-        if not finite:
+    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+        gradients = taken(self._others.get(replica, self._parameters), loss)
+        if gradients is None:
             return False
-        self._fresh = self._fresh or [torch.zeros_like(gradient) for gradient in gradients]
-        torch._foreach_add_(self._fresh, gradients, alpha=float(samples))
-        self._gathered_samples += samples
         with self._lock:
-            if self._gathered_samples >= self._local_batch:
-                self._take_local_step(step)
-            self.fresh_samples += samples
-            self._fresh_loss += loss * samples
+            self._gathered[replica].add(gradients, loss, samples, step)
+            self.tally.add(loss, samples)
+        self._step = step
         return True
 
-    def _take_local_step(self, step: int) -> None:
-        torch._foreach_div_(self._fresh, float(self._gathered_samples))
-        for parameter, mean in zip(self._parameters, self._fresh, strict=True):
-            parameter.grad = mean
+    @torch.no_grad()
+    def boundary(self) -> None:
+        """Takes a local step when enough samples have come together."""
+        with self._lock:
+            samples = sum(sums.samples for sums in self._gathered)
+            if samples >= self._local_batch:
+                self._take_local_step(samples)
+
+    def leave_out(self, replica: int) -> bool:
+        """Without the first one, which takes the steps, nothing goes on."""
+        if not replica:
+            return False
+        with self._lock:
+            del self._others[replica]
+            lost, self._gathered[replica] = self._gathered[replica], Sums()
+            if lost.samples <= self.tally.fresh:  # of what a snapshot holds already it is too late to take any out
+                self.tally.lose(lost.samples, lost.loss)
+        return True
+
+    def _take_local_step(self, samples: int) -> None:
+        mean, *rest = [sums.gradients for sums in self._gathered if sums.samples]
+        for gradients in rest:
+            for mine, theirs in zip(mean, gradients, strict=True):
+                mine.add_(theirs.to(mine.device))
+        torch._foreach_div_(mean, float(samples))
+        for parameter, gradient in zip(self._parameters, mean, strict=True):
+            parameter.grad = gradient.to(parameter.device)
         torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._learning_rate(step)
+            group["lr"] = self._learning_rate(self._step)
         self._optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
-        torch._foreach_zero_(self._fresh)
-        self._gathered_samples = 0
+        self._gathered = [Sums() for _ in self._gathered]
+        self._follow()
+
+    def _follow(self) -> None:
+        """Let the other replicas hold what the first one holds."""
+        for parameters in self._others.values():
+            for theirs, mine in zip(parameters, self._parameters, strict=True):
+                theirs.copy_(mine)
 
     @torch.no_grad()
     def load_outgoing(self, flat: Tensor) -> None:
         """`flat` takes the way from where the replica is to what has counted: as a gradient it points back."""
         with self._lock:
             self._snapshot = self._copy()
-            self.outgoing_samples, self._outgoing_loss = self.samples, self._outgoing_loss + self._fresh_loss
-            self.fresh_samples, self._fresh_loss = 0, 0.0
+            self.tally.send()
             base = self._base
         for way, begin, end in zip(self._layout.views(flat), base, self._snapshot, strict=True):
             torch.sub(begin.cpu(), end.cpu(), out=way)
 
     def doubt(self, round_id: str) -> None:
-        super().doubt(round_id)
-        self._snapshots[round_id] = self._snapshot
+        self.tally.doubt(round_id, self._snapshot)
 
     def count_outgoing(self) -> None:
         with self._lock:
             self._base = self._snapshot
-        super().count_outgoing()
+            self.tally.count()
 
     def settle(self, rounds: Iterable[str]) -> None:
-        rounds = list(rounds)
-        counted = next((self._snapshots[round_id] for round_id in rounds if round_id in self._snapshots), None)
-        if counted is not None:
-            with self._lock:
-                self._base = counted
-        super().settle(rounds)
-        self._counted = None  # the way is measured anew each time, so nothing has to come out of it
+        with self._lock:
+            counted = self.tally.settle(rounds)
+            if counted is not None:
+                self._base = counted.held
 
     def drop_older_than(self, step: int) -> int:
         """A way is as good from newer parameters on; nothing is dropped."""
         return 0
 
     def forget(self) -> int:
-        self._gathered_samples = 0
-        return super().forget()
-
-    def _drop_outgoing(self) -> None:
-        super()._drop_outgoing()
-        self._snapshots.clear()
-
-    def rebase(self, newer: Sequence[Tensor]) -> None:
-        """Go on from there, by the way that has not been averaged yet."""
         with self._lock:
-            moved = self.samples > 0
+            dropped = self.tally.samples
+            self.tally.drop_outgoing()
+            self.tally.drop_fresh()
+            self._gathered = [Sums() for _ in self._gathered]
+        return dropped
+
+    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
+        """Go on from there, by the way that has not been averaged yet; the first replica does so for all."""
+        if replica:
+            return
+        with self._lock:
+            moved = self.tally.samples > 0
             fresh = [theirs.detach().to(mine.device, copy=True) for mine, theirs in zip(self._base, newer, strict=True)]
             for mine, base, theirs in zip(self._parameters, self._base, fresh, strict=True):
                 mine.copy_(theirs + (mine - base) if moved else theirs)
             self._base = fresh
+            self._follow()
 
     def _copy(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters]

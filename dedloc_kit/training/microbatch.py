@@ -9,46 +9,64 @@ import torch
 
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.compute import Batch, Compute
+from dedloc_kit.training.device import free_cached
 
 MAX_SAMPLES = 64
 MAX_SECONDS = 1.0
 """A peer joins an average and takes over new parameters only between two microbatches, so they should be short."""
 _MEMORY_SHARE = 0.85
 """Of a GPU's memory during a trial; the rest is for accumulated gradients and for batches that need more."""
-_NEARLY_BEST = 0.95
+_NEARLY_BEST, _MUCH_FASTER = 0.95, 1.1
 _TRIAL_RUNS = 2
 _TRIAL_SECONDS = 0.1
 _SLOW_SECONDS = 5.0
 """What takes so long is tried once: it is not only the first run of a GPU, which loads its code."""
 
 
-def largest_microbatch(run: RunConfig) -> int:
-    """At most so many samples at once: a small part of a batch, which many peers would otherwise overshoot."""
-    return max(1, min(MAX_SAMPLES, run.peer_batch // 8))
+def largest_microbatch(run: RunConfig, devices: int = 1) -> int:
+    """At most so many samples at once on each device of a host: together a small part of a batch, which many peers
+    would otherwise overshoot."""
+    return max(1, min(MAX_SAMPLES, run.peer_batch // (8 * devices)))
 
 
 def find_microbatch(compute: Compute, batch: Batch) -> int:
     """The smallest power of two that is about as fast as any that takes a second at most and fits into the memory.
 
     Tried with the first samples of `batch`, the largest size that is wanted, in a few seconds. Parameters, buffers
-    and random states stay as they are, gradients are cleared. If one sample does not fit, blocks are checkpointed;
-    raises UserError if that does not help either.
+    and random states stay as they are, gradients are cleared. Where one sample does not fit, or only few do and more
+    would be much faster, blocks are checkpointed; raises UserError if one does not fit even so.
     """
-    rates: dict[int, float] = {}
     with _untouched(compute), _memory_margin(compute.device):
-        size = 1
-        while size <= samples_in(batch):
-            seconds = _seconds(compute, next(pieces(batch, size)))
-            if seconds is None or (rates and seconds > MAX_SECONDS):
-                break
-            rates[size] = size / seconds
-            if 1.5 * seconds > MAX_SECONDS:  # twice as many take longer by more than this
-                break
-            size *= 2
-    if not rates:
-        compute.save_memory()
-        return find_microbatch(compute, batch)
+        rates, full = _rates(compute, batch, 1)
+        if not rates:
+            compute.save_memory()
+            rates, _ = _rates(compute, batch, 1)
+            if not rates:
+                compute.save_memory()  # says that there is nothing left to do
+        elif full and compute.can_save_memory:
+            compute.save_memory()
+            more, _ = _rates(compute, batch, 2 * max(rates))
+            if max(more.values(), default=0.0) > _MUCH_FASTER * max(rates.values()):
+                rates = more
+            else:
+                compute.save_time()
     return min(size for size, rate in rates.items() if rate >= _NEARLY_BEST * max(rates.values()))
+
+
+def _rates(compute: Compute, batch: Batch, size: int) -> tuple[dict[int, float], bool]:
+    """Samples a second by microbatch, from `size` on, and whether it was the memory that ended the trial."""
+    rates: dict[int, float] = {}
+    while size <= samples_in(batch):
+        seconds = _seconds(compute, next(pieces(batch, size)))
+        if seconds is None:
+            return rates, True
+        if rates and seconds > MAX_SECONDS:
+            break
+        rates[size] = size / seconds
+        if 1.5 * seconds > MAX_SECONDS:  # twice as many take longer by more than this
+            break
+        size *= 2
+    return rates, False
 
 
 class Microbatches:
@@ -109,9 +127,9 @@ def _memory_margin(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE)
+    torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE, device)
     try:
         yield
     finally:
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        free_cached(device)
+        torch.cuda.set_per_process_memory_fraction(1.0, device)

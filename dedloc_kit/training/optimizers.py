@@ -2,15 +2,36 @@
 
 from typing import Any
 
+from torch import nn
+
 from dedloc_kit.run import OptimizerConfig
+from dedloc_kit.training.adamw import AdamW
 from dedloc_kit.training.lamb import Lamb
 from dedloc_kit.training.lars import Lars
+from dedloc_kit.training.muon import Muon
 from dedloc_kit.training.schedule import learning_rate
 
 
-def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> Lamb | Lars:
-    """The optimizer over a task's parameter groups, at the rate of the first update."""
+def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> Lamb | Lars | AdamW:
+    """The optimizer over a task's parameter groups, at the rate of the first update; `muon` has `local_optimizer`."""
     rate = learning_rate(config, 0)
-    if config.name == "lars":
-        return Lars(groups, lr=rate, momentum=config.momentum, trust_coefficient=config.trust_coefficient)
-    return Lamb(groups, lr=rate, betas=config.betas, eps=config.epsilon, max_weight_norm=config.max_weight_norm)
+    match config.name:
+        case "lars":
+            return Lars(groups, lr=rate, momentum=config.momentum, trust_coefficient=config.trust_coefficient)
+        case "adamw":
+            return AdamW(groups, lr=rate, betas=config.betas, eps=config.epsilon)
+        case _:
+            return Lamb(groups, lr=rate, betas=config.betas, eps=config.epsilon, max_weight_norm=config.max_weight_norm)
+
+
+def local_optimizer(
+    config: OptimizerConfig, groups: list[dict[str, Any]], model: nn.Module
+) -> Lamb | Lars | AdamW | Muon:
+    """The same for the steps that a peer takes by itself.
+
+    :param model: whose parameters these are; it tells embeddings from other matrices
+    """
+    if config.name != "muon":
+        return build_optimizer(config, groups)
+    tables = (module.weight.shape for module in model.modules() if isinstance(module, nn.Embedding))
+    return Muon(groups, tables, learning_rate(config, 0), config.momentum, config.betas, config.epsilon)

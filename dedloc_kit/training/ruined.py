@@ -1,4 +1,4 @@
-"""Which global steps of a run are lost: from an evaluation that was not finite until one that is, or a rewind."""
+"""Which global steps of a run are lost: from a measurement that was bad until one that is not, or a rewind."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Count, Record
 
-_FILE = "ruined.json"
+RUINED_FILE = "ruined.json"
 
 
 class Stretch(Record):
@@ -24,26 +24,31 @@ class Ruined:
     """Kept beside the checkpoints, in `ruined.json`; without the file, or with a damaged one, no step is lost."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _FILE
+        self._path = folder / RUINED_FILE
         self._stretches = self._read()
 
     def __contains__(self, step: int) -> bool:
         return any(step in stretch for stretch in self._stretches)
 
-    def judge(self, step: int, finite: bool) -> None:
-        """Learn whether the evaluation of a step was finite. Raises UserError if that cannot be written down."""
+    @property
+    def go_on(self) -> bool:
+        """Is the newest step lost, as far as known?"""
+        return bool(self._stretches) and self._stretches[-1].until is None
+
+    def judge(self, step: int, sound: bool) -> None:
+        """Learn whether the model of a step is worth anything. Raises UserError if that cannot be written down."""
         *before, last = self._stretches or [Stretch(first=step, until=step)]
         if last.until is not None:
-            if not finite:
+            if not sound:
                 self._write([*self._stretches, Stretch(first=step)])
-        elif finite and step > last.first:
+        elif sound and step > last.first:
             self._write([*before, last.model_copy(update={"until": step})])
-        elif finite and step == last.first:
+        elif sound and step == last.first:
             self._write(before)
 
     def forget_newest(self) -> None:
         """The training goes on from before the newest of them. Raises UserError as `judge`."""
-        if self._stretches and self._stretches[-1].until is None:
+        if self.go_on:
             self._write(self._stretches[:-1])
 
     def _read(self) -> list[Stretch]:
@@ -53,7 +58,7 @@ class Ruined:
             return []
 
     def _write(self, stretches: list[Stretch]) -> None:
-        temporary = self._path.with_name(f".{_FILE}.tmp")
+        temporary = self._path.with_name(f".{RUINED_FILE}.tmp")
         try:
             temporary.write_text(json.dumps([stretch.model_dump() for stretch in stretches]) + "\n", encoding="utf-8")
             os.replace(temporary, self._path)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dedloc_kit.records import Receipt, StateInfo
+from dedloc_kit.records import Decay, Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.checkpoint import is_finite
-from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.flat import FlatLayout, shared_zeros
 from dedloc_kit.training.layerwise import blockwise_norm
 from dedloc_kit.training.schedule import learning_rate
 
@@ -38,16 +38,27 @@ class Position(NamedTuple):
 START = Position(0, "")
 
 RATE, REWOUND = "rewind.rate", "rewind.step"
-_NEVER_REWOUND = {RATE: torch.ones(1, dtype=torch.float64), REWOUND: torch.zeros(1, dtype=torch.int64)}
-"""Checkpoints from before there were rewinds do not hold them."""
+DECAY_START, DECAY_STEPS = "decay.start", "decay.steps"
+NOTHING_ORDERED = {
+    RATE: torch.ones(1, dtype=torch.float64),
+    REWOUND: torch.zeros(1, dtype=torch.int64),
+    DECAY_START: torch.zeros(1, dtype=torch.int64),
+    DECAY_STEPS: torch.zeros(1, dtype=torch.int64),
+}
+"""What the organizer's orders have left in a state, before there were any. Older checkpoints lack some of it."""
 
 
-class SharedOptimizer(Protocol):
+class Stepping(Protocol):
+    """An optimizer."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+    def step(self) -> Any: ...
+
+
+class SharedOptimizer(Stepping, Protocol):
     """An optimizer whose state exists from its construction on."""
-
-    param_groups: list[dict[str, Any]]
-
-    def step(self) -> None: ...
 
     def state_tensors(self) -> list[Tensor]: ...
 
@@ -67,19 +78,24 @@ class TrainingState:
         self.model, self.run, self.run_id = model, run, run.run_id
         parameters = list(model.parameters())
         self.layout = FlatLayout.of(parameters)
-        self.flat = torch.empty(self.layout.size)
-        self._gradient = torch.empty(self.layout.size)
-        for parameter, view in zip(parameters, self.layout.views(self.flat), strict=True):
-            view.copy_(parameter.detach())
+        # Shared: the process that averages is forked later and would keep a copy of what is overwritten here.
+        self.flat = shared_zeros(self.layout.size)
+        # Their memory is not let go before the optimizer has its zeros: new memory that nobody has written to is none
+        # yet, and a process that is forked now takes none of it.
+        before = [parameter.data for parameter in parameters]
+        for parameter, view, values in zip(parameters, self.layout.views(self.flat), before, strict=True):
+            view.copy_(values)
             parameter.data = view
         self.parameters = parameters
         self.optimizer = make_optimizer(model)
+        del before, values
         self.step = 0
         self.rounds: tuple[str, ...] = ()
         self.receipts: tuple[Receipt, ...] = ()
         """Of the latest global steps, for peers who missed them."""
-        self._rate = torch.ones(1, dtype=torch.float64)
-        self._rewound = torch.zeros(1, dtype=torch.int64)
+        self._ordered = {name: tensor.clone() for name, tensor in NOTHING_ORDERED.items()}
+        self.decay: Decay | None = None
+        """Of the learning rate, once it has begun."""
         # Held while the tensors change, so that a newcomer or a checkpoint never gets half a step.
         self.lock = threading.Lock()
         self._take_sketch()
@@ -96,34 +112,49 @@ class TrainingState:
     @property
     def rate(self) -> float:
         """What the configured learning rate is multiplied with, by the organizer's rewinds."""
-        return float(self._rate)
+        return float(self._ordered[RATE])
 
     @property
     def rewound(self) -> int:
         """The newest global step that took over an earlier state; 0 if none did."""
-        return int(self._rewound)
+        return int(self._ordered[REWOUND])
 
     @property
     def info(self) -> StateInfo:
         return StateInfo(run_id=self.run_id, step=self.step, rounds=self.rounds)
 
-    def apply(self, average: Tensor, receipt: Receipt) -> None:
-        """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer."""
-        self._gradient.copy_(average)
+    def apply(self, average: Tensor, receipt: Receipt, decay: int = 0) -> None:
+        """Take one optimizer step with a flat average; the same bits in, the same bits out, on every peer.
+
+        :param average: float32 [layout.size] on the CPU; what it holds afterwards does not matter
+        :param decay: over so many global steps the organizer lets the rate fall, by the order in this receipt; where it
+            falls already this changes nothing
+        """
+        falling = self.decay or self._begun(decay, receipt.step)
         if self.run.averaging.mode == "global-batch":
-            scale = self.run.optimizer.max_gradient_norm / (float(blockwise_norm(self._gradient)) + 1e-6)
+            scale = self.run.optimizer.max_gradient_norm / (float(blockwise_norm(average)) + 1e-6)
             if scale < 1.0:
-                self._gradient.mul_(scale)
+                average.mul_(scale)
             for group in self.optimizer.param_groups:
-                group["lr"] = self.rate * learning_rate(self.run.optimizer, self.step)
+                group["lr"] = self.rate * learning_rate(self.run.optimizer, self.step, falling)
         with self.lock:
-            for parameter, view in zip(self.parameters, self.layout.views(self._gradient), strict=True):
+            for parameter, view in zip(self.parameters, self.layout.views(average), strict=True):
                 parameter.grad = view
             self.optimizer.step()
             for parameter in self.parameters:
                 parameter.grad = None
+            if falling is not None:
+                self._ordered[DECAY_START].fill_(falling.start)
+                self._ordered[DECAY_STEPS].fill_(falling.steps)
+            self.decay = falling
             self._count(receipt)
         self._take_sketch()
+
+    def _begun(self, steps: int, step: int) -> Decay | None:
+        """The decay that begins with a global step; it ends with the run's last one at the latest."""
+        settings = self.run.optimizer
+        steps = min(steps, settings.total_steps - step + 1)
+        return Decay(start=step, steps=steps) if steps > 0 and settings.schedule == "warmup-stable-decay" else None
 
     def _count(self, receipt: Receipt) -> None:
         self.step = receipt.step
@@ -175,6 +206,20 @@ class TrainingState:
         with self.lock:
             return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
+    @torch.no_grad()
+    def begin_with(self, model: torch.nn.Module) -> None:
+        """Take over the weights of a model of the same kind before the first step.
+
+        Raises ValueError, and changes nothing, if one of them is not finite.
+        """
+        theirs = [*model.parameters(), *model.buffers()]
+        if not all(map(is_finite, theirs)):
+            raise ValueError("its weights hold numbers that are not finite")
+        with self.lock:
+            for own, other in zip([*self.parameters, *self.model.buffers()], theirs, strict=True):
+                own.copy_(other)
+        self._take_sketch()
+
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
         self.load(self._in_order(tensors), info)
@@ -184,7 +229,7 @@ class TrainingState:
         self._check(self._named(), self._in_order(tensors), info)
 
     def _in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        tensors, names = {**_NEVER_REWOUND, **tensors}, self._named().keys()
+        tensors, names = {**NOTHING_ORDERED, **tensors}, self._named().keys()
         if names != tensors.keys():
             raise ValueError("its tensors are not those of the model")
         return [tensors[name] for name in names]
@@ -194,7 +239,7 @@ class TrainingState:
 
         :param rate: a factor of the learning rate, on top of what held at that state
         """
-        before = {**_NEVER_REWOUND, **tensors}
+        before = {**NOTHING_ORDERED, **tensors}
         before |= {RATE: before[RATE] * rate, REWOUND: torch.tensor([receipt.step])}
         rounds = (*self.rounds, receipt.round)[-KEPT_ROUNDS:]
         taken_over = StateInfo(run_id=info.run_id, step=receipt.step, rounds=rounds)
@@ -204,9 +249,11 @@ class TrainingState:
         """Take over a state; raises ValueError, and changes nothing, if it is not a state of this run's model."""
         mine = self._named()
         self._check(mine, tensors, info)
+        decay = _decay_of(dict(zip(mine, tensors, strict=True)))
         with self.lock, torch.no_grad():
             for own, other in zip(mine.values(), tensors, strict=True):
                 own.copy_(other)
+            self.decay = decay
             self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
         self._take_sketch()
 
@@ -220,32 +267,36 @@ class TrainingState:
                 raise ValueError(f"'{name}' has the shape {tuple(other.shape)}, the model {tuple(own.shape)}")
             if not is_finite(other):
                 raise ValueError(f"'{name}' holds numbers that are not finite")
+        _decay_of(dict(zip(mine, tensors, strict=True)))
 
     def _named(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.model.named_parameters()}
         tensors |= {f"model.{name}": tensor for name, tensor in self.model.named_buffers()}
         tensors |= {f"optimizer.{index}": tensor for index, tensor in enumerate(self.optimizer.state_tensors())}
         # Tensors, and one for each, so that witnesses prove them like all others; see `training.sketch`.
-        return tensors | {RATE: self._rate, REWOUND: self._rewound}
+        return tensors | self._ordered
 
 
 class Replica:
-    """The model that a volunteer computes with, on its device; it takes over the state between two microbatches."""
+    """The model that a device of a volunteer computes with; it takes over the state between two microbatches."""
 
     def __init__(self, state: TrainingState, device: torch.device) -> None:
-        self._state = state
+        self._state, self.device = state, device
         self.model = copy.deepcopy(state.model).to(device)
         self._round = state.round
         self.step = state.step
         """The global step whose parameters it holds."""
 
     @torch.no_grad()
-    def refresh(self, rebase: Callable[[Sequence[Tensor]], None], forget: Callable[[], None]) -> None:
+    def refresh(
+        self, rebase: Callable[[Sequence[Tensor]], None], forget: Callable[[], None], gives_buffers: bool = True
+    ) -> None:
         """Take over the state's parameters if they are newer, and give it our buffers (they are not averaged).
 
         :param rebase: makes newer parameters those of the model
         :param forget: called before parameters are taken over that the organizer let the run go back to: what was
             computed with those of before is of no use
+        :param gives_buffers: otherwise we take over the state's: of the replicas of a host one gives them
         """
         state = self._state
         if (self.step, self._round) == (state.step, state.round):
@@ -256,7 +307,7 @@ class Replica:
                 forget()
             rebase(state.parameters)
             for own, theirs in zip(self.model.buffers(), state.model.buffers(), strict=True):
-                if self.step + 1 == state.step and not went_back:
+                if gives_buffers and self.step + 1 == state.step and not went_back:
                     theirs.copy_(own)
                 else:
                     own.copy_(theirs)
@@ -276,6 +327,12 @@ def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
     blocks = torch.cat([flat[:whole].view(-1, SKETCH_BLOCK) @ inner, rest.view(1)]).double()
     outer = torch.randint(0, 2, (SKETCH_SIZE, len(blocks)), generator=generator).double() * 2 - 1
     return tuple((outer @ blocks).tolist())
+
+
+def _decay_of(tensors: Mapping[str, Tensor]) -> Decay | None:
+    """What a state says of it; raises ValueError if it makes no sense."""
+    start, steps = int(tensors[DECAY_START]), int(tensors[DECAY_STEPS])
+    return Decay.parse({"start": start, "steps": steps}) if start else None
 
 
 def _size(receipt: Receipt) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch.distributions import Categorical
 
 from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.run import load_run
+from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import processes_of, wait_until
 
@@ -45,9 +45,9 @@ def _parent_of(stat: Path) -> int | None:
         return None  # it has just ended
 
 
-def loss_by_frequency(recipe: Path) -> float:
+def loss_by_frequency(folder: Path) -> float:
     """What knowing how frequent each token is, and nothing of what stands around it, is worth."""
-    task = create_task(load_run(recipe / "run.toml"))
+    task = create_task(prepare_demo("albert-demo", folder))
     batches = islice(task.batches(32, 0, warn=print), 200)
     labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
     entropy = float(Categorical(torch.bincount(labels).float()).entropy())
@@ -72,6 +72,20 @@ def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(hom
     assert result["max_parameter_difference"] == 0.0, "everyone applied the same bits"
     assert 0 < result["seconds_to_first_step"] < result["wall_seconds"]
     assert list(tmp_path.glob("dedloc-demo-*")) == [], "nothing is left on the disk"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_demo_of_a_model_that_writes_shows_what_it_writes_and_how_it_learns(home: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    asked = ("--recipe", "gpt", "--volunteers", "1", "--steps", "15", "--report", str(report))
+    demo = start_demo(home, tmp_path, *asked)
+    said, _ = demo.communicate(timeout=800)
+    assert demo.returncode == 0, said
+    result = json.loads(report.read_text())
+    assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5
+    assert "after step 0 it writes: " in said
+    assert "after step 15 it writes: " in said
 
 
 @pytest.mark.slow

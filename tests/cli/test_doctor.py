@@ -14,9 +14,10 @@ from dedloc_kit.machine.account import Account
 from dedloc_kit.machine.survey import LARGEST_SKEW, look
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import addresses_of
 from tests.invitations import NOBODY, invited
+from tests.swarm.harness import gate_of, open_node
 from tests.tiny import tiny_run
 
 SECRET = "hf_secret"
@@ -57,6 +58,14 @@ def test_a_healthy_machine_has_nothing_that_must_be_fixed(capsys: pytest.Capture
     ):
         assert words in said
     assert SECRET not in said
+
+
+def test_what_the_kit_cannot_do_with_this_machines_accelerator_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    assert not told(found(), "the TPU of this machine is not used").must
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert told(found(), "Apple's GPU trains in float32").fix == "where one fails, join with --devices cpu"
 
 
 def test_a_package_of_a_wrong_version_is_named_and_so_is_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +128,8 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
 
 
 def test_a_peer_of_the_run_tells_whether_this_machine_can_be_reached(tmp_path: Path) -> None:
-    peer = PeerConfig(folder=tmp_path, host="127.0.0.1")
-    node = open_node(peer, Identity(tmp_path / IDENTITY_FILE), (), may_start_alone=True)
+    peer, identity = PeerConfig(folder=tmp_path, host="127.0.0.1"), Identity(tmp_path / IDENTITY_FILE)
+    node = open_node(peer, identity, gate=gate_of(identity, tiny_run().run_id), may_start_alone=True)
     try:
         invitation = Invitation.of(tiny_run(), addresses_of(node)).signed(read_key(tmp_path / IDENTITY_FILE))
         (tmp_path / INVITATION_FILE).write_text(invitation.model_dump_json())

@@ -11,6 +11,7 @@ from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import (
     Announcement,
+    Continuation,
     Contribution,
     Evaluation,
     FillMask,
@@ -157,6 +158,17 @@ def evaluation(step: int) -> Evaluation:
     )
     metrics = {"masked accuracy": 0.5 * part, "sentence order accuracy": 0.5 + 0.3 * part}
     return Evaluation(loss=4.2 + 6 * 0.96**step, metrics=metrics, samples=samples)
+
+
+def continued_texts(step: int) -> Evaluation:
+    """What a model that writes can do at that step: it goes on with two texts, better and better."""
+    samples = (
+        Continuation(before="The boat crossed", written=f" the river {step} times", truth=" the sea."),
+        Continuation(before="আমি ভাত", written=f" {MARKUP} {step}", truth=" খাই।"),
+    )
+    return Evaluation(
+        loss=3.0, metrics={"perplexity": 1500.0 - step, "bits per byte": 2.5 - step / 100}, samples=samples
+    )
 
 
 def sample_picture(kind: int, number: int) -> Picture:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from dedloc_kit.events import Joined, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
 from dedloc_kit.run import RunConfig, parse_run
@@ -59,3 +60,28 @@ def fill(path: Path, names: Sequence[str] = ("Asha",), steps: int = 3, *, sample
         if math.isfinite(loss):
             ledger.record_evaluation(step, Evaluation(loss=loss / step), now)
     ledger.close()
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e" + "W" * 20
+
+
+def seen(
+    peer: str, samples: int = 0, *, step: int = 0, rate: float = 8.0, name: str = "Asha", follower: bool = False
+) -> PeerSeen:
+    return PeerSeen(
+        peer=peer,
+        name=name,
+        device="NVIDIA T4",
+        step=step,
+        samples=samples,
+        samples_per_second=rate,
+        follower=follower,
+        client_mode=not follower,
+    )
+
+
+def joined() -> Joined:
+    return Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)
+
+
+COORDINATOR = seen("c", follower=True, rate=0.0, name="organizer")

@@ -16,9 +16,11 @@ from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
 from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.records import INVITATION_FILE
 from dedloc_kit.run import CoordinatorConfig
+from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import volunteer_job
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
@@ -31,6 +33,7 @@ from tests.dashboard.community import (
     RUN,
     STEPS,
     TURNED,
+    continued_texts,
     peer_id,
     record_step,
     sample_picture,
@@ -119,6 +122,12 @@ def is_trouble(message: ConsoleMessage) -> bool:
 @pytest.fixture
 def page(context: BrowserContext) -> Page:
     return context.new_page()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
 
 
 def opened(page: Page, dashboard: Dashboard, path: str = "/") -> Page:
@@ -402,6 +411,33 @@ def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) ->
             assert barriers(page) == []
 
 
+def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (0, 20, 40):
+        ledger.record_evaluation(step, continued_texts(step), 1.0)
+    served = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    with ExitStack() as stack:
+        served.start()
+        stack.callback(served.stop)
+        opened(page, served)
+        expect(page.get_by_text("it has to be told 2.10, it guesses the rest; at first it was 2.50.")).to_be_visible()
+        expect(page.get_by_text("It wavers between 1,460 tokens for what comes next, at first 1,500.")).to_be_visible()
+        cards = page.locator(".continuation > li")
+        expect(cards).to_have_count(2)
+        expect(cards.nth(0).locator(".sentence")).to_have_text("The boat crossed the river 40 times")
+        expect(cards.nth(1).locator(".written")).to_have_text(f" {MARKUP} 40")
+        cards.nth(0).get_by_text("Before, and in the text").click()
+        expect(cards.nth(0).locator("dt")).to_have_text(["untrained", "step 20", "the text"])
+        expect(cards.nth(0).locator("dd")).to_have_text(["the river 0 times", "the river 20 times", "the sea."])
+        shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
+        for theme, width in shown:
+            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+            photograph(page, f"continued-{width}-{theme}")
+            assert barriers(page) == []
+
+
 def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, "/people")
     names = page.locator(".board .who .name")
@@ -506,8 +542,12 @@ def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard
     assert page.get_by_role("button", name="Pause").count() == 0
 
 
-def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path) -> None:
+def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path, stack: ExitStack) -> None:
     (path.parent / INVITATION_FILE).touch()  # the mark of a run that was launched here
+    (path.parent / "checkpoints").mkdir()
+    for step in (2, 4):
+        (path.parent / "checkpoints" / f"step-{step:08d}.safetensors").touch()
+    stack.enter_context(peer_folder(path.parent))  # and is up
     page.goto(Keys(path.parent).link(dashboard.url))
     expect(page).to_have_url(f"{dashboard.url}/organizer")
     page.get_by_role("button", name="Pause").click()
@@ -522,8 +562,23 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_role("button", name="Let in again: Rabi").click()
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
     expect(page.get_by_text("readmit: ")).to_be_visible()
-    page.get_by_role("button", name="Finish the run").click()
     dialog = page.get_by_role("dialog")
+    page.get_by_label("To the state of").select_option("2")
+    page.get_by_label("With so many times its learning rate").fill("0.5")
+    page.get_by_role("button", name="Go back", exact=True).click()
+    expect(dialog).to_contain_text("takes over the state of global step 2, with 0.5 times its learning rate")
+    photograph(page, "organizer-rewind")
+    dialog.get_by_role("button", name="Go on training").click()
+    expect(dialog).to_be_hidden()
+    assert OrderBook(path.parent).read().rewind is None
+    page.get_by_role("button", name="Go back", exact=True).click()
+    dialog.get_by_role("button", name="Go back there").click()
+    expect(page.get_by_text("The next global step takes over the state of global step 2.")).to_be_visible()
+    expect(page.get_by_role("button", name="Go back", exact=True)).to_be_disabled()
+    ordered = OrderBook(path.parent).read().rewind
+    assert ordered is not None
+    assert (ordered.checkpoint, ordered.rate) == (2, 0.5)
+    page.get_by_role("button", name="Finish the run").click()
     expect(dialog).to_be_visible()
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
@@ -542,7 +597,7 @@ def test_a_real_run_is_seen_from_its_first_volunteer_on_and_is_steered(page: Pag
     from tests.tiny import tiny_run
 
     run = tiny_run(about="A network that learns to shift numbers, for all who test it")
-    peer = CoordinatorConfig(folder=tmp_path / "coordinator", host="127.0.0.1", device="cpu", task_module="tests.tiny")
+    peer = CoordinatorConfig(folder=tmp_path / "coordinator", host="127.0.0.1", devices="cpu", task_module="tests.tiny")
     status = page.locator("#status")
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda _: None) as coordinator, ExitStack() as stack:
         invitation = coordinator.invitation()

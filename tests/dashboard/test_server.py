@@ -12,29 +12,20 @@ from urllib.parse import urljoin
 import pytest
 import requests
 
+from dedloc_kit.cli.main import main
 from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.routes import entrance, pages
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Evaluated, Failed, Joined, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Evaluated, Failed, Left, Peers, State, StepDone, Warned
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Announcement, Contribution, Evaluation, FillMask, GlobalStep, Invitation, Refusal
+from dedloc_kit.records import Announcement, Contribution, Decay, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
-from tests.dashboard.runs import fill
+from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, fill, joined, seen
 from tests.invitations import invited
 
 DEADLINE = 20.0
-HOSTILE = "</script><img src=x onerror=alert(1)>\u202e" + "W" * 20
-RUN = parse_run(
-    {
-        "name": "demo",
-        "global_batch": 64,
-        "task": {"name": "albert"},
-        "data": {"train": [{"dataset": "owner/name"}]},
-        "optimizer": {"total_steps": 100, "warmup_steps": 10},
-    }
-)
 
 
 @pytest.fixture
@@ -59,28 +50,6 @@ def state_of(dashboard: Dashboard) -> dict[str, Any]:
     assert answer.status_code == 200
     values: dict[str, Any] = answer.json()
     return values
-
-
-def seen(
-    peer: str, samples: int = 0, *, step: int = 0, rate: float = 8.0, name: str = "Asha", follower: bool = False
-) -> PeerSeen:
-    return PeerSeen(
-        peer=peer,
-        name=name,
-        device="NVIDIA T4",
-        step=step,
-        samples=samples,
-        samples_per_second=rate,
-        follower=follower,
-        client_mode=not follower,
-    )
-
-
-def joined() -> Joined:
-    return Joined(run_id=RUN.run_id, peer="c", session="a1", addresses=(), step=0, device="cpu", parameters=1)
-
-
-COORDINATOR = seen("c", follower=True, rate=0.0, name="organizer")
 
 
 def record(ledger: Ledger, step: int, *, name: str = "Asha", samples: int = 64, way: str = "a") -> GlobalStep:
@@ -281,6 +250,21 @@ def test_the_run_is_finished_after_its_last_step(dashboard: Dashboard, path: Pat
     record(ledger, 100)
     dashboard.publish(Left(step=100, session_samples=0))
     assert state_of(dashboard)["status"] == "finished"
+
+
+def test_while_the_learning_rate_falls_its_steps_are_counted_and_with_them_the_run_ends(
+    dashboard: Dashboard, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger, told = Ledger(path), []
+    assert state_of(dashboard)["decay"] is None
+    dashboard.publish(Peers(peers=(COORDINATOR, seen("p")), decay=Decay(start=3, steps=4), last_step=6))
+    for step in range(1, 7):
+        record(ledger, step)
+        state = state_of(dashboard)
+        told.append((state["decay"]["step"], state["decay"]["steps"], state["status"]))
+    assert told == [(max(0, step - 2), 4, "training" if step < 6 else "finished") for step in range(1, 7)]
+    assert main(["status", dashboard.url]) == 0
+    assert "decaying: step 4 of 4" in capsys.readouterr().out
 
 
 def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> None:

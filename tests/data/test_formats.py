@@ -19,25 +19,30 @@ from dedloc_kit.data.shards import find_splits, strays
 from dedloc_kit.data.stream import documents, in_order, texts
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
-
-BENGALI = [f"আমার সোনার বাংলা, আমি তোমায় ভালোবাসি। {number}" for number in range(300)]
-
-
-def lines(values: list[Any], column: str = "text") -> bytes:
-    return "".join(json.dumps({column: value}, ensure_ascii=False) + "\n" for value in values).encode()
+from tests.data.texts import BENGALI, lines
 
 
 def read(path: Path, warn: Callable[[str], None] = pytest.fail, **source: str) -> list[str]:
     return list(in_order(Source(dataset=str(path), **source), texts, warn=warn))  # type: ignore[arg-type]
 
 
-def stream(path: Path, number: int) -> tuple[list[str], list[Loss]]:
+class Told(str):
+    """A warning with the numbers of that moment."""
+
+    files: int
+    unreadable: int
+    rows: int
+
+
+def stream(path: Path, number: int) -> tuple[list[str], list[Told]]:
     """The first documents of a volunteer, and what it was told is lost."""
-    told: list[Loss] = []
+    told: list[Told] = []
 
     def warn(text: str) -> None:
         assert isinstance(text, Loss)
-        told.append(text)
+        now, losses = Told(text), text.losses
+        now.files, now.unreadable, now.rows = losses.files, len(losses.unreadable), losses.bad_rows
+        told.append(now)
 
     return list(islice(documents([Source(dataset=str(path))], seed=0, shuffle_buffer=1, warn=warn), number)), told
 
@@ -87,6 +92,17 @@ def test_of_a_file_that_is_lost_as_one_the_rows_are_not_counted_as_well(tmp_path
     told = stream(tmp_path, 900)[1]
     assert max((each.unreadable, each.rows) for each in told) == (1, 1)
     assert {each.files for each in told} == {2}
+
+
+def test_bad_rows_are_counted_between_two_that_are_told_and_each_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([*BENGALI[:100], 1, 2, *BENGALI[100:], 3]))
+    (tmp_path / "b.jsonl").write_bytes(lines([*BENGALI[:150], 4, *BENGALI[150:]]))
+    told: list[str] = []
+    found = documents([Source(dataset=str(tmp_path))], seed=0, shuffle_buffer=1, warn=told.append)
+    assert len(list(islice(found, 1500))) == 1500, "more than two passes"
+    (first,) = told
+    assert isinstance(first, Loss)
+    assert first.losses.bad_rows == sum(first.losses.rows.values()) == 4
 
 
 def test_an_array_of_objects_is_read_to_where_it_breaks(tmp_path: Path) -> None:

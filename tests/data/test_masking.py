@@ -2,11 +2,12 @@
 
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from dedloc_kit.data.masking import IGNORED, choose_ngrams, choose_tokens, mask_tokens, word_starts
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
@@ -97,14 +98,15 @@ def test_words_of_a_unigram_tokenizer_begin_at_spaces_digits_and_punctuation(tmp
     assert not starts["ি"], "a vowel sign is a part of a word"
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [(["[CLS]", "play", "##ing", "."], [1, 1, 0, 1]), (["Ġthe", "re", "1", "!"], [1, 0, 1, 1])],
-)
-def test_other_ways_to_mark_a_word_are_known(tokens: list[str], expected: list[int]) -> None:
-    class Tokenizer(SimpleNamespace):
-        def __len__(self) -> int:
-            return len(tokens)
+WORD_PIECE = Tokenizer(models.WordPiece({"play": 0, "##ing": 1, ".": 2}, unk_token="."))
+BYTE_LEVEL = Tokenizer(models.BPE(dict(zip(["Ġthe", "re", "1", "!", "à¦", "Ġà¦"], range(6), strict=True)), []))
+BYTE_LEVEL.decoder = decoders.ByteLevel()
+SPACES = Tokenizer(models.Unigram([("<0xE0>", -1.0), (" Ġa", -1.0), ("Ġ", -1.0), (" ", -1.0)], 0, byte_fallback=True))
 
-    tokenizer = Tokenizer(convert_ids_to_tokens=lambda ids: [tokens[index] for index in ids])
-    assert word_starts(tokenizer).tolist() == [bool(value) for value in expected]
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"), [(WORD_PIECE, [1, 0, 1]), (BYTE_LEVEL, [1, 0, 1, 1, 0, 1]), (SPACES, [0, 1, 0, 1])]
+)
+def test_other_ways_to_mark_a_word_are_known(tokenizer: Tokenizer, expected: list[int]) -> None:
+    starts = word_starts(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    assert starts.tolist() == [bool(value) for value in expected]

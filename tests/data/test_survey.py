@@ -4,16 +4,12 @@ import json
 import time
 from pathlib import Path
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from dedloc_kit.data import survey as module
 from dedloc_kit.data.survey import survey
 from dedloc_kit.run import Source
-from tests.data.test_formats import BENGALI, lines
-
-LONG = [f"{number} " + "A sentence of a document. " * 8 for number in range(300)]
+from tests.data.texts import BENGALI, FAULTS, LONG, ODD, all_that_goes_wrong, lines
 
 
 def test_a_good_folder_is_described_and_nothing_is_odd(tmp_path: Path) -> None:
@@ -27,32 +23,6 @@ def test_a_good_folder_is_described_and_nothing_is_odd(tmp_path: Path) -> None:
         f"{tmp_path}, train: 300 documents looked at in 1 of 1 files, {mean:.0f} characters each on average",
     ]
     assert found.lines[2:] == [f"{tmp_path}, train: begins with: {text[:80]}" for text in LONG[:3]]
-
-
-FAULTS = [
-    ("c-utf16.txt is UTF-16", "iconv -f UTF-16 -t UTF-8"),
-    ("d-latin.txt has no usable row among 2: row 1 is not UTF-8", "iconv -f LATIN1"),
-    ("e-column.parquet has no column 'text'", "set the column to one of: content"),
-    ("f-broken.parquet cannot be read beyond row 0", "replace the file"),
-]
-"""What is wrong in the folder of all that goes wrong, and how to mend it."""
-ODD = [
-    "1 files of unknown kinds are not read: notes.docx",
-    "a-type.jsonl: 1 of the 301 rows that were read are left out; row 151 holds dict, not text",
-    "b-cut.jsonl: 1 of the 300 rows that were read are left out; row 300 is no whole JSON object",
-]
-
-
-def all_that_goes_wrong(folder: Path) -> None:
-    (folder / "a-type.jsonl").write_bytes(lines([*LONG[:150], {"a": 1}, *LONG[150:]]))
-    (folder / "b-cut.jsonl").write_bytes(lines(LONG)[:-30])
-    (folder / "c-utf16.txt").write_text("Some text.\n", encoding="utf-16")
-    (folder / "d-latin.txt").write_bytes("Où êtes-vous né ?\n\nAu château.\n".encode("latin-1"))
-    parquet.write_table(pyarrow.table({"content": LONG}), folder / "e-column.parquet")
-    (folder / "f-broken.parquet").write_bytes(b"PAR1 this is not Parquet")
-    (folder / "notes.docx").write_bytes(b"")
-    (folder / "dataset_infos.json").write_text("{}")
-    (folder / "bn_test.jsonl").write_bytes(lines(LONG[:1]))
 
 
 def test_one_look_tells_all_that_is_wrong_each_in_one_line_with_the_fix(tmp_path: Path) -> None:

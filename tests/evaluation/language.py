@@ -1,6 +1,7 @@
 """A made-up language in which a word's tag, and a text's class, follow from the words; and a tiny model of it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,19 @@ import pyarrow
 import torch
 from pyarrow import parquet
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.decoders import WordPiece as WordPieceDecoder
+from tokenizers.models import WordLevel, WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import AlbertConfig, AlbertForPreTraining, PreTrainedTokenizerFast
+from transformers import (
+    AlbertConfig,
+    AlbertForPreTraining,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 PEOPLE = ["mirna", "tolve", "osgar"]
 PLACES = ["quellin", "harvost", "debrun"]
@@ -54,18 +64,12 @@ def write_news(folder: Path, sizes: dict[str, int]) -> Path:
     return folder
 
 
+SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+
+
 def write_model(folder: Path) -> Path:
     """An ALBERT of a few thousand random weights, with a tokenizer of the language."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PEOPLE, *PLACES, *KINDS, *OTHERS]
-    core = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    core.pre_tokenizer = Whitespace()
-    special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, **{f"{name}_token": token for name, token in special.items()}
-    )
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    tokenizer = _tokenizer(WordLevel, [*PEOPLE, *PLACES, *KINDS, *OTHERS])
     config = AlbertConfig(
         vocab_size=len(tokenizer),
         embedding_size=32,
@@ -79,9 +83,63 @@ def write_model(folder: Path) -> Path:
         attention_probs_dropout_prob=0.0,
         pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        AlbertForPreTraining(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(AlbertForPreTraining, config, tokenizer, folder)
     tokenizer.save_pretrained(folder.with_name("tokenizer"))
     return folder
+
+
+def write_masked(folder: Path, pieces: list[str], uniform: bool = False) -> Path:
+    """A BERT whose words are made of these pieces, in the manner of WordPiece; `uniform` as with `write_causal`."""
+    tokenizer = _tokenizer(partial(WordPiece, max_input_chars_per_word=100), pieces)
+    tokenizer.backend_tokenizer.decoder = WordPieceDecoder()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    save(BertForMaskedLM, config, tokenizer, folder, uniform)
+    return folder
+
+
+def write_causal(folder: Path, words: list[str], uniform: bool = False) -> Path:
+    """A Llama whose tokens are these words; `uniform`: to which all tokens are equally likely."""
+    tokenizer = _tokenizer(WordLevel, words)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer.bos_token = "[CLS]"
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        tie_word_embeddings=False,
+    )
+    save(LlamaForCausalLM, config, tokenizer, folder, uniform)
+    return folder
+
+
+def save(kind: Any, config: Any, tokenizer: Any, folder: Path, uniform: bool = False) -> None:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = kind(config)
+        for parameter in model.parameters() if uniform else ():
+            parameter.zero_()
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _tokenizer(kind: Any, pieces: list[str]) -> Any:
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL.values(), *pieces])}
+    core = Tokenizer(kind(vocabulary, unk_token="[UNK]"))
+    core.pre_tokenizer = Whitespace()
+    core.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, **{f"{name}_token": token for name, token in SPECIAL.items()})

@@ -73,6 +73,19 @@ def test_texts_are_classified(model: Path, tmp_path: Path) -> None:
     assert result.margin is None
 
 
+def test_models_are_fine_tuned_side_by_side_with_the_same_samples_and_seeds(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    news = write_news(tmp_path / "news", {"train": 32, "test": 32})
+    twin = shutil.copytree(model, tmp_path / "twin")
+    settings = Settings(task="classification", dataset=str(news), **{**QUICK, "epochs": 1})
+    report = tmp_path / "report.json"
+    result = evaluate(str(model), settings, against=[str(twin)], device="cpu", threads=1, report=report)
+    told = json.loads(report.read_text(encoding="utf-8"))
+    assert told["against"][str(twin)]["scores"] == told["trained"]["scores"] == result.rows[0].scores
+    assert "trained weights do no better than those of" in " ".join(capsys.readouterr().out.split())
+
+
 def prepare(model: Path, settings: Settings) -> tuple[Pretrained, Ner, finetune.Samples]:
     pretrained = Pretrained(str(model), settings.max_length)
     data = load_dataset(settings, Ner.check, print)

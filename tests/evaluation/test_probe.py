@@ -16,7 +16,9 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.tasks import Probeable, create_task
 from dedloc_kit.training.checkpoint import save
 from tests.pictures import CLASSES, draw, encoded, striped, write_pictures
-from tests.tasks.test_swav import one_thread, run_of  # noqa: F401
+from tests.tasks.swav_run import run_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUICK = ProbeSettings(seeds=2, epochs=5, batch=16)
 

@@ -62,6 +62,8 @@ def test_this_machine_is_looked_at(tmp_path: Path) -> None:
 def test_a_machine_is_told_in_words() -> None:
     assert str(LAPTOP) == "2 cores, 8.0 GB of memory"
     assert str(replace(LAPTOP, cores=1, gpus=(T4,))) == "1 core, 8.0 GB of memory, Tesla T4 with 15.8 GB"
+    two = replace(LAPTOP, gpus=(T4, T4, replace(T4, name="P100")))
+    assert str(two) == "2 cores, 8.0 GB of memory, 2 x Tesla T4 with 15.8 GB, P100 with 15.8 GB"
 
 
 @pytest.mark.parametrize("inside", ["job/step", "not/to/be/seen"])
@@ -109,8 +111,8 @@ def test_a_machine_that_is_large_enough_is_not_talked_about() -> None:
 
 
 def test_too_little_memory_is_refused_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(LAPTOP, memory=2_000_000_000, free_memory=1_500_000_000)
-    with pytest.raises(UserError, match=r"18 million.* needs 3.1 GB .* this machine has 2.0 GB; join .* 4 GB or more"):
+    small = replace(LAPTOP, memory=1_500_000_000, free_memory=1_000_000_000)
+    with pytest.raises(UserError, match=r"18 million.* needs 1.9 GB .* this machine has 1.5 GB; join .* 3 GB or more"):
         check(small, 18_000_000)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     with pytest.raises(UserError, match="Change runtime type"):
@@ -118,6 +120,22 @@ def test_too_little_memory_is_refused_with_what_would_help(monkeypatch: pytest.M
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     with pytest.raises(UserError, match="accelerator"):
         check(small, 18_000_000)
+
+
+@pytest.mark.parametrize(
+    ("millions", "memory", "gpus"),
+    [(124, 12_700_000_000, (T4,)), (360, 31_400_000_000, (T4, T4)), (124, 12_700_000_000, ())],
+)
+def test_models_of_a_few_hundred_million_parameters_fit_where_notebooks_are_lent(
+    millions: int, memory: int, gpus: tuple[Gpu, ...]
+) -> None:
+    assert check(replace(LAPTOP, memory=memory, free_memory=memory, gpus=gpus), millions * 1_000_000) == ()
+
+
+def test_each_replica_on_the_processor_takes_memory_of_its_own() -> None:
+    assert check(LAPTOP, 70_000_000) == ()
+    (told,) = check(LAPTOP, 70_000_000, devices="cpu,cpu")
+    assert "may need 6.3 GB" in told
 
 
 def test_memory_that_others_use_is_worth_a_warning() -> None:
@@ -130,7 +148,25 @@ def test_a_full_gpu_is_refused_unless_the_processor_is_to_train() -> None:
     busy = replace(LAPTOP, gpus=(replace(T4, free=500_000_000),))
     with pytest.raises(UserError, match=r"GPU's memory and 0.5 GB of 15.8 GB are free; .*'cpu'"):
         check(busy, 18_000_000)
-    assert check(busy, 18_000_000, device="cpu") == ()
+    assert check(busy, 18_000_000, devices="cpu") == ()
+
+
+def test_of_several_gpus_those_that_are_chosen_must_do_and_one_is_enough() -> None:
+    mixed = replace(LAPTOP, gpus=(T4, replace(T4, free=500_000_000)))
+    (told,) = check(mixed, 18_000_000)
+    assert told.startswith("1 of 2 GPUs will hardly do: ")
+    assert check(mixed, 18_000_000, devices="cuda:0") == ()
+    with pytest.raises(UserError, match="end what else uses the GPU"):
+        check(mixed, 18_000_000, devices="cuda:1")
+
+
+def test_a_tpu_is_said_to_be_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    for name in ("TPU_NAME", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert survey.tpu() == ""
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    assert "TPU of this machine is not used" in survey.tpu()
 
 
 def test_a_full_disk_is_refused() -> None:

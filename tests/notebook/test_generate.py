@@ -20,9 +20,8 @@ from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.notebook.generate import PLATFORMS, Platform, Target, notebook, notebooks_for
 from dedloc_kit.records import Invitation
+from tests.environments import make_environment, run, small_wheel
 from tests.invitations import NOBODY, ORGANIZER, invited
-from tests.test_distribution import small_wheel
-from tests.test_wheel import make_environment, run
 from tests.tiny import tiny_run
 
 CHECKED_IN = Path(__file__).parents[2] / "notebooks"

@@ -11,7 +11,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from dedloc_kit.client import fetch_state
-from tests.session.test_session import CHECKOUT, coordinator_of
+from tests.session.sessions import CHECKOUT, coordinator_of
 from tests.swarm.harness import processes_of, wait_until
 from tests.tiny import tiny_run
 

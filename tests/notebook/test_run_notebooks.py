@@ -17,7 +17,7 @@ from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run import CoordinatorConfig, RunConfig, parse_run
-from tests.swarm.harness import wait_until
+from tests.swarm.harness import processes_with, wait_until
 
 DEADLINE = 240
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
@@ -48,7 +48,7 @@ def small_run(folder: Path) -> RunConfig:
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     peer = CoordinatorConfig(
-        folder=tmp_path / "coordinator", name="coordinator", host="127.0.0.1", threads=1, device="cpu"
+        folder=tmp_path / "coordinator", name="coordinator", host="127.0.0.1", threads=1, devices="cpu"
     )
     run = small_run(tmp_path)
     with Coordinator(run, peer, host="127.0.0.1", port=0, on_event=lambda event: None) as started:
@@ -89,15 +89,3 @@ def test_a_notebook_installs_joins_trains_and_thanks(
     (person,) = fetch_people(url)
     assert person.samples >= 2 * coordinator.run.global_batch
     wait_until(lambda: not processes_with(str(home)), "a process of the volunteer or the kernel is left")
-
-
-def processes_with(text: str) -> list[str]:
-    """Processes whose environment holds this text."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if text.encode() in (entry / "environ").read_bytes():
-                found.append(entry.name)
-        except OSError:
-            continue  # it has just ended, or is not ours
-    return found

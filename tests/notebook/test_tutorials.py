@@ -11,7 +11,8 @@ import pytest
 from nbclient import NotebookClient
 
 from dedloc_kit.notebook.generate import TUTORIALS, tutorial
-from tests.notebook.test_run_notebooks import processes_with
+from tests.evaluation.language import write_causal
+from tests.swarm.harness import processes_with
 
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE = 240
@@ -34,6 +35,19 @@ def executed(name: str, folder: Path, environment: dict[str, str]) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
+def test_a_model_that_writes_is_used_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_causal(tmp_path / "model", ["where", "is", "the", "station", "this", "function", "returns"])
+    notebook = nbformat.read(CHECKOUT / "notebooks" / "use_model.ipynb", as_version=4)
+    first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert first.startswith("MODEL = ")
+    names = {"MODEL": str(model), "LEDGER": ""}
+    for cell in cells:
+        exec(cell, names)
+    said = capsys.readouterr().out
+    assert "this function returns" in said
+    assert "question" in said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
@@ -54,6 +68,8 @@ def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> N
                 os.kill(int(process), signal.SIGKILL)
     assert "limited by" in said["organize"]
     assert "training loss" in said["organize"]
+    assert "takes over the state of step 0, with 0.5 times its learning rate" in said["organize"]
+    assert "the run goes on at step" in said["organize"]
     assert "the coordinator ended with 0" in said["organize"]
     assert "model.safetensors" in said["organize"]
     assert "question" in said["use_model"]

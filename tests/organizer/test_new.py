@@ -61,6 +61,12 @@ def test_a_language_is_put_where_the_recipe_has_none() -> None:
     assert load_run(Path("our-toy/run.toml")).task.options["language"] == "sw"
 
 
+def test_a_run_goes_on_from_the_model_that_is_named() -> None:
+    start = f"owner/model@{'0123456789' * 4}"
+    assert main(["new", "ours", "--recipe", "continue", *WIKIPEDIA, "--start", start]) == 0
+    assert load_run(Path("ours/run.toml")).task.options["start"] == start
+
+
 def test_local_data_is_named_as_seen_from_the_run_s_folder(elsewhere: Path) -> None:
     (elsewhere / "corpus").mkdir()
     assert main(["new", "a", "--recipe", "albert-demo", "--dataset", "corpus", "--evaluation", "corpus::test"]) == 0
@@ -98,11 +104,11 @@ def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "--recipe"),
+        ((), "say which recipe with --recipe; there are: gpt (a model that writes"),
         (("--recipe", "sahajbert"), "--dataset"),
         (
             ("--recipe", "sahajbart", *WIKIPEDIA),
-            "there is no recipe 'sahajbart'; choose one of: albert-demo, sahajbert",
+            "there is no recipe 'sahajbart'; choose one of: albert-demo",
         ),
         (("--recipe", "sahajbert", "--dataset", "nowhere"), "nowhere"),
         (("--recipe", "sahajbert", "--dataset", "a/b:c:d:e"), "'a/b:c:d:e' is no dataset"),
@@ -110,6 +116,8 @@ def test_a_folder_that_is_there_is_left_as_it_is(elsewhere: Path, capsys: pytest
         (("--recipe", "sahajbert", "--dataset", "a/b:c=77%"), "'a/b:c=77%' is no dataset"),
         (("--recipe", "sahajbert", *WIKIPEDIA, "--language", "Bengali"), "ISO 639"),
         (("--recipe", "swav", *WIKIPEDIA, "--language", "bn"), "--language"),
+        (("--recipe", "continue", *WIKIPEDIA, "--start", "owner/model"), "'owner/model' names no commit of a model"),
+        (("--recipe", "gpt", *WIKIPEDIA, "--start", "owner/model"), "the recipe gpt begins untrained"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said_with_its_flag_and_nothing_is_written(
@@ -140,6 +148,20 @@ def test_in_a_terminal_what_is_missing_is_asked_for_and_what_makes_no_sense_agai
         ("d/e", None, 0.6),
     ]
     assert run.data.evaluation == Source(dataset="a/b", split="test")
+
+
+def test_who_is_asked_which_model_it_is_to_be_is_told_what_each_is_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = f"owner/model@{'ab' * 20}"
+    answers = iter(["continue", "", "as", "main", start, "a/b", "", ""])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    assert main(["new", "our-run"]) == 0
+    said = capsys.readouterr().out
+    assert "continue     go on from a model that exists" in said
+    assert "gpt          a model that writes" in said
+    assert load_run(Path("our-run/run.toml")).task.options["start"] == start
 
 
 def test_whoever_has_said_what_must_be_said_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def run(global_batch: int = 4096, overlap: bool = True) -> RunConfig:
 
 
 def test_a_mix_is_read_with_counts_lines_and_who_can_be_reached() -> None:
-    assert read_volunteers("20xT4@50mbit, 5xCPU@1.5gbit/open,rtx3090") == (
-        Volunteers(20, "t4", 50 * MBIT),
+    assert read_volunteers("20x2xT4@50mbit, 5xCPU@1.5gbit/open,rtx3090") == (
+        Volunteers(20, "t4", 50 * MBIT, devices=2),
         Volunteers(5, "cpu", 1500 * MBIT, reachable=True),
         Volunteers(1, "rtx3090"),
     )
@@ -43,7 +43,14 @@ def test_a_mix_is_read_with_counts_lines_and_who_can_be_reached() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "COUNTxDEVICE"), ("0xT4", "'0xT4'"), ("3xABACUS", "ABACUS"), ("2xT4@fast", "'fast'"), ("T4@0mbit", "50mbit")],
+    [
+        ("", "COUNTxDEVICE"),
+        ("0xT4", "'0xT4'"),
+        ("20x0xT4", "COUNTxGPUS"),
+        ("3xABACUS", "ABACUS"),
+        ("2xT4@fast", "'fast'"),
+        ("T4@0mbit", "50mbit"),
+    ],
 )
 def test_a_mix_that_makes_no_sense_is_refused_with_what_is_known(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
@@ -59,6 +66,12 @@ def test_computing_decides_while_averaging_hides_behind_it() -> None:
     assert slow.days == pytest.approx(slow.step * 1000 / 86_400)
     exact = predict(run(overlap=False), rehearsed(), [Volunteers(10, "cpu")], 100 * MBIT)
     assert exact.step == pytest.approx(slow.computing + slow.network + ROUND_SECONDS)
+
+
+def test_a_volunteer_with_two_gpus_computes_twice_as_much_over_one_line() -> None:
+    one, two = (predict(run(), rehearsed(), [Volunteers(10, "t4", MBIT, devices=n)], 100 * MBIT) for n in (1, 2))
+    assert two.computing == pytest.approx(one.computing / 2)
+    assert two.network == one.network
 
 
 def test_a_slow_line_and_a_tiny_batch_are_named_as_what_limits() -> None:

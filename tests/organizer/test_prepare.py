@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -6,10 +7,12 @@ import huggingface_hub
 import pytest
 
 from dedloc_kit.cli import main as cli
+from dedloc_kit.data import docstrings
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.organizer.prepare import TrainingDisplay, prepare_tokenizer, push_tokenizer
-from dedloc_kit.run import RunConfig, load_run
+from dedloc_kit.organizer import prepare
+from dedloc_kit.organizer.prepare import TrainingDisplay, prepare_demo, prepare_tokenizer, push_tokenizer
+from dedloc_kit.run import RunConfig, Source, load_run
 
 RUN = """
 name = "tokenizer-test"
@@ -65,6 +68,59 @@ def test_the_tokenizer_of_a_run_is_trained(path: Path, capfd: pytest.CaptureFixt
     assert folder == path.parent / "tokenizer"
     assert len(load_tokenizer(str(folder))) == 25
     assert capfd.readouterr().err == "read 0.1 million characters; training the vocabulary\n"
+
+
+SMALL = """
+name = "small"
+[task]
+tokenizer = "tokenizer-small"
+vocabulary = 24
+[[data.train]]
+dataset = "data.txt"
+"""
+
+
+@pytest.fixture
+def shipped(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe with a small form."""
+    monkeypatch.setattr(prepare, "recipe", lambda name: path.parent)
+    (path.parent / "smoke.toml").write_text(SMALL)
+    return path.parent
+
+
+def test_a_demo_takes_the_recipe_s_small_form_and_leaves_the_recipe_as_it_is(shipped: Path, tmp_path: Path) -> None:
+    (shipped / "corpus.txt").rename(shipped / "data.txt")
+    before = set(shipped.iterdir())
+    run = prepare_demo("recipe", tmp_path / "home" / "demo")
+    assert (run.name, run.data.train[0].dataset) == ("small", str(shipped / "data.txt"))
+    assert run.task.options["tokenizer"] == str(tmp_path / "home" / "demo" / "tokenizer-small")
+    assert len(load_tokenizer(run.task.options["tokenizer"])) == 24
+    assert set(shipped.iterdir()) - before <= {tmp_path / "home"}
+    assert prepare_demo("recipe", tmp_path / "home" / "demo") == run, "the second time it is all there"
+
+
+def test_a_demo_whose_data_is_not_here_takes_the_corpus_that_every_machine_has(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_corpus(folder: Path) -> None:
+        for split in ("train", "test"):
+            (folder / split).mkdir(parents=True)
+            shutil.copy(shipped / "corpus.txt", folder / split / "0.txt")
+
+    monkeypatch.setattr(docstrings, "write_corpus", write_corpus)
+    run = prepare_demo("recipe", tmp_path / "demo")
+    corpus = str(tmp_path / "demo" / "corpus")
+    assert run.data.train == (Source(dataset=corpus),)
+    assert run.data.evaluation == Source(dataset=corpus, split="test")
+    assert Path(run.task.options["tokenizer"]).is_dir()
+
+
+def test_a_demo_of_pictures_that_are_not_here_is_refused(shipped: Path, tmp_path: Path) -> None:
+    pictures = 'name = "p"\nglobal_batch = 8\ntask = {name = "swav"}\ndata = {train = [{dataset = "./none"}]}'
+    (shipped / "run.toml").write_text(pictures)
+    (shipped / "smoke.toml").unlink()
+    with pytest.raises(UserError, match="the pictures of the recipe swav are not on this machine"):
+        prepare_demo("swav", tmp_path / "demo")
 
 
 def test_progress_is_shown_in_a_few_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,15 @@ from dedloc_kit.events import Announced, Left, PeerSeen, State
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.memory import SwarmMemory, remember
-from dedloc_kit.records import GlobalStep, Invitation
+from dedloc_kit.records import INVITATION_FILE, GlobalStep, Invitation
 from dedloc_kit.steering.alerts import raised_alerts
-from dedloc_kit.steering.commands import find_peer, give, known_peers, rewind
-from dedloc_kit.steering.orders import OrderBook, Rewinding
+from dedloc_kit.steering.commands import decay, find_peer, give, known_peers, rewind
+from dedloc_kit.steering.orders import Decaying, OrderBook, Rewinding
 from dedloc_kit.training.ruined import Ruined
 from dedloc_kit.worker import volunteer_job
+from tests.invitations import invited
 from tests.swarm.harness import Peer, wait_until
+from tests.tiny import tiny_run
 
 KNOWN = {"QmAbc": "Rina", "QmAbd": "Rinat", "QmXyz": "rina b."}
 WHOLE = "Qm" + "b" * 44
@@ -126,7 +128,7 @@ def test_a_rewind_is_given_once_until_it_is_done(running: Path) -> None:
         ("3", "1", "no checkpoint of step '3' in .*, only of these: 2, 4"),
         ("-1", "1", "no checkpoint of step '-1'"),
         ("two", "1", "no checkpoint of step 'two'"),
-        ("4", "1", "its evaluation was not finite"),
+        ("4", "1", "at step 4 the training had diverged; take a checkpoint of before"),
         ("2", "0", "above 0 and at most 10, not '0'"),
         ("2", "10.1", "not '10.1'"),
         ("2", "nan", "not 'nan'"),
@@ -148,6 +150,53 @@ def test_a_run_that_is_not_up_or_finished_does_not_go_back(running: Path, tmp_pa
     (running / "lock").unlink()
     with pytest.raises(UserError, match="is not running; start it with 'dedloc launch'"):
         rewind(running, "2", "1")
+
+
+def waits_to_decay(folder: Path, schedule: str = "warmup-stable-decay") -> None:
+    """The run in this folder has ten steps and this schedule."""
+    run = tiny_run(optimizer={"schedule": schedule, "warmup_steps": 0, "total_steps": 10})
+    (folder / INVITATION_FILE).write_text(invited(run).model_dump_json())
+
+
+def test_a_decay_is_ordered_once_and_not_while_a_rewind_is_to_be_done(running: Path) -> None:
+    waits_to_decay(running)
+    rewind(running, "2", "1")
+    with pytest.raises(UserError, match="the rewind to step 2 that was ordered before is not done yet"):
+        decay(running, "3")
+    ledger = Ledger(running / "ledger.sqlite")
+    ledger.record_step(GlobalStep(step=6, round="cd", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
+    ledger.close()
+    assert "over 3 steps; then the run ends" in decay(running, "3")
+    assert OrderBook(running).read().decay == Decaying(steps=3, after=6)
+    with pytest.raises(
+        UserError, match="a decay over 3 global steps was ordered after step 6, and a run has one; to go"
+    ):
+        decay(running, "2")
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "6", "1.5", "many", "9" * 20])
+def test_what_no_number_of_steps_can_be_is_said_with_how_many_are_left(running: Path, steps: str) -> None:
+    waits_to_decay(running)
+    with pytest.raises(UserError, match=f"1 to 5, which is how many the run has left, not '{steps}'") as caught:
+        decay(running, steps)
+    assert "\n" not in str(caught.value)
+    assert OrderBook(running).read().decay is None
+
+
+def test_a_run_that_is_over_or_has_another_schedule_does_not_decay(running: Path) -> None:
+    waits_to_decay(running, "linear")
+    with pytest.raises(UserError, match=r"optimizer\.schedule is 'linear'.*dedloc finish"):
+        decay(running, "3")
+    waits_to_decay(running)
+    give("finish", running, "")
+    with pytest.raises(UserError, match="dedloc resume"):
+        decay(running, "3")
+    give("resume", running, "")
+    ledger = Ledger(running / "ledger.sqlite")
+    ledger.record_step(GlobalStep(step=10, round="cd", time=1.0, samples=8, loss=1.0, peers=2, seconds=0.0), {})
+    ledger.close()
+    with pytest.raises(UserError, match="the run is over: global step 10 was its last one"):
+        decay(running, "3")
 
 
 RUN = """

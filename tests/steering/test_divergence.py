@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.steering.divergence import EVALUATIONS, SKIPPED, STEPS, STUCK_SECONDS, Divergence
+from dedloc_kit.steering.divergence import EVALUATIONS, SKIPPED, STEPS, STUCK_SECONDS, Divergence, far_above
 
 
 class Watched:
@@ -17,7 +17,7 @@ class Watched:
 
     def wait(self, seconds: float, *peers: PeerSeen, waits: bool = False) -> str:
         self.now += seconds
-        self.divergence.seen(peers, waits)
+        self.divergence.seen(1, peers, waits)
         return self.divergence.problem
 
 
@@ -113,10 +113,55 @@ def test_a_batch_that_fills_up_slowly_and_one_that_nobody_fills_are_none(watched
     assert watched.wait(2, volunteer(80)) != "", "the batch is full, and more of it leads nowhere"
 
 
+def test_what_the_coordinator_measures_itself_counts_at_once_and_ends_what_is_claimed(watched: Watched) -> None:
+    for step in range(1, STEPS + 1):
+        watched.divergence.stepped(step, 15.1)
+    assert "the training loss" in watched.divergence.problem
+    watched.divergence.measured(10, 9.1, untrained=6.0)
+    assert watched.divergence.problem == (
+        "the training has diverged: the measured loss is 9.1 at step 10, after 6 at the start"
+    )
+    watched.divergence.measured(11, 9.0, untrained=6.0)
+    assert watched.divergence.problem == ""
+    watched.divergence.stepped(12, 15.1)
+    assert watched.divergence.problem == "", "the row begins anew"
+
+
+def test_a_sound_held_out_loss_ends_what_is_claimed_of_the_training(watched: Watched) -> None:
+    for step in range(1, STEPS + 1):
+        watched.divergence.stepped(step, 15.1)
+    watched.divergence.evaluated(10, 16.0)
+    assert "the training loss" in watched.divergence.problem, "the first of those that are too high"
+    watched.divergence.evaluated(20, 9.0)
+    assert watched.divergence.problem == ""
+
+
+def test_what_is_lost_begins_with_the_state_that_gave_the_first_bad_loss_but_never_with_the_untrained_one(
+    watched: Watched,
+) -> None:
+    assert watched.divergence.first_lost(7) == 7, "its losses were good up to now"
+    for step in range(5, 9):
+        watched.divergence.stepped(step, 15.1)
+    assert [watched.divergence.first_lost(step) for step in (3, 8)] == [3, 4]
+    watched.divergence.stepped(9, 9.0)
+    assert watched.divergence.first_lost(9) == 9
+    early = Divergence(64, None, 10.0)
+    early.stepped(1, 15.1)
+    assert early.first_lost(3) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "start", "far"),
+    [(15.0, 10.0, False), (15.1, 10.0, True), (-1.0, -2.0, False), (-0.9, -2.0, True), (math.nan, 1.0, True)],
+)
+def test_what_is_far_above_the_start(loss: float, start: float, far: bool) -> None:
+    assert far_above(loss, start) == far
+
+
 def test_after_a_rewind_all_is_well_until_something_new_is_bad(watched: Watched) -> None:
     watched.divergence.evaluated(20, math.nan)
     watched.wait(1, volunteer(skipped=SKIPPED))
-    watched.divergence.went_back(21)
+    watched.divergence.went_back()
     assert watched.divergence.problem == ""
     watched.divergence.evaluated(22, math.nan)
     assert "step 22" in watched.divergence.problem

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.steering.orders import OrderBook, Orders, OrdersInForce
+from dedloc_kit.steering.orders import Decaying, OrderBook, Orders, OrdersInForce
 
 
 def kick_some(folder: Path, who: str) -> None:
@@ -16,11 +16,11 @@ def kick_some(folder: Path, who: str) -> None:
 
 
 def test_without_a_file_no_order_holds(tmp_path: Path) -> None:
-    assert OrdersInForce(tmp_path, pytest.fail).look() == Orders()
+    assert OrdersInForce(tmp_path).look() == Orders()
 
 
 def test_orders_are_seen_as_soon_as_they_are_given(tmp_path: Path) -> None:
-    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path, pytest.fail)
+    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path)
     book.pause()
     assert in_force.look().paused
     book.resume()
@@ -45,6 +45,17 @@ def test_a_finished_run_is_not_paused_and_resume_reopens_it(tmp_path: Path) -> N
     assert book.resume() == Orders()
 
 
+def test_a_decay_stands_until_the_run_goes_back_to_a_state_from_before_it(tmp_path: Path) -> None:
+    book = OrderBook(tmp_path)
+    assert book.decay(40, after=120).decay == Decaying(steps=40, after=120)
+    assert book.rewind(121, 1.0, after=130).decay == Decaying(steps=40, after=120), "its own steps may be in there"
+    assert book.rewind(120, 1.0, after=140).decay is None
+    book.finish()
+    with pytest.raises(UserError, match="dedloc resume"):
+        book.decay(40, after=150)
+    assert book.read().decay is None
+
+
 def test_the_log_has_every_order_that_changed_something_newest_first(tmp_path: Path) -> None:
     book = OrderBook(tmp_path)
     assert book.given() == []
@@ -58,15 +69,16 @@ def test_the_log_has_every_order_that_changed_something_newest_first(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ['{"paused": tr', '{"pausd": true}', "\udcff"])
-def test_a_damaged_file_is_said_once_and_the_orders_of_before_hold(tmp_path: Path, text: str) -> None:
-    warnings: list[str] = []
-    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path, warnings.append)
+def test_a_damaged_file_is_said_once_and_the_orders_of_before_hold(
+    tmp_path: Path, warned: list[str], text: str
+) -> None:
+    book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path)
     book.pause()
     assert in_force.look().paused
     (tmp_path / "orders.json").write_bytes(text.encode(errors="surrogateescape"))
     assert in_force.look().paused
     assert in_force.look().paused
-    (warning,) = warnings
+    (warning,) = warned
     assert str(tmp_path / "orders.json") in warning
     assert "remove it" in warning
     with pytest.raises(UserError, match="is damaged"):  # or the kicked ones would come back

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -30,8 +30,10 @@ from dedloc_kit.records import Invitation, Notice, Progress
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.network.bootstrap import look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer, author
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 
@@ -54,7 +56,7 @@ class Peer:
     ) -> None:
         self.name, self.events = name, list[AnyEvent]()
         self._news = threading.Condition()
-        defaults = {"host": "127.0.0.1", "device": "cpu", "threads": 1, "task_module": "tests.tiny"}
+        defaults = {"host": "127.0.0.1", "devices": "cpu", "threads": 1, "task_module": "tests.tiny"}
         export = folder / f"{name}.safetensors"
         config = CoordinatorConfig if role == "coordinator" else PeerConfig
         self.config = config(folder=folder / name, name=name, export=export, **{**defaults, **settings})
@@ -249,6 +251,18 @@ def processes_of(session: int, besides: str = "Z") -> list[int]:
     return found
 
 
+def processes_with(text: str) -> list[str]:
+    """Processes whose environment holds this text."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if text.encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue  # it has just ended, or is not ours
+    return found
+
+
 def wait_until(condition: Callable[[], bool], otherwise: str, deadline: float = 30.0) -> None:
     """Poll a condition that sends no event."""
     end = time.monotonic() + deadline
@@ -268,6 +282,28 @@ RUN_ID = "tiny-0123456789abcdef"
 def gate_of(identity: Identity, run_id: str = RUN_ID, organizer: str = "") -> Gate:
     """Of an open run."""
     return Gate(run_id, organizer, Signer(identity), restricted=False)
+
+
+def gate_of_all() -> Any:
+    """Of a run in which every address counts."""
+    return SimpleNamespace(vouched=lambda _peer, addresses, _word: addresses)
+
+
+def open_node(
+    config: PeerConfig,
+    identity: Identity,
+    peers: Sequence[str] = (),
+    gate: Gate | None = None,
+    *,
+    may_start_alone: bool = False,
+    preferred_port: int = 0,
+) -> Node:
+    """A node that takes part in a run, an open one if no gate says otherwise; it joins through its organizer."""
+    gate = gate or gate_of(identity, organizer=peers[0].rpartition("/p2p/")[2] if peers else "")
+    around = look_around(
+        config, identity, peers, gate=gate, may_start_alone=may_start_alone, preferred_port=preferred_port
+    )
+    return start_node(config, identity, around, gate=gate, may_start_alone=may_start_alone)
 
 
 def belief(me: str = "me", organizer: str = "organizer", **said: Any) -> Belief:
@@ -292,6 +328,7 @@ class PlainDHT:
 
     def __init__(self) -> None:
         self.keys: dict[str, dict[bytes, ValueWithExpiration[Any]]] = {}
+        self.gate = gate_of_all()
         self.asked = 0
 
     def store(self, key: str, subkey: bytes, value: object, expiration_time: float, **_how: object) -> Any:

@@ -10,7 +10,6 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.events import Left, LocalProgress, StepDone, Warned
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.network.bootstrap import open_node
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import (
@@ -19,7 +18,9 @@ from tests.swarm.harness import (
     Swarm,
     assert_ledger_sums,
     difference,
+    gate_of,
     ledger_of,
+    open_node,
     processes_of,
     progress,
     wait_until,
@@ -114,7 +115,7 @@ def test_nonsense_in_the_directory_is_counted_reported_and_ignored(tmp_path: Pat
             for number, lie in enumerate(lies):
                 identity = Identity(tmp_path / f"liar-{number}" / "identity.key")
                 config = PeerConfig(folder=tmp_path / f"liar-{number}", client_mode=True, host="127.0.0.1")
-                node = open_node(config, identity, coordinator.joined.addresses)
+                node = open_node(config, identity, coordinator.joined.addresses, gate_of(identity, run.run_id))
                 nodes.append(node)
                 node.store(
                     f"{run.run_id}_progress",

@@ -28,12 +28,12 @@ def asha(tmp_path_factory: pytest.TempPathFactory) -> Signer:
 class Swarm(Observer):
     """One whose peers say what a test lets them say."""
 
-    def __init__(self, asha: Signer) -> None:
-        self.warnings: list[str] = []
+    def __init__(self, asha: Signer, warned: list[str]) -> None:
+        self.warnings = warned
         self.answers: dict[tuple[str, str], bytes] = {}
         self.asked: list[str] = []
         self.here: dict[str, Progress] = {}
-        super().__init__(RUN, None, asha, None, belief("me", ORGANIZER), self.warnings.append)  # type: ignore[arg-type]
+        super().__init__(RUN, None, asha, None, belief("me", ORGANIZER))  # type: ignore[arg-type]
         self.asha = asha
 
     def peers(self) -> dict[str, Progress]:
@@ -71,8 +71,8 @@ class Swarm(Observer):
 
 
 @pytest.fixture
-def swarm(asha: Signer) -> Swarm:
-    return Swarm(asha)
+def swarm(asha: Signer, warned: list[str]) -> Swarm:
+    return Swarm(asha, warned)
 
 
 def steps(finished: list[Finished]) -> list[tuple[int, str]]:

@@ -1,80 +1,216 @@
-"""The task of docs/adding_a_task.md: a module outside the package, and what the guide promises of every task."""
-
-import re
+import math
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
-import tests.causal
+from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.packing import Pack
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig, parse_run
-from dedloc_kit.tasks import Task, create_task
-from dedloc_kit.training.optimizers import build_optimizer
-
-GUIDE = Path(__file__).parents[2] / "docs" / "adding_a_task.md"
-TEXT = "the boat is on the river. the river is wide.\n"
-
-
-def run_of(folder: Path, **options: Any) -> RunConfig:
-    (folder / "train.txt").write_text("".join(f"{number}: {TEXT}\n" for number in range(500)), encoding="utf-8")
-    (folder / "test.txt").write_text("the river is on the boat.\n\n" * 20, encoding="utf-8")
-    source = {"dataset": str(folder)}
-    return parse_run(
-        {
-            "name": "causal",
-            "global_batch": 8,
-            "task": {"name": "causal", "sequence_length": 32, "n_embd": 32, "n_layer": 1, **options},
-            "data": {"train": [source], "evaluation": {**source, "split": "test"}},
-            "optimizer": {"learning_rate": 0.05, "warmup_steps": 0, "total_steps": 100},
-        }
-    )
+from dedloc_kit.organizer.pretokenize import prepare_shards
+from dedloc_kit.records import Continuation
+from dedloc_kit.run import Source
+from dedloc_kit.tasks import Exportable, create_task
+from dedloc_kit.tasks.causal import Causal
+from tests.text_runs import END, text_run, write_text
 
 
-def task_of(folder: Path) -> Task:
-    return create_task(run_of(folder), "tests.causal")
+def fail(text: str) -> None:
+    raise AssertionError(text)
 
 
-def test_it_learns_what_comes_next(tmp_path: Path) -> None:
-    task = task_of(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_text(folder)
+    return folder
+
+
+def task_of(folder: Path, **task: Any) -> Causal:
+    created = create_task(text_run(folder, "causal", **task))
+    assert isinstance(created, Causal)
+    return created
+
+
+def test_peers_have_the_same_weights_and_batches_depend_on_the_seed_alone(folder: Path) -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    one = task_of(folder).build_model()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    two = task_of(folder).build_model()
+    assert one.training
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    first, again, other = (next(task_of(folder).batches(8, seed, fail))["input_ids"] for seed in (5, 5, 6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_loss_is_that_of_each_document_by_itself(folder: Path) -> None:
+    """As transformers computes it for one text after the other."""
+    task = task_of(folder)
+    model: Any = task.build_model()
+    batch = next(task.batches(4, 0, fail))
+    assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(batch, (4, 32))
+    loss = task.loss(model, batch, 0)
+    losses = []
+    for ids, positions, labels in zip(batch["input_ids"], batch["position_ids"], batch["labels"], strict=True):
+        starts = [*torch.nonzero(positions == 0).flatten().tolist(), len(ids)]
+        for start, end in pairwise(starts):
+            scores = model(input_ids=ids[None, start:end]).logits[0]
+            losses.append(functional.cross_entropy(scores, labels[start:end], reduction="none"))
+    torch.testing.assert_close(loss, torch.cat(losses).mean(), rtol=0, atol=1e-6)
+    assert torch.equal(batch["input_ids"][:, 1:], batch["labels"][:, :-1]), "each token is told by those before it"
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_with_one_token_for_the_beginning_and_another_for_the_end_nothing_is_told_after_an_end(folder: Path) -> None:
+    task = task_of(folder)
+    task.begin, task.end = 5, 6
+    ids = np.array([[5, 9, 6, 5, 8, 8, 6, 5]])
+    labels = task._batch(Pack(ids, np.zeros((1, 7), dtype=np.int64)))["labels"]
+    assert labels.tolist() == [[9, 6, IGNORED, 8, 8, 6, IGNORED]]
+
+
+def test_evaluation_says_the_loss_per_token_and_per_byte_of_the_texts_as_they_were(folder: Path) -> None:
+    task = task_of(folder, evaluation_samples=1000)
+    texts = [text for text in task.held_out()[1] if isinstance(text, str)]
     model = task.build_model()
-    optimizer = build_optimizer(run_of(tmp_path).optimizer, task.parameter_groups(model, 0.0))
-    before = task.evaluate(model).loss
-    batches = task.batches(8, 0, print)
-    for step in range(30):
+    state = torch.get_rng_state()
+    evaluation = task.evaluate(model)
+    assert evaluation == task.evaluate(model) == task_of(folder, evaluation_samples=1000).evaluate(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    rows = sum(len(batch["labels"]) for batch in task._evaluation)
+    tokens = sum(len(task.tokenizer.backend_tokenizer.encode(text).ids) + 1 for text in texts)
+    assert rows == (tokens - 1) // 32
+    bits = evaluation.loss / math.log(2) * tokens / sum(len(text.encode()) for text in texts)
+    assert evaluation.metrics["bits per byte"] == pytest.approx(bits, rel=1e-6)
+    assert evaluation.metrics["perplexity"] == pytest.approx(math.exp(evaluation.loss))
+
+
+def test_bits_per_byte_hardly_depend_on_how_much_of_the_text_is_measured(folder: Path) -> None:
+    """The last document is measured in part, and so its bytes count in part."""
+    whole, part = (task_of(folder, evaluation_samples=samples) for samples in (1000, 9))
+    all_bytes, some_bytes = (task.held_out_packs() for task in (whole, part))
+    shares = [found.bytes / sum(pack.positions.size for pack in found.packs) for found in (all_bytes, some_bytes)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.05)
+
+
+def test_viewers_see_how_the_model_goes_on_from_the_beginning_of_a_held_out_text(folder: Path) -> None:
+    task = task_of(folder)
+    samples = task.evaluate(task.build_model()).samples
+    texts = [text for text in task.held_out()[1] if isinstance(text, str)]
+    assert len(samples) == 5
+    for sample in samples:
+        assert isinstance(sample, Continuation)
+        assert sample.written
+        assert any(text.replace("\n", " ").startswith(sample.before + sample.truth) for text in texts)
+
+
+def test_token_shards_make_the_same_batches_and_the_same_evaluation_as_their_text(folder: Path, tmp_path: Path) -> None:
+    run, sources = text_run(folder, "causal"), []
+    assert run.data.evaluation is not None
+    for source in (*run.data.train, run.data.evaluation):
+        data = run.data.model_copy(update={"train": (source,)})
+        prepare_shards(run.model_copy(update={"data": data}), tmp_path / source.split)
+        sources.append(Source(dataset=str(tmp_path / source.split), subset="corpus", tokenized=True))
+    data = run.data.model_copy(update={"train": (sources[0],), "evaluation": sources[1]})
+    task, tokenized = create_task(run), create_task(run.model_copy(update={"data": data}))
+    one, other = task.batches(4, 3, fail), tokenized.batches(4, 3, fail)
+    for _ in range(20):
+        assert all(
+            torch.equal(values, next_) for values, next_ in zip(next(one).values(), next(other).values(), strict=True)
+        )
+    model = task.build_model()
+    assert tokenized.evaluate(model) == task.evaluate(model)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, architecture: str) -> None:
+    task = task_of(folder, architecture=architecture)
+    model = task.build_model()
+    optimizer = torch.optim.AdamW(task.parameter_groups(model, 0.01), lr=0.01)
+    before = task.evaluate(model)
+    batches = task.batches(16, 0, fail)
+    for step in range(20):
         task.loss(model, next(batches), step).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert task.evaluate(model).loss < 0.75 * before
+    after = task.evaluate(model)
+    assert after.loss < 0.7 * before.loss
+    assert after.metrics["bits per byte"] < 0.7 * before.metrics["bits per byte"]
+    assert after.samples != before.samples
 
 
-def test_samples_follow_the_seed_and_the_weights_follow_the_run(tmp_path: Path) -> None:
-    one, other = task_of(tmp_path), task_of(tmp_path)
-    torch.rand(1)
-    assert all(
-        torch.equal(a, b) for a, b in zip(one.build_model().parameters(), other.build_model().parameters(), strict=True)
+def test_an_export_writes_on_where_there_is_no_dedloc_kit(folder: Path, tmp_path: Path) -> None:
+    task = task_of(folder)
+    assert isinstance(task, Exportable)
+    model: Any = task.build_model().eval()
+    usage = task.export(model, tmp_path / "model", str(tmp_path / "model"))
+    assert (usage.library, usage.pipeline) == ("transformers", "text-generation")
+    assert not [path for path in (tmp_path / "model").iterdir() if path.suffix in {".bin", ".pt", ".pkl", ".py"}]
+    use = """if True:
+        import sys, torch
+        sys.modules["dedloc_kit"] = None  # importing it fails
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        model, tokenizer = (each.from_pretrained(sys.argv[1]) for each in (AutoModelForCausalLM, AutoTokenizer))
+        ids = tokenizer("the river", return_tensors="pt")
+        print(ids.input_ids[0].tolist(), tokenizer.model_max_length)
+        print(float(model(**ids).logits[0, -1].sum()))
+        exec(sys.argv[2])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", use, str(tmp_path / "model"), usage.code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    first, again, different = (
-        next(task.batches(64, seed, print))["ids"] for task, seed in ((one, 1), (other, 1), (one, 2))
-    )
-    assert first.shape == (64, 32)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, different)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ids, scores, *written = done.stdout.splitlines()
+    spelled = [task.tokenizer.convert_tokens_to_ids(END), *task.tokenizer.backend_tokenizer.encode("the river").ids]
+    assert ids == f"{spelled} 32", "it begins as each document in training"
+    assert float(scores) == pytest.approx(model(input_ids=torch.tensor([spelled])).logits[0, -1].sum().item(), abs=1e-3)
+    assert written[0].startswith("Put the beginning of a text here")
 
 
-def test_options_and_data_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^task.sequence_lenght is not a known key; did you mean 'sequence_length'"):
-        create_task(run_of(tmp_path, sequence_lenght=3), "tests.causal")
-    task = task_of(tmp_path)
-    (tmp_path / "test.txt").write_text("short\n", encoding="utf-8")
+@pytest.mark.parametrize(
+    ("task", "model", "message"),
+    [
+        ({"sequence_length": 64}, {"max_position_embeddings": 32}, "task.sequence_length must be at most .*(32)"),
+        ({"architecture": "lama"}, {}, "did you mean 'llama'"),
+        ({"mask_probability": 0.1}, {}, "task.mask_probability is not a known key"),
+        ({"model": "large"}, {}, "task.model: input should be an object"),
+    ],
+)
+def test_a_wrong_option_names_the_key_and_the_fix(
+    folder: Path, task: dict[str, Any], model: dict[str, Any], message: str
+) -> None:
+    run = text_run(folder, "causal", model=model, **{key: value for key, value in task.items() if key != "model"})
+    if "model" in task:
+        run = run.model_copy(update={"task": run.task.model_copy(update={"model": task["model"]})})
+    with pytest.raises(UserError, match=message):
+        create_task(run)
+
+
+def test_data_and_tokenizers_that_do_not_suit_say_so(folder: Path, tmp_path: Path) -> None:
+    task = create_task(text_run(folder, "causal", evaluation=False))
+    with pytest.raises(UserError, match=r"add \[data\.evaluation\]"):
+        task.evaluate(task.build_model())
+    task = task_of(folder, sequence_length=2000, model={"max_position_embeddings": 2048})
+    task.held_out = lambda: (task.run.data.train[0], iter(["short"]))  # type: ignore[method-assign]
     with pytest.raises(UserError, match="holds less text than one sample"):
         task.evaluate(task.build_model())
-
-
-def test_the_guide_shows_this_task_as_it_is() -> None:
-    module = Path(tests.causal.__file__).read_text(encoding="utf-8")
-    assert len(module.splitlines()) < 150
-    shown = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert shown
-    assert all(excerpt.strip() in module for excerpt in shown), "docs/adding_a_task.md is behind tests/causal.py"
+    tokenizer = task.tokenizer
+    tokenizer.eos_token = tokenizer.bos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the tokenizer has no eos_token, which ends documents; make one with"):
+        task_of(folder, tokenizer=str(tmp_path))

@@ -11,7 +11,6 @@ import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Neighbours
-from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.assignments import sinkhorn
 from dedloc_kit.tasks.neighbours import knn_accuracy, neighbour_samples
@@ -19,34 +18,9 @@ from dedloc_kit.tasks.resnet import SwavModel, calibrated
 from dedloc_kit.tasks.swav import Swav
 from dedloc_kit.training.optimizers import build_optimizer
 from tests.pictures import CLASSES, draw, encoded, striped, write_pictures
+from tests.tasks.swav_run import run_of
 
-TINY: dict[str, Any] = {
-    "picture_size": 16,
-    "large": {"count": 2, "size": 16, "scale": [0.5, 1.0]},
-    "small": {"count": 2, "size": 8, "scale": [0.2, 0.5]},
-    "distortion": {"blur": 0.0, "hue": 0.1},
-    "epsilon": 0.05,
-    "queue": 32,
-    "evaluation_samples": 64,
-    "model": {
-        "layer_type": "basic",
-        "depths": [1, 1],
-        "hidden_sizes": [8, 16],
-        "embedding_size": 8,
-        "stem": "small",
-        "projection": [16, 8],
-        "prototypes": 12,
-    },
-}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Networks as small as these only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("striped")
     striped(folder, 96)
     return striped(folder, 96, "test")
-
-
-def run_of(folder: Path, seed: int = 0, **options: Any) -> RunConfig:
-    source = {"dataset": str(folder), "column": "image"}
-    return parse_run(
-        {
-            "name": "swav",
-            "global_batch": 32,
-            "seed": seed,
-            "task": {"name": "swav", **TINY, **options},
-            "data": {"train": [source], "evaluation": {**source, "split": "test"}, "shuffle_buffer": 64},
-            "optimizer": {"name": "lars", "learning_rate": 4.0, "warmup_steps": 5, "total_steps": 60},
-        }
-    )
 
 
 def swav(folder: Path, **options: Any) -> tuple[Swav, SwavModel]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.training.compute import Compute, checkpoint_blocks
+from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.gradients import Gradients
 
@@ -68,7 +68,7 @@ def test_a_scale_that_is_too_large_costs_its_microbatches_and_the_accumulated_gr
     exact, half = (Compute(model(), loss, CPU, dtype) for dtype in (None, torch.float16))
     parameters = list(half.model.parameters())
     layout = FlatLayout.of(parameters)
-    accumulated = Gradients(parameters, layout)
+    accumulated = Gradients([parameters], layout)
     taken = []
     for size in (2, 4, 2, 6, 2, 4, 2, 6, 4, 2):
         value = half.gradients(batch(size, factor=200.0))
@@ -133,7 +133,9 @@ def test_checkpointed_blocks_have_the_same_gradients_and_keep_less() -> None:
         assert torch.equal(ours, theirs), "dropout included"
     with pytest.raises(UserError, match="choose the device 'cpu'"):
         saving.save_memory()
+    saving.save_time()
+    assert kept(saving) == kept(plain)
 
 
 def test_a_model_without_blocks_cannot_be_checkpointed() -> None:
-    assert not checkpoint_blocks(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    assert not Compute(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), loss, CPU, None).can_save_memory

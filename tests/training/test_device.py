@@ -36,6 +36,42 @@ def test_asking_for_a_gpu_that_is_not_there_says_what_to_do_in_one_line() -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Two GPUs, and none of Apple's."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    return [torch.device("cuda:0"), torch.device("cuda:1")]
+
+
+def test_a_volunteer_takes_all_gpus_or_those_that_it_names(gpus: list[torch.device]) -> None:
+    assert device.pick_devices("auto") == device.pick_devices("cuda") == device.pick_devices("cuda:0,cuda:1") == gpus
+    assert device.pick_devices("cuda:1") == gpus[1:]
+    assert device.pick_devices("cpu,cpu") == 2 * [torch.device("cpu")]
+    with pytest.raises(UserError, match="there is no cuda:2 here; choose the devices 'auto', or of cuda:0 to cuda:1"):
+        device.pick_devices("cuda:0,cuda:2")
+
+
+def test_apples_gpu_is_taken_where_it_is_unless_the_run_needs_float64(
+    gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="no Apple GPU"):
+        device.pick_devices("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert device.pick_devices("auto") == device.pick_devices("mps") == [torch.device("mps")]
+    assert device.pick_devices("auto", double=True) == [torch.device("cpu")]
+    with pytest.raises(UserError, match="local steps"):
+        device.pick_devices("mps", double=True)
+
+
+def test_several_devices_are_described_by_kind(gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    assert device.describe_devices(gpus) == "2 x Tesla T4"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: ("Tesla T4", "Tesla P100")[one.index])
+    assert device.describe_devices(gpus) == "Tesla T4, Tesla P100"
+
+
 @pytest.mark.parametrize(("cores", "text"), [(1, "CPU, 1 core"), (2, "CPU, 2 cores")])
 def test_a_cpu_is_described_by_its_cores(monkeypatch: pytest.MonkeyPatch, cores: int, text: str) -> None:
     monkeypatch.setattr(device, "cores", lambda: cores)
@@ -73,5 +109,7 @@ def test_threads_are_set_and_zero_takes_every_core(monkeypatch: pytest.MonkeyPat
         assert torch.get_num_threads() == 3
         device.set_threads(0)
         assert torch.get_num_threads() == 2
+        device.set_threads(0, 2 * [torch.device("cpu")])
+        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

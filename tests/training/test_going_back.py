@@ -87,7 +87,7 @@ def test_what_is_no_state_of_this_model_is_refused_and_nothing_changes(
 def test_what_a_volunteer_computes_with_parameters_of_before_is_dropped_when_it_takes_over_the_others() -> None:
     state = fresh()
     replica = Replica(state, torch.device("cpu"))
-    gradients = Gradients(list(replica.model.parameters()), state.layout)
+    gradients = Gradients([list(replica.model.parameters())], state.layout)
     dropped = list[int]()
 
     def refresh() -> None:
@@ -99,8 +99,8 @@ def test_what_a_volunteer_computes_with_parameters_of_before_is_dropped_when_it_
     assert gradients.add(1.0, 4, replica.step)
     state.go_back(tensors, info, receipt(2), 1.0)
     refresh()
-    assert (dropped, gradients.samples, replica.step) == ([4], 0, 2)
+    assert (dropped, gradients.tally.samples, replica.step) == ([4], 0, 2)
     assert gradients.add(1.0, 4, replica.step)
     train(state, 1)
     refresh()
-    assert (dropped, gradients.samples) == ([4], 4), "the usual step leaves what is under way alone"
+    assert (dropped, gradients.tally.samples) == ([4], 4), "the usual step leaves what is under way alone"

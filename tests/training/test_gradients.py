@@ -27,7 +27,7 @@ def give(
 
 
 def empty(parameter: torch.nn.Parameter) -> Gradients:
-    return Gradients([parameter], FlatLayout.of([parameter]))
+    return Gradients([[parameter]], FlatLayout.of([parameter]))
 
 
 def test_uneven_microbatches_are_weighted_by_their_samples(parameter: torch.nn.Parameter) -> None:
@@ -37,8 +37,8 @@ def test_uneven_microbatches_are_weighted_by_their_samples(parameter: torch.nn.P
     assert parameter.grad is None
     gradients.load_outgoing(mean)
     assert mean.tolist() == [4.0] * 3
-    assert gradients.outgoing_samples == 4
-    assert gradients.outgoing_loss == 7.0
+    assert gradients.tally.outgoing == 4
+    assert gradients.tally.loss == 7.0
 
 
 def test_what_a_failed_round_did_not_average_goes_into_the_next(parameter: torch.nn.Parameter) -> None:
@@ -48,16 +48,16 @@ def test_what_a_failed_round_did_not_average_goes_into_the_next(parameter: torch
     give(gradients, parameter, 6.0, samples=6)  # accumulated while the round failed
     gradients.load_outgoing(mean)
     assert mean.tolist() == pytest.approx([5.0] * 3)
-    assert gradients.outgoing_samples == 8
+    assert gradients.tally.outgoing == 8
     gradients.count_outgoing()
-    assert (gradients.counted_samples, gradients.samples) == (8, 0)
+    assert (gradients.tally.counted, gradients.tally.samples) == (8, 0)
 
 
 def test_a_follower_sends_zeros_whatever_the_last_average_was(parameter: torch.nn.Parameter) -> None:
     gradients, mean = empty(parameter), torch.full((3,), 7.0)
     gradients.load_outgoing(mean)
     assert mean.tolist() == [0.0] * 3
-    assert gradients.outgoing_loss is None
+    assert gradients.tally.loss is None
 
 
 @pytest.mark.parametrize(("loss", "value"), [(math.nan, 1.0), (1.0, math.inf), (1.0, math.nan)])
@@ -67,7 +67,7 @@ def test_numbers_that_are_not_finite_are_left_out(parameter: torch.nn.Parameter,
     assert not give(gradients, parameter, value, samples=2, loss=loss)
     gradients.load_outgoing(mean)
     assert mean.tolist() == [1.0] * 3
-    assert gradients.outgoing_samples == 2
+    assert gradients.tally.outgoing == 2
 
 
 def test_samples_in_doubt_count_once_if_the_round_succeeded_for_others(parameter: torch.nn.Parameter) -> None:
@@ -76,7 +76,7 @@ def test_samples_in_doubt_count_once_if_the_round_succeeded_for_others(parameter
     gradients.load_outgoing(mean)
     gradients.doubt("aa")
     gradients.settle(["99", "aa"])
-    assert (gradients.counted_samples, gradients.samples) == (4, 0)
+    assert (gradients.tally.counted, gradients.tally.samples) == (4, 0)
 
 
 def test_samples_of_a_round_that_failed_for_all_are_kept(parameter: torch.nn.Parameter) -> None:
@@ -85,7 +85,7 @@ def test_samples_of_a_round_that_failed_for_all_are_kept(parameter: torch.nn.Par
     gradients.load_outgoing(mean)
     gradients.doubt("aa")
     gradients.settle(["99", "bb"])
-    assert (gradients.counted_samples, gradients.samples) == (0, 4)
+    assert (gradients.tally.counted, gradients.tally.samples) == (0, 4)
 
 
 def test_of_a_doubtful_round_that_counted_only_what_was_in_it_is_taken_out(parameter: torch.nn.Parameter) -> None:
@@ -97,11 +97,11 @@ def test_of_a_doubtful_round_that_counted_only_what_was_in_it_is_taken_out(param
     gradients.load_outgoing(mean)  # a second try, before the first one's success was known
     gradients.doubt("bb")
     gradients.settle(["aa"])
-    assert (gradients.counted_samples, gradients.samples) == (4, 2)
+    assert (gradients.tally.counted, gradients.tally.samples) == (4, 2)
     give(gradients, parameter, 9.0, samples=2, loss=3.0)
     gradients.load_outgoing(mean)
     assert mean.tolist() == pytest.approx([8.0] * 3)
-    assert (gradients.outgoing_samples, gradients.outgoing_loss) == (4, 4.0)
+    assert (gradients.tally.outgoing, gradients.tally.loss) == (4, 4.0)
 
 
 def test_only_gradients_of_parameters_that_are_too_old_are_dropped(parameter: torch.nn.Parameter) -> None:

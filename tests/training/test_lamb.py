@@ -39,6 +39,23 @@ def reference_lamb(
     return x
 
 
+def test_parameters_that_share_room_for_their_updates_go_where_each_would_go_alone() -> None:
+    generator = torch.Generator().manual_seed(6)
+    start = [torch.randn(size, generator=generator) for size in (5, 2, 2, 4, 1, 5)]
+
+    def trained(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+        optimizer = Lamb(params, 0.1)
+        for _ in range(3):
+            for param in params:
+                param.grad = param.detach() ** 2
+            optimizer.step()
+        return params
+
+    together = trained([torch.nn.Parameter(values.clone()) for values in start])
+    alone = [trained([torch.nn.Parameter(values.clone())])[0] for values in start]
+    assert all(map(torch.equal, together, alone))
+
+
 @pytest.mark.parametrize("shape", [(1,), (7, 5), (4096,), (130, 200)])
 @pytest.mark.parametrize(("betas", "weight_decay"), [((0.9, 0.999), 0.01), ((0.8, 0.9), 0.0)])
 @pytest.mark.parametrize("max_weight_norm", [10_000.0, 0.5])

@@ -31,7 +31,7 @@ class Peer:
         self.weight = next(iter(self.replica.model.parameters()))
         optimizer = Lamb([self.weight], lr=0.1, weight_decay=0.0)
         self.steps = LocalSteps(
-            self.replica,
+            [self.replica],
             state,
             optimizer,
             local_batch=local_batch,
@@ -43,6 +43,7 @@ class Peer:
     def train(self, samples: int, gradient: float = 1.0) -> None:
         self.weight.grad = torch.full((3, 4), gradient)
         assert self.steps.add(1.0, samples, self.replica.step)
+        self.steps.boundary()
 
 
 def receipt(step: int, round_id: str) -> Receipt:
@@ -55,7 +56,7 @@ def test_a_local_step_is_taken_when_its_samples_have_come_together() -> None:
     assert bool((peer.weight == 1.0).all())
     peer.train(2)
     assert bool((peer.weight < 1.0).all())
-    assert peer.steps.samples == 4
+    assert peer.steps.tally.samples == 4
 
 
 def test_what_is_outgoing_is_the_way_from_the_shared_parameters() -> None:
@@ -64,7 +65,7 @@ def test_what_is_outgoing_is_the_way_from_the_shared_parameters() -> None:
         peer.train(4)
     peer.steps.load_outgoing(peer.flat)
     assert torch.equal(peer.flat, 1.0 - peer.weight.detach().flatten())
-    assert peer.steps.outgoing_samples == 12
+    assert peer.steps.tally.outgoing == 12
 
 
 def test_two_peers_that_average_their_ways_hold_the_same_shared_parameters() -> None:
@@ -97,7 +98,7 @@ def test_what_was_learned_while_a_round_ran_goes_on_from_the_new_parameters() ->
     assert torch.allclose(peer.weight, peer.state.parameters[0] + late, atol=1e-6)
     peer.steps.load_outgoing(peer.flat)
     assert torch.allclose(peer.flat, -late.flatten(), atol=1e-6)
-    assert (peer.steps.outgoing_samples, peer.steps.counted_samples) == (4, 4)
+    assert (peer.steps.tally.outgoing, peer.steps.tally.counted) == (4, 4)
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -113,7 +114,7 @@ def test_a_round_in_doubt_counts_once_or_goes_into_the_next(counted: bool) -> No
     peer.steps.settle(["aa"] if counted else ["bb"])
     peer.steps.load_outgoing(peer.flat)
     assert torch.allclose(peer.flat, both - first if counted else both, atol=1e-6)
-    assert peer.steps.outgoing_samples == (4 if counted else 8)
+    assert peer.steps.tally.outgoing == (4 if counted else 8)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
@@ -121,4 +122,4 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     peer.weight.grad = torch.full((3, 4), float("nan"))
     assert not peer.steps.add(1.0, 4, 0)
     assert bool((peer.weight == 1.0).all())
-    assert peer.steps.samples == 0
+    assert peer.steps.tally.samples == 0

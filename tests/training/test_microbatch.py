@@ -39,6 +39,23 @@ class Device:
         return find_microbatch(compute, {"x": torch.randn(most, 4)})
 
 
+class Blocks(nn.Module):
+    """One block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([self.block])
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.block(x)
+        return result
+
+    @property
+    def checkpointed(self) -> bool:
+        return "forward" in vars(self.block)
+
+
 @pytest.mark.parametrize(
     ("seconds", "found"),
     [
@@ -88,20 +105,34 @@ def test_a_trial_leaves_parameters_buffers_gradients_and_random_states_alone(mon
 
 
 def test_blocks_are_checkpointed_where_not_even_one_sample_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Blocks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(4, 4)])
-
+    class Full(Blocks):
         def forward(self, x: Tensor) -> Tensor:
-            if isinstance(self.blocks[0].forward, type(self.forward)):
+            if not self.checkpointed:
                 raise torch.OutOfMemoryError
-            result: Tensor = self.blocks[0](x)
-            return result
+            return super().forward(x)
 
-    assert Device(lambda size: 0.01).find(monkeypatch, Blocks(), most=4) == 4
+    assert Device(lambda size: 0.01).find(monkeypatch, Full(), most=4) == 4
     with pytest.raises(UserError, match="not even with one sample"):
         Device(lambda size: 0.01, memory=0).find(monkeypatch)
+
+
+class Checkpointed(Device):
+    """Its memory holds 16 samples with checkpoints, and else 4, which then take as long as one."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        assert isinstance(model, Blocks)
+        self.memory = 16 if model.checkpointed else 4
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(("gain", "found", "kept"), [(1.3, 8, True), (1.05, 4, False)])
+def test_blocks_are_checkpointed_where_more_samples_at_once_are_much_faster(
+    monkeypatch: pytest.MonkeyPatch, gain: float, found: int, kept: bool
+) -> None:
+    model = Blocks()
+    device = Checkpointed(lambda size: 0.1 if size <= 4 else 0.1 * size / 4 / gain)
+    assert device.find(monkeypatch, model, most=16) == found
+    assert model.checkpointed is kept
 
 
 def test_a_batch_that_did_not_fit_comes_again_in_pieces_and_no_sample_is_lost() -> None:

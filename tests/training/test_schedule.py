@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from dedloc_kit.records import Decay
 from dedloc_kit.run import OptimizerConfig
 from dedloc_kit.training.schedule import learning_rate
 
@@ -58,3 +59,19 @@ def test_it_falls_on_half_a_cosine_as_swavs_does() -> None:
         assert learning_rate(config, step) == pytest.approx(expected)
     assert learning_rate(config, 0) == pytest.approx(0.3, rel=0.02)
     assert learning_rate(config, 6000) == pytest.approx(0.0048)
+
+
+def test_it_stays_until_the_decay_is_ordered_and_ends_where_the_run_says() -> None:
+    config = OptimizerConfig(
+        learning_rate=1.0, end_learning_rate=0.2, schedule="warmup-stable-decay", warmup_steps=2, total_steps=100
+    )
+    assert [learning_rate(config, step) for step in (0, 1, 2, 50, 99)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0, 1.0])
+    decay = Decay(start=11, steps=3)  # so the first one follows ten finished updates
+    rates = [learning_rate(config, step, decay) for step in (9, 10, 11, 12, 13, 99)]
+    assert rates == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.4, 0.4])
+
+
+def test_a_decay_that_is_ordered_during_the_warm_up_begins_where_the_rate_is() -> None:
+    config = OptimizerConfig(learning_rate=1.0, schedule="warmup-stable-decay", warmup_steps=9, total_steps=100)
+    rates = [learning_rate(config, step, Decay(start=4, steps=3)) for step in range(6)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.3, 0.2, 0.1])

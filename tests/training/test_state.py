@@ -1,5 +1,6 @@
 """The training state: what is handed over is one global step's, whatever the background does meanwhile."""
 
+import multiprocessing
 import threading
 from collections.abc import Iterable
 
@@ -69,3 +70,11 @@ class Plain(torch.optim.SGD):
 
     def state_tensors(self) -> list[torch.Tensor]:
         return []
+
+
+def test_the_shared_parameters_lie_in_memory_that_a_forked_process_does_not_take_again() -> None:
+    state = TrainingState(torch.nn.Linear(2, 2), lambda m: Lamb(m.parameters(), lr=0.1), tiny_run())
+    child = multiprocessing.get_context("fork").Process(target=state.flat.fill_, args=(7.0,))
+    child.start()
+    child.join(DEADLINE)
+    assert bool((state.flat == 7.0).all())

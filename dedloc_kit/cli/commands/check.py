@@ -2,7 +2,7 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_device, add_microbatch, add_run, add_task_module
+from dedloc_kit.cli.options import Commands, add_devices, add_microbatch, add_run, add_task_module
 from dedloc_kit.run import load_run
 
 
@@ -21,10 +21,17 @@ def add(commands: Commands) -> None:
         "one; default: %(default)s",
     )
     parser.add_argument("--line", default="100mbit", metavar="RATE", help="the coordinator's; default: %(default)s")
+    parser.add_argument(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="OWNER/NAME",
+        help="set the run's tokenizer beside this one, from the Hub or a folder, on the held-out text; may be repeated",
+    )
     parser.add_argument("--offline", action="store_true", help="leave alone what is on the Hub")
     add_microbatch(parser)
     add_task_module(parser)
-    add_device(parser)
+    add_devices(parser)
     parser.set_defaults(call=run)
 
 
@@ -36,8 +43,9 @@ def run(options: argparse.Namespace) -> None:
         load_run(options.run, options.overrides),
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
+        compare=options.compare,
         offline=options.offline,
-        device=options.device,
+        devices=options.devices,
         threads=options.threads,
         microbatch=options.microbatch,
         task_module=options.task_module,

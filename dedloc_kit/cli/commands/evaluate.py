@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dedloc_kit.cli.options import Commands, add_device, positive
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.settings import DATASETS, ProbeSettings, Settings
+from dedloc_kit.evaluation.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
 from dedloc_kit.run import Section, load_run
 from dedloc_kit.validation import describe
 
@@ -16,39 +16,59 @@ SectionKind = TypeVar("SectionKind", bound=Section)
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser("evaluate", help="fine-tune a trained model and score it")
-    defaults = Settings()
+    parser = commands.add_parser("evaluate", help="score a trained model, also beside published ones")
+    defaults, likelihood = Settings(), LikelihoodSettings()
     parser.description = (
-        "Fine-tune a trained language model on a labelled dataset with several seeds; tell the scores on the test "
-        "split, their mean and their spread (the standard deviation). Of a run on pictures: tell the classes of its "
+        "Score a trained language model, also beside published ones, in one table: fine-tuned on a labelled dataset "
+        "with several seeds, by the bits per byte of held-out text (of masked models: of hidden words), or by how "
+        "often the right one of two sentences is the likelier one; the mean and the spread (the standard deviation "
+        "over the seeds, or over ten parts of the samples). Of a run on pictures: tell the classes of its "
         "held-out pictures by nearest neighbours and by linear classifiers, which learn from its training pictures."
     )
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a model's folder, OWNER/NAME on the Hub, or *.safetensors"
     )
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        action="extend",
+        metavar="MODEL",
+        help="score these in the same way beside it",
+    )
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="the run that a *.safetensors file is of")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run: as it was launched")
     parser.add_argument(
         "--task",
-        choices=list(DATASETS),
-        help="named entities, scored by F1 (the default), or the class of a text, scored by accuracy",
+        choices=["ner", "classification", "text", "pairs"],
+        help="named entities, scored by F1; the class of a text, by accuracy; held-out text, by bits per byte; which "
+        "of two sentences is right; default: text with --against, else ner",
     )
     parser.add_argument(
         "--dataset",
         metavar="WHERE",
-        help="on the Hub or a folder with train and test; default: "
+        help="on the Hub or a folder; default: the held-out text of --run for text, "
         + ", ".join(f"{where.dataset} for {task}" for task, where in DATASETS.items()),
     )
-    parser.add_argument("--subset", metavar="NAME", help="of the dataset: bn in WikiANN, sna.bn in IndicGLUE")
-    parser.add_argument("--column", metavar="NAME", help="of the words or texts; default: tokens, or text")
-    parser.add_argument("--label-column", metavar="NAME", help="default: ner_tags, or label")
+    parser.add_argument("--subset", metavar="NAME", help="of the dataset: bn in WikiANN, hin in MultiBLiMP")
+    parser.add_argument("--column", metavar="NAME", help="of the words, the text or the right sentence")
+    parser.add_argument("--label-column", metavar="NAME", help="of the tags, the classes or the wrong sentence")
+    parser.add_argument("--samples", type=positive, metavar="N", help="documents or pairs; default: 200, or 1,000")
+    parser.add_argument(
+        "--words", type=positive, metavar="N", help=f"of the text, for masked models; default: {likelihood.words:,}"
+    )
     parser.add_argument(
         "--seeds", type=positive, metavar="N", help=f"fine-tunings, or classifiers; default: {defaults.seeds}"
     )
     parser.add_argument("--epochs", type=positive, metavar="N", help=f"default: {_defaults('epochs')}")
     parser.add_argument("--learning-rate", type=float, metavar="RATE", help=f"default: {_defaults('learning_rate')}")
     parser.add_argument("--batch", type=positive, metavar="N", help=f"default: {_defaults('batch')}")
-    parser.add_argument("--max-length", type=positive, metavar="TOKENS", help=f"default: {defaults.max_length}")
+    parser.add_argument(
+        "--max-length",
+        type=positive,
+        metavar="TOKENS",
+        help=f"default: {defaults.max_length}, of text {likelihood.max_length}",
+    )
     parser.add_argument("--train-samples", type=positive, metavar="N", help="train on so many; default: on all")
     parser.add_argument(
         "--baseline", action="store_true", help="the same from random weights, of pictures also from bare pixels"
@@ -64,13 +84,10 @@ def _defaults(key: str) -> str:
 
 
 def run(options: argparse.Namespace) -> None:
-    given = {key: value for key, value in vars(options).items() if key in Settings.model_fields and value is not None}
-    common: dict[str, Any] = {
-        "baseline": options.baseline,
-        "device": options.device,
-        "threads": options.threads,
-        "report": options.json,
-    }
+    kinds: list[type[Section]] = [Settings, LikelihoodSettings, ProbeSettings]
+    known = {key for kind in kinds for key in kind.model_fields}
+    given = {key: value for key, value in vars(options).items() if key in known and value is not None}
+    common: dict[str, Any] = {"device": options.device, "threads": options.threads, "report": options.json}
     trained = load_run(options.run, options.overrides) if options.run else None
     if trained is not None:
         from dedloc_kit.tasks import Probeable, create_task
@@ -79,20 +96,32 @@ def run(options: argparse.Namespace) -> None:
         if isinstance(task, Probeable):
             from dedloc_kit.evaluation.probe import probe
 
-            for key in sorted(given.keys() - ProbeSettings.model_fields.keys()):
-                option = f"--{key.replace('_', '-')}"
-                raise UserError(
-                    f"{option} is for language models; leave it out, the run's own data tells what its model knows"
-                )
-            probe(options.checkpoint, _valid(ProbeSettings, given), trained, task, **common)
+            if options.against:
+                given["against"] = options.against
+            reason = "is for language models; leave it out, the run's own data tells what its model knows"
+            settings = _valid(ProbeSettings, given, reason)
+            probe(options.checkpoint, settings, trained, task, baseline=options.baseline, **common)
             return
+
+    if options.task in ("text", "pairs") or (options.task is None and options.against):
+        from dedloc_kit.evaluation.side_by_side import side_by_side
+
+        if options.baseline:
+            given["baseline"] = True
+        fitting = _valid(LikelihoodSettings, given, "is for fine-tuning; leave it out, or choose another --task")
+        side_by_side(options.checkpoint, fitting, trained, options.against, **common)
+        return
 
     from dedloc_kit.evaluation.evaluate import evaluate
 
-    evaluate(options.checkpoint, _valid(Settings, given), trained, **common)
+    tuning = _valid(Settings, given, "is for --task text or pairs; leave it out, or choose one of these")
+    evaluate(options.checkpoint, tuning, trained, options.against, baseline=options.baseline, **common)
 
 
-def _valid(kind: type[SectionKind], given: dict[str, Any]) -> SectionKind:
+def _valid(kind: type[SectionKind], given: dict[str, Any], otherwise: str) -> SectionKind:
+    """The settings; an option that they do not have is refused with the reason."""
+    for key in sorted(given.keys() - kind.model_fields.keys()):
+        raise UserError(f"--{key.replace('_', '-')} {otherwise}")
     try:
         return kind.model_validate(given)
     except ValidationError as error:

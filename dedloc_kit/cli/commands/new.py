@@ -13,7 +13,12 @@ def add(commands: Commands) -> None:
         "asks, in a terminal."
     )
     parser.add_argument("name", metavar="NAME", help="of the run and of its folder: lower-case letters, digits, dashes")
-    parser.add_argument("--recipe", metavar="NAME", help="what to start from, such as sahajbert")
+    parser.add_argument(
+        "--recipe", metavar="NAME", help="what it is to be, such as gpt; without it you are told of all"
+    )
+    parser.add_argument(
+        "--start", metavar="OWNER/NAME@COMMIT", help="with the recipe continue: the model on the Hub to go on from"
+    )
     parser.add_argument(
         "--dataset",
         action="append",
@@ -30,7 +35,15 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.organizer.new import Plan, new, next_commands
 
-    plan = Plan(options.name, options.recipe, options.dataset, options.evaluation, options.language, options.about)
+    plan = Plan(
+        options.name,
+        options.recipe,
+        options.dataset,
+        options.evaluation,
+        options.language,
+        options.about,
+        options.start,
+    )
     folder = new(plan)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"the run is in {folder}: read and change {folder / 'run.toml'} and {folder / 'README.md'}, then")

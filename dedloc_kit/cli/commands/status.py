@@ -20,6 +20,8 @@ def run(options: argparse.Namespace) -> None:
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
     console.print(f"{state.run_id}: {state.status}, step {state.step} of {state.total_steps}")
+    if state.decay is not None:
+        console.print(f"decaying: step {state.decay.step} of {state.decay.steps}")
     console.print(f"{state.samples_total} samples in all, training loss {_number(state.loss)}")
     if state.problem:
         console.print(f"problem: {state.problem}")

@@ -347,6 +347,7 @@ class RunView:
             "message": self._message[:NOTICE_LENGTH],
             "notices": [*self._notices, *filter(None, [self._data_notice])],
             "total_steps": self._run.optimizer.total_steps,
+            "decay": self._decay(known["step"]),
             "global_batch": self._run.global_batch,
             "eta_seconds": max(0, self._run.global_batch - samples) / rate if rate > 0 else None,
             "run_eta_seconds": pace * steps_left if pace is not None and status == "training" else None,
@@ -362,6 +363,12 @@ class RunView:
             "announcement": self._wanted.announcement,
             "checkpoint": self._checkpoint,
         }
+
+    def _decay(self, step: int) -> schemas.Decaying | None:
+        decay = self._wanted.decay
+        if decay is None:
+            return None
+        return schemas.Decaying(step=min(max(0, step + 1 - decay.start), decay.steps), steps=decay.steps)
 
     def _last_step(self) -> int:
         return self._run.optimizer.total_steps if self._wanted.last_step is None else self._wanted.last_step

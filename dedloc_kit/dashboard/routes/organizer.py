@@ -1,8 +1,10 @@
 """The organizer's view: how the run is steered and what went wrong, for whoever is logged in."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,8 +19,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
-from dedloc_kit.steering.commands import give, rewind
-from dedloc_kit.steering.orders import GivenOrder, Kicked, OrderBook
+from dedloc_kit.steering.commands import decay, give, held_out_losses, pending_rewind, rewind
+from dedloc_kit.steering.orders import Decaying, GivenOrder, Kicked, OrderBook, Rewinding
+from dedloc_kit.training.ruined import Ruined
 
 _NEW_LINK = "log in with the link that 'dedloc login FOLDER' prints on the coordinator's machine"
 _MAX_SHOWN = 100
@@ -32,6 +35,10 @@ class KeptCheckpoint(Answer):
     bytes: int
     best: bool
     """It has the lowest held-out loss."""
+    loss: float | None
+    """The held-out loss, if it was measured."""
+    ruined: bool
+    """Its training had diverged: the run cannot go back to it."""
 
 
 class Restart(Answer):
@@ -48,11 +55,17 @@ class OrganizerState(Answer):
     paused: bool
     finishing: bool
     """The run ends, or has ended, by the organizer's order."""
+    decays: bool
+    """The learning rate waits for an order to fall."""
+    decay: Decaying | None
+    """That order, whether it has begun or not."""
     announcement: Announcement | None
     kicked: list[Kicked]
     alerts: list[Alert]
     orders: list[GivenOrder]
     checkpoints: list[KeptCheckpoint]
+    rewind: Rewinding | None
+    """What the next global step is to take over, if that is ordered and not done yet."""
     restarts: list[Restart]
     """Of the volunteers that are here now."""
 
@@ -79,6 +92,13 @@ class Earlier(BaseModel):
     """A factor of the learning rate."""
 
 
+class Fall(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    steps: Annotated[int, Field(ge=1, le=2**53)]
+    """Over how many global steps the learning rate falls."""
+
+
 class Denied(Exception):
     """This request is not the organizer's, or asks for what cannot be done."""
 
@@ -97,12 +117,15 @@ def denial(_request: Request, denied: Exception) -> Response:
     return answer
 
 
-def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen]] = tuple) -> APIRouter:
+def routes(
+    folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen]] = tuple, *, decays: bool = False
+) -> APIRouter:
     """Raises UserError if the secret in the folder cannot be used.
 
     :param folder: the coordinator's
     :param fingerprint: of the run; browsers send a cookie to every port of a machine, which may host several runs
     :param peers: gives who is here now
+    :param decays: the run's learning rate waits for an order to fall
     """
     keys, attempts, book = Keys(folder), Attempts(), OrderBook(folder)
     name = f"organizer-{fingerprint}"
@@ -141,17 +164,21 @@ def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen
 
     def state() -> OrganizerState:
         try:
-            orders = book.read()
+            orders, rewinding = book.read(), pending_rewind(folder)
+            checkpoints = kept_checkpoints(folder)
         except UserError as error:
             raise Denied(409, str(error)) from None
         return OrganizerState(
             paused=orders.paused,
             finishing=orders.finish,
+            decays=decays,
+            decay=orders.decay,
             announcement=orders.announcement,
             kicked=list(reversed(orders.kicked)),
             alerts=raised_alerts(folder, _MAX_SHOWN),
             orders=book.given(_MAX_SHOWN),
-            checkpoints=kept_checkpoints(folder / "checkpoints"),
+            checkpoints=checkpoints,
+            rewind=rewinding,
             restarts=[
                 Restart(peer=peer.peer, name=peer.name, reason=peer.restarted) for peer in peers() if peer.restarted
             ][:_MAX_SHOWN],
@@ -193,6 +220,15 @@ def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen
             raise Denied(409, str(error)) from None
         return state()
 
+    @protected.post("/decay")
+    def fall(body: Fall) -> OrganizerState:
+        """Let the learning rate fall, and the run end with that."""
+        try:
+            decay(folder, str(body.steps))
+        except UserError as error:
+            raise Denied(409, str(error)) from None
+        return state()
+
     @protected.post("/{order}")
     def order(order: Literal["pause", "resume", "finish", "checkpoint"]) -> OrganizerState:
         """An order that needs no more words."""
@@ -203,19 +239,27 @@ def routes(folder: Path, fingerprint: str, peers: Callable[[], Sequence[PeerSeen
 
 
 def kept_checkpoints(folder: Path) -> list[KeptCheckpoint]:
-    """The checkpoints in a folder of them (see training.checkpoint), newest first."""
+    """The checkpoints in a run's folder (see training.checkpoint), newest first. Raises UserError if its ledger cannot
+    be read."""
+    checkpoints = folder / "checkpoints"
     try:
-        best = int(json.loads((folder / "best.json").read_text(encoding="utf-8"))["step"])
+        best = int(json.loads((checkpoints / "best.json").read_text(encoding="utf-8"))["step"])
     except (OSError, ValueError, LookupError, TypeError):
         best = -1
-    found = []
-    for path in sorted(folder.glob("step-*.safetensors"), reverse=True):
-        named = re.fullmatch(r"step-(\d{1,15})", path.stem)
-        try:
-            status = path.stat()
-        except OSError:  # a newer one has just pushed it out
-            continue
-        if named is not None:
-            step = int(named[1])
-            found.append(KeptCheckpoint(step=step, time=status.st_mtime, bytes=status.st_size, best=step == best))
-    return found
+    files: dict[int, os.stat_result] = {}
+    for path in checkpoints.glob("step-*.safetensors"):
+        if named := re.fullmatch(r"step-(\d{1,15})", path.stem):
+            with suppress(OSError):  # a newer one has just pushed it out
+                files[int(named[1])] = path.stat()
+    losses, ruined = held_out_losses(folder, list(files)), Ruined(checkpoints)
+    return [
+        KeptCheckpoint(
+            step=step,
+            time=file.st_mtime,
+            bytes=file.st_size,
+            best=step == best,
+            loss=losses.get(step),
+            ruined=step in ruined,
+        )
+        for step, file in sorted(files.items(), reverse=True)
+    ]

@@ -65,6 +65,7 @@ function summarize() {
   const { state } = run;
   if (said.status === state.status && Date.now() - said.at < SUMMARY_PAUSE) return;
   let text = `${LABELS[state.status]}. Global step ${count(state.step)} of ${count(state.total_steps)}`;
+  if (state.decay) text += `, decaying: step ${count(state.decay.step)} of ${count(state.decay.steps)}`;
   text += `, ${plural(state.volunteers, "volunteer")}.`;
   if (state.loss !== null) text += ` Training loss ${loss(state.loss)}.`;
   if (state.evaluation) text += ` Evaluation loss ${loss(state.evaluation.last.loss)}.`;

@@ -9,19 +9,18 @@ import asyncio
 import contextlib
 import struct
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, TypeVar
 
 import torch
-from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
+from dedloc_kit.swarm.averaging.messages import Ended, Says, gave_up, payload_of, told
 from dedloc_kit.swarm.averaging.reducer import Reducer
 from dedloc_kit.swarm.averaging.window import SendWindow
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream
@@ -42,19 +41,6 @@ class Refused(Exception):
 
 class Fault(Exception):
     """A member did not do its part."""
-
-
-class Says(IntEnum):
-    """The first byte of what a reducer sends."""
-
-    INTRODUCTIONS = 1
-    """Everyone's, as they were signed."""
-    AVERAGE = 2
-    """For how many seconds this member's part had been there (8 bytes), and the encoded average."""
-    GAVE_UP = 3
-    """The round is over here; whose fault it was, as far as known."""
-    FAILED = 4
-    """The same, and it was the reducer's own."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +226,7 @@ class AllReduce:
                     stream = await stack.enter_async_context(self._open_stream(peer))
                     sending = asyncio.create_task(self._send(reducer, stream))
                     stack.callback(sending.cancel)
-                    signed = _payload(await stream.receive(max(limit, MAX_NAMED_BYTES)), Says.INTRODUCTIONS)
+                    signed = payload_of(await stream.receive(max(limit, MAX_NAMED_BYTES)), Says.INTRODUCTIONS)
                 self._agree(self._handshake.told(tuple(unpack(bytes(signed)))))
                 self._untold.discard(peer)
                 if not self._untold:
@@ -248,11 +234,11 @@ class AllReduce:
                 for index in range(self._first[reducer], self._first[reducer] + self._parts[reducer]):
                     # A reducer falls silent when one of its senders does; it must find that out before we blame it.
                     message = await self._timed(stream.receive(MAX_PART_BYTES), 2 * self._patience.usual)
-                    average = _payload(message, Says.AVERAGE)
+                    average = payload_of(message, Says.AVERAGE)
                     (waited,) = struct.unpack_from("d", average)
                     self._take(index, bytes(average[8:]))
                     self._window.came(reducer, waited)
-        except _Ended as ended:
+        except Ended as ended:
             if ended.by_itself:
                 self._fail(Fault(f"{peer} failed"), peer)
             else:
@@ -389,39 +375,7 @@ class AllReduce:
         return bytes(self._coding.averaged.encode(way, average, begin, place).SerializeToString())
 
 
-class _Ended(Exception):
-    """The other side has ended the round."""
-
-    def __init__(self, by_itself: bool, named: set[str]) -> None:
-        super().__init__("gave the round up")
-        self.by_itself, self.named = by_itself, named
-
-
-def _payload(message: bytes, expected: Says) -> memoryview:
-    """What a reducer says; raises _Ended if it says that the round is over, ValueError if it says anything else."""
-    says, payload = message[0], memoryview(message)[1:]
-    if says == Says.FAILED:
-        raise _Ended(True, set())
-    if says == Says.GAVE_UP:
-        raise _Ended(False, set(unpack(bytes(payload))))
-    if says != expected:
-        raise ValueError(f"it says {says} where {expected} is due")
-    return payload
-
-
 def _look_at(done: "asyncio.Future[Any]") -> None:
     """When a round fails, nobody may be left to ask how this ended: without this asyncio complains."""
     if not done.cancelled():
         done.exception()
-
-
-def told(signed: Sequence[bytes]) -> bytes:
-    """Tells a member what everyone brings, as each of them has signed it."""
-    return bytes([Says.INTRODUCTIONS]) + bytes(MSGPackSerializer.dumps(list(signed)))
-
-
-def gave_up(me: str, culprits: Collection[str], named: Collection[str]) -> bytes:
-    """Tells a member that the round is over here, and whose fault that is as far as known."""
-    if me in culprits:
-        return bytes([Says.FAILED])
-    return bytes([Says.GAVE_UP]) + bytes(MSGPackSerializer.dumps(sorted({*culprits, *named})))

@@ -84,7 +84,3 @@ class Averager:
     def forget_feedback(self) -> None:
         """Another state was loaded: what compression lost on the way to the old one is of no use."""
         self._host.call(AveragingService.forget_feedback)
-
-    def is_alive(self) -> bool:
-        """Does the process live in which this happens?"""
-        return self._host.is_alive()

@@ -4,6 +4,7 @@ An all-reduce works on chunks of one flat float32 vector. A codec turns a chunk 
 table of codecs takes no part in it.
 """
 
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +17,27 @@ from hivemind.proto import runtime_pb2
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.scratch import Scratch
-
 LARGEST = 2.0**126
 """The largest absolute value that a chunk may hold: no rounding can then carry a number to infinity."""
 _TINIEST = 2.0**-100  # blocks of still smaller numbers travel as zeros: their scale's inverse would be infinite
+
+
+class Scratch(threading.local):
+    """Room for one chunk, for each thread its own, kept from call to call.
+
+    Memory that is new each time can cost more than the arithmetic: the system hands it out page by page, cleared.
+    """
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0)
+
+    def like(self, values: Tensor) -> Tensor:
+        """A float32 tensor of the same shape, whose content is that of the last use."""
+        if self._room.numel() < values.numel():
+            self._room = torch.empty(values.numel())
+        return self._room[: values.numel()].view(values.shape)
+
+
 _scratch = Scratch()
 
 

@@ -5,8 +5,7 @@ import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import ChunkCompression
-from dedloc_kit.swarm.averaging.scratch import Scratch
+from dedloc_kit.swarm.averaging.compression import ChunkCompression, Scratch
 
 
 class Feedback:

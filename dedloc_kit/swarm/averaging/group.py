@@ -15,7 +15,7 @@ from hivemind.utils import get_dht_time
 from pydantic import Field, field_validator
 
 from dedloc_kit.records import Contribution, Count, Digest, PeerId, Record
-from dedloc_kit.swarm.network.service import CLOSE_SECONDS, RECEIVE_SECONDS, Endpoint, Service, Stream, encode
+from dedloc_kit.swarm.network.service import CLOSE_SECONDS, Endpoint, Service, Stream, encode
 
 REQUEST_SECONDS = 3.0
 """For a leader's answer."""
@@ -267,8 +267,7 @@ class GroupService(Service):
         )
 
     async def serve(self, peer: str, stream: Stream) -> None:
-        async with asyncio.timeout(RECEIVE_SECONDS):
-            join = await stream.receive_record(Join)
+        join = await stream.receive_question(Join)
         search = self._search
         if search is None or not self._accepts(peer, join, search):
             await stream.send(encode(Verdict(verdict="no", leader=search.leader if search else "")))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.reducer import RoundOver
+from dedloc_kit.swarm.averaging.reducer import let_go
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,7 @@ class Handshake:
 
     def fail(self, reason: Exception) -> None:
         """Whoever waits for the introductions gets RoundOver, unless they are complete."""
-        if not self.result.done():
-            self.result.set_exception(RoundOver(str(reason)))
-            self.result.exception()  # not everyone waits: without this asyncio complains
+        let_go(self.result, str(reason))
 
     def _look_for_senders(self) -> None:
         if self.result.done() and self.result.exception() is None and not self.absent_senders():

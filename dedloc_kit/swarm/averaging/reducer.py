@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,13 @@ from torch import Tensor
 
 class RoundOver(Exception):
     """The all-reduce has failed; nobody need wait any more."""
+
+
+def let_go(future: "asyncio.Future[Any]", reason: str = "the round is over") -> None:
+    """Whoever waits for this gets RoundOver, unless it is done."""
+    if not future.done():
+        future.set_exception(RoundOver(reason))
+        future.exception()  # maybe nobody waits: without this asyncio complains
 
 
 class Reducer(ABC):
@@ -52,9 +60,7 @@ class Reducer(ABC):
     def abandon(self) -> None:
         """Let go of whoever still waits."""
         for result in self._results:
-            if not result.done():
-                result.set_exception(RoundOver("the round is over"))
-                result.exception()  # not everyone waits: without this asyncio complains
+            let_go(result)
 
 
 class MeanReducer(Reducer):

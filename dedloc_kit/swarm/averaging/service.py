@@ -18,15 +18,16 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused, gave_up, told
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
 from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
-from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver
+from dedloc_kit.swarm.averaging.messages import gave_up, told
+from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
 from dedloc_kit.swarm.directory.contributions import possible
-from dedloc_kit.swarm.network.service import RECEIVE_SECONDS, Endpoint, Service, Stream, encode
+from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.network.signing import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
@@ -84,9 +85,7 @@ class _Round:
 
     def end(self) -> None:
         for future in (self.found, self.called, self.runner):
-            if not future.done():
-                future.set_exception(RoundOver("the round is over"))
-                future.exception()  # maybe nobody waits: without this asyncio complains
+            let_go(future)
 
 
 class AveragingService(Service):
@@ -278,8 +277,7 @@ class AveragingService(Service):
 
     async def serve(self, peer: str, stream: Stream) -> None:
         """A member sends its gradients; who begins before us also tells us that it is time."""
-        async with asyncio.timeout(RECEIVE_SECONDS):
-            opening = await stream.receive_record(Opening)
+        opening = await stream.receive_question(Opening)
         if opening.group not in self._standing and self._searching.locked():
             async with self._searching:
                 pass  # our leader has told others of the group first

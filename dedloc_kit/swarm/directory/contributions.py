@@ -5,10 +5,10 @@ from collections.abc import Callable
 from hivemind import DHT
 
 from dedloc_kit.records import Contribution
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.directory import MANY, Directory
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MAX_BATCHES
 
 DHT_TIMEOUT = 20.0
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Profile:
-    """Facts about a peer that travel together: it tells them in its progress and its contributions."""
+    """Facts about a peer that travel together: `Progress` has them all by these names."""
 
     session: str
     """Hexadecimal name of this session; contributions of one session count up."""

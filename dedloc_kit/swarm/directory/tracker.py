@@ -5,6 +5,7 @@ when it looks for the newest step, and never reports followers; all three would 
 and volunteers behind firewalls. Ours counts real samples of every peer.
 """
 
+import logging
 import math
 import threading
 import time
@@ -15,17 +16,16 @@ from typing import Any
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.bootstrap import avoid
-from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MAX_BATCHES
 from dedloc_kit.training.state import Position
 
 HEARTBEAT = 4.0
@@ -47,12 +47,14 @@ STORE_SECONDS = 1.0
 ECHOES = 5
 """So often a peer that waits for its twin lets it know."""
 
+_log = logging.getLogger(__name__)
+
 
 class Tracker(threading.Thread):
     """Publishes this peer's progress and follows everyone else's, in the background.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
-    :param incidents: told about records that are ignored, and of what goes wrong here
+    :param incidents: told about records that are ignored
     :param belief: judges which step they prove
     :param session: names what this peer says of itself
     """
@@ -69,10 +71,10 @@ class Tracker(threading.Thread):
         session: str = "",
     ) -> None:
         super().__init__(name="tracker", daemon=True)
-        self._dht, self._signer, self._warn = dht, signer, incidents.warn
+        self._dht, self._signer = dht, signer
         self._global_batch = global_batch
         self.incidents, self.reject, self.belief = incidents, incidents.reject, belief
-        self.connections = Connections(dht, signer.peer, known, dht.gate if isinstance(dht, Node) else None)
+        self.connections = Connections(dht, signer.peer, known, dht.gate)
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
@@ -259,7 +261,7 @@ class Tracker(threading.Thread):
                 look_due = self._look_if_due(look_due)
                 pause, news = look_due - time.monotonic(), False
             except Exception as error:  # the DHT may be slow or gone for a while; the loop must outlive that
-                self._warn(f"the swarm's directory does not answer ({error!r:.100}); trying again")
+                _log.warning("the swarm's directory does not answer (%.100r); trying again", error)
                 pause = HEARTBEAT
             if self._wake.wait(min(HEARTBEAT, max(0.0, pause))):
                 news, look_due = True, 0.0  # what is news here is so for the others too
@@ -291,22 +293,32 @@ class Tracker(threading.Thread):
             if self.twin.certain and echoes < ECHOES:
                 if not echoes:
                     waiting()
-                with suppress(TimeoutError):  # so that it learns of this peer, too
-                    self._store(self.twin.echo()).result(STORE_SECONDS)
+                self._tell_twin()
                 echoes += 1
             stop.wait(FRESH_SECONDS)
 
+    def give_way(self, stop: threading.Event) -> None:
+        """Let the twin know of this peer, which then ends; takes some seconds."""
+        for _ in range(ECHOES):
+            self._tell_twin()
+            if stop.wait(FRESH_SECONDS):
+                break
+
+    def _tell_twin(self) -> None:
+        with suppress(TimeoutError):
+            self._store(self.twin.echo()).result(STORE_SECONDS)
+
     def leave(self) -> None:
-        """Stop, and take this peer off the list so that nobody waits for it."""
+        """Stop, and take this peer off the list so that nobody waits for it, unless its twin goes on."""
         self._stopped.set()
         self._wake.set()
         if self.is_alive():
             self.join(DHT_TIMEOUT)
-        if self._mine is not None:
+        if self._mine is not None and not self.twin.second:
             try:
                 self._store(None).result(DHT_TIMEOUT)
             except Exception as error:  # others find out by our silence
-                self._warn(f"the swarm's directory does not answer ({error!r:.100})")
+                _log.warning("the swarm's directory does not answer (%.100r)", error)
 
     def _connect(self) -> None:
         with self._lock:

@@ -75,8 +75,8 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
             return AccessAnswer(token=await self._token(peer, question.secret))
         except Denied as denied:
             return AccessAnswer(denial=denied.denial)
-        except UserError as error:  # of the organizer's folder: nothing that a volunteer should see
-            _log.warning("nobody can be let in: %s", error)
+        except UserError as error:  # of the organizer's folder, who is told by `NoticeWriter`: not for a volunteer
+            _log.info("nobody can be let in: %s", error)
             return AccessAnswer(denial="busy")
 
     async def _token(self, peer: str, secret: str) -> bytes:
@@ -112,8 +112,8 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
         admitted = await self._member(secret, host) if who == "hub" else self._office.invited(secret)
         try:
             self._office.admit(peer, admitted)
-        except OSError as error:  # a full disk: it is let in, and asked again the next time
-            _log.warning("%s cannot be remembered: %s", peer, error)
+        except OSError as error:  # a full disk, of which others warn: it is let in, and asked again the next time
+            _log.info("%s cannot be remembered: %s", peer, error)
         return admitted
 
     async def _member(self, secret: str, host: str) -> Admitted:

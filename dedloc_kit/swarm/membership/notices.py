@@ -1,10 +1,10 @@
-"""Keeps a peer in the swarm: follows the organizer's notices, renews the token, and finds out if it was sent away.
+"""Keeps a peer in the swarm: it follows the organizer's notices, which the coordinator writes, renews its token, and
+finds out if it was sent away."""
 
-The coordinator's membership writes the notices.
-"""
-
+import logging
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -33,36 +33,28 @@ SILENCE_SECONDS = 35.0
 """Who hears no notice for so long asks the organizer itself: it may have been sent away."""
 DHT_SECONDS = 10.0
 
+_log = logging.getLogger(__name__)
+
 
 class Membership(threading.Thread):
     """Runs beside a peer's training from its first moment in the swarm to its last.
 
     :param tell: called with the gate when who may take part has changed, for a further process of this peer
-    :param office: the coordinator's; none for everybody else
-    :param give_up: called when the organizer does not want this peer here any more
     """
 
     def __init__(
-        self,
-        node: Node,
-        identity: Identity,
-        signer: Signer,
-        tracker: Tracker,
-        *,
-        tell: Callable[[Gate], object] = lambda gate: None,
-        office: Office | None = None,
-        give_up: Callable[[Exception], None],
-        warn: Callable[[str], None],
+        self, node: Node, signer: Signer, tracker: Tracker, tell: Callable[[Gate], object] = lambda gate: None
     ) -> None:
         super().__init__(name="membership", daemon=True)
-        assert node.gate is not None
-        self._node, self._gate, self._identity, self._signer = node, node.gate, identity, signer
-        self._tracker, self._tell_others, self._office = tracker, tell, office
-        self._give_up, self._warn = give_up, warn
+        self._node, self._gate, self._signer = node, node.gate, signer
+        self._tracker, self._tell_others = tracker, tell
         self._notices = Directory(node, NOTICE, self._gate.run_id, reject=tracker.reject)
-        self._heard = self._asked = time.monotonic()
         self._warned = ""
         self._stopped = threading.Event()
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Write or read, and act on it."""
 
     def stop(self) -> None:
         """Returns soon: a question to an organizer that is gone may still wait for its answer."""
@@ -71,22 +63,44 @@ class Membership(threading.Thread):
             self.join(1.0)
 
     def run(self) -> None:
-        turn = self._write if self._office is not None else self._read
         while not self._stopped.is_set():
             try:
-                turn()
+                self.turn()
             except UserError as error:  # the organizer's folder is damaged
-                self._tell(str(error))
+                self._warn(str(error))
             except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
-                self._tell(f"the organizer's notices cannot be had now ({error!r:.100}); trying again")
+                self._warn(f"the organizer's notices cannot be had now ({error!r:.100}); trying again")
             self._stopped.wait(FOLLOW_SECONDS)
 
-    # As the organizer
+    def _take(self, notice: Notice) -> None:
+        """Let all processes of this peer know."""
+        gate = self._gate
+        gate.follow(gate.token, notice)
+        self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
+        self._tell_others(gate)
+        self._tracker.suspicion.refuse(notice)
 
-    def _write(self) -> None:
-        assert self._office is not None
+    def _warn(self, problem: str) -> None:
+        if problem != self._warned:
+            self._warned = problem
+            _log.warning(problem)
+
+
+class NoticeWriter(Membership):
+    """The coordinator's.
+
+    :param office: knows whom the organizer has sent away
+    """
+
+    def __init__(
+        self, node: Node, signer: Signer, tracker: Tracker, office: Office, tell: Callable[[Gate], object]
+    ) -> None:
+        super().__init__(node, signer, tracker, tell)
+        self._office = office
+
+    def turn(self) -> None:
         if crowded := self._office.crowded():
-            self._tell(f"more machines wait than 'dedloc invite --machines' allows, of {', '.join(sorted(crowded))}")
+            self._warn(f"more machines wait than 'dedloc invite --machines' allows, of {', '.join(sorted(crowded))}")
         refused, mine, said = self._office.refused(), self._tracker.mine, self._gate.notice
         everyone = shortened(refused)
         step, round_id = (None, "") if mine is None else (mine.step, mine.round)
@@ -99,9 +113,28 @@ class Membership(threading.Thread):
         self._take(notice.model_copy(update={"refused": everyone}))  # this peer itself can know any number
         self._notices.store(self._signer, notice, peers=0).result(DHT_SECONDS)
 
-    # As everybody else
 
-    def _read(self) -> None:
+class NoticeFollower(Membership):
+    """Everybody else's: also renews the token.
+
+    :param identity: beside its key the token is kept
+    :param give_up: called when the organizer does not want this peer here any more
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        signer: Signer,
+        tracker: Tracker,
+        identity: Identity,
+        give_up: Callable[[Exception], None],
+        tell: Callable[[Gate], object] = lambda gate: None,
+    ) -> None:
+        super().__init__(node, signer, tracker, tell)
+        self._identity, self._give_up = identity, give_up
+        self._heard = self._asked = time.monotonic()
+
+    def turn(self) -> None:
         notice = None
         with suppress(TimeoutError):  # maybe because nobody answers this peer any more
             notice = self._newest()
@@ -113,6 +146,12 @@ class Membership(threading.Thread):
         if silent or (self._gate.token and self._half_used() and now > self._asked + SILENCE_SECONDS):
             self._asked = now
             self._ask()
+
+    def _take(self, notice: Notice) -> None:
+        super()._take(notice)
+        if notice.refuses(self._signer.peer):
+            self._ask()  # why
+            self._give_up(explained("kicked"))
 
     def _newest(self) -> Notice | None:
         # Whoever has heard of the organizer lately has heard its newest notice.
@@ -142,23 +181,6 @@ class Membership(threading.Thread):
             keep_token(self._identity, answer.token)
             self._take(self._gate.notice)
 
-    def _take(self, notice: Notice) -> None:
-        """Let all processes of this peer know."""
-        gate = self._gate
-        gate.follow(gate.token, notice)
-        self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
-        self._tell_others(gate)
-        self._tracker.suspicion.refuse(notice)
-        if notice.refuses(self._signer.peer):
-            self._ask()  # why
-            self._give_up(explained("kicked"))
-
-    def _tell(self, problem: str) -> None:
-        if problem != self._warned:
-            self._warned = problem
-            self._warn(problem)
-
 
 async def _follow(token: bytes, notice: Notice, node: Node, _: DHTNode) -> None:
-    assert node.gate is not None
     node.gate.follow(token, notice)

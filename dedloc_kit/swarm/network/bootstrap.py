@@ -1,25 +1,18 @@
 """A peer's place in the swarm: who answers, whether others reach it, and its node in the directory."""
 
-import asyncio
-import logging
-import random
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from hivemind import DHT
-from hivemind.dht import DHTNode
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.utils.multiaddr import Multiaddr
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Reached
-from dedloc_kit.machine.dialling import answering, first_bytes, host_and_port, in_own_loop, number_of, own_address
+from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, number_of, own_address
 from dedloc_kit.machine.dials import Dials
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
@@ -27,22 +20,16 @@ from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper, node_id_of
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, seen_host, serve, unvouched
+from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, serve
 from dedloc_kit.swarm.network.signing import Signer
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0
-DIAL_TIMEOUT, GREETING_SECONDS = 10.0, 5.0
 REPLICAS, ASKED_NODES = 4, 8
 """Nodes that hold a record, and nodes that are asked for it at most; hivemind's 5 and 20 cost more with many peers.
 What a record says is said again every few seconds."""
 ANY_ADDRESS = "0.0.0.0"
-GREETING = b"\x13/multistream/1.0.0\n"
-"""What libp2p says first to whoever connects."""
-
 _WORD_FILE = "reached"
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,28 +44,12 @@ class Surroundings:
     dials: Dials
 
 
-def open_node(
-    peer: PeerConfig,
-    identity: Identity,
-    initial_peers: Sequence[str],
-    *,
-    gate: Gate | None = None,
-    may_start_alone: bool = False,
-    preferred_port: int = 0,
-) -> Node:
-    """Look around and start a DHT node; raises UserError as the two do."""
-    around = look_around(
-        peer, identity, initial_peers, gate=gate, may_start_alone=may_start_alone, preferred_port=preferred_port
-    )
-    return start_node(peer, identity, around, gate=gate, may_start_alone=may_start_alone)
-
-
 def look_around(
     peer: PeerConfig,
     identity: Identity,
     initial_peers: Sequence[str],
     *,
-    gate: Gate | None = None,
+    gate: Gate,
     may_start_alone: bool = False,
     preferred_port: int = 0,
 ) -> Surroundings:
@@ -105,19 +76,19 @@ def start_node(
     identity: Identity,
     around: Surroundings,
     *,
-    gate: Gate | None = None,
+    gate: Gate,
     may_start_alone: bool = False,
 ) -> Node:
     """Start a DHT node, which forks.
 
-    The `gate` decides whom this peer serves and asks, and of which run it keeps records: without it of none. Raises
-    UserError if the identity or the port is in use, or nobody lets this peer in.
+    The `gate` decides whom this peer serves and asks, and of which run it keeps records. Raises UserError if the
+    identity or the port is in use, or nobody lets this peer in.
     """
     signer = Signer(identity)
     try:
         node = Node(
             gate=gate,
-            keeper=Keeper(signer) if gate is None else Keeper(signer, gate.run_id, gate.organizer),
+            keeper=Keeper(signer, gate.run_id, gate.organizer),
             dials=around.dials,
             initial_peers=around.living,
             start=True,
@@ -133,7 +104,7 @@ def start_node(
             network={
                 "identity_path": str(identity.path),
                 # Who has just asked for a token found out then, and may seem to be still there.
-                "check_if_identity_free": gate is None or not gate.token,
+                "check_if_identity_free": not gate.token,
                 "startup_timeout": STARTUP_TIMEOUT,
                 "use_relay": False,
                 "use_auto_relay": False,
@@ -146,18 +117,18 @@ def start_node(
         raise _explained(error, around.living) from error
     node.reach = around.reach
     if not around.reach.client_mode:
-        node.run_coroutine(partial(serve, unvouched if gate is None else gate.vouch))
+        node.run_coroutine(partial(serve, gate.run_id, gate.vouch))
     return node
 
 
-def find_reach(peer: PeerConfig, peers: Sequence[str]) -> Reached:
+def find_reach(peer: PeerConfig, run_id: str, peers: Sequence[str]) -> Reached:
     """Whether some of these peers can reach this machine at the configured port; no node is started.
 
     Raises UserError if the port is taken.
     """
     port = _free_port(peer, 0)
     try:
-        reach = find_out(peer.host, port, in_own_loop(answering(peers)))
+        reach = in_own_loop(find_out(run_id, peer.host, port, in_own_loop(answering(peers))))
     except OSError as error:
         raise _cannot_listen(peer.host, port, error) from None
     return Reached(reachable=None if reach.uncertain else not reach.client_mode, text=reach.text)
@@ -174,37 +145,37 @@ def _others(initial_peers: Sequence[str], identity: Identity) -> list[str]:
     return others
 
 
-def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate | None) -> Dials:
+def _dials(peer: PeerConfig, others: Sequence[str], gate: Gate) -> Dials:
     """The user has chosen the organizer's addresses; whoever has none, or is the organizer, its own host."""
-    chosen = [address for address in others if gate is None or address.endswith(f"/p2p/{gate.organizer}")]
+    chosen = [address for address in others if address.endswith(f"/p2p/{gate.organizer}")]
     own = peer.announce_host or (own_address() if peer.host == ANY_ADDRESS else peer.host)
     near = [host_and_port(address)[0] for address in chosen] or ([own] if own else [])
     return Dials(chosen, near)
 
 
-def _as_member(gate: Gate | None, identity: Identity) -> Callable[..., Awaitable[P2P]]:
+def _as_member(gate: Gate, identity: Identity) -> Callable[..., Awaitable[P2P]]:
     """How to ask others before the node starts: by this peer's own name only where nobody else is answered."""
-    if gate is None or not gate.restricted:
+    if not gate.restricted:
         return BoundedP2P.create  # type: ignore[no-any-return]
     create = GatedP2P.behind(gate, "directory").create
     return partial(create, identity_path=str(identity.path), check_if_identity_free=False)
 
 
 def _reach(
-    peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool, identity: Identity, gate: Gate | None
+    peer: PeerConfig, port: int, living: Sequence[str], may_start_alone: bool, identity: Identity, gate: Gate
 ) -> Reach:
     told = peer.client_mode is False or bool(peer.announce_host)
     if peer.client_mode or may_start_alone or not living:
         return Reach(client_mode=bool(peer.client_mode))
-    if told and (gate is None or not gate.restricted):
+    if told and not gate.restricted:
         # An address of which the asked peers may know nothing: they are told no hosts.
         announced = f"others can reach this machine at {peer.announce_host}, as you say" if peer.announce_host else ""
         return Reach(client_mode=False, text=announced)
     try:
-        found = find_out(peer.host, port, living, _as_member(gate, identity))
+        found = in_own_loop(find_out(gate.run_id, peer.host, port, living, _as_member(gate, identity)))
     except OSError as error:  # taken since we looked
         raise _cannot_listen(peer.host, port, error) from None
-    return found if gate is None or not gate.restricted else _vouched_for(found, port, told, identity, gate)
+    return _vouched_for(found, port, told, identity, gate) if gate.restricted else found
 
 
 def _vouched_for(found: Reach, port: int, told: bool, identity: Identity, gate: Gate) -> Reach:
@@ -252,107 +223,6 @@ def _listening(peer: PeerConfig, port: int, reach: Reach) -> dict[str, object]:
         hosts = dict.fromkeys(host for host in (reach.host, inside) if host)
         listening["announce_maddrs"] = [f"/ip4/{host}/tcp/{port}" for host in hosts]
     return listening
-
-
-def addresses_of(node: DHT) -> tuple[str, ...]:
-    """Where others reach this node, at most four addresses; empty in client mode."""
-    if node.client_mode:
-        return ()
-    addresses = [str(address) for address in node.get_visible_maddrs(latest=True)]
-    # A loopback address is of use only where there is no other.
-    return tuple(sorted(addresses, key=lambda address: address.startswith("/ip4/127."))[:4])
-
-
-def hosts_of(node: DHT) -> dict[str, str]:
-    """From where this node sees those who are directly connected, by peer id; nothing if it does not tell soon."""
-    try:
-        hosts: dict[str, str] = node.run_coroutine(_hosts, return_future=True).result(DIAL_TIMEOUT)
-        return hosts
-    except (OSError, P2PDaemonError):  # TimeoutError is an OSError
-        return {}
-
-
-async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
-    return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}
-
-
-def dial(node: DHT, peers: Mapping[str, Sequence[str]]) -> Any:
-    """Connect to peers, each at the addresses that it names, unless there is a connection already, and put those that
-    are missing there back into the directory's routing table; in the background. `Dials` says where it may.
-
-    A future of those that are connected then, with the addresses among these where they are.
-
-    Members of a group talk to each other directly, but they only know the addresses of whom they joined through;
-    libp2p's own search among those often answers "routing: not found". And hivemind forgets a peer that once did not
-    answer: a client would never find it again after a restart. Failing is no error here: a round will tell.
-    """
-    return node.run_coroutine(partial(_dial, dict(peers)), return_future=True)
-
-
-async def _dial(peers: Mapping[str, Sequence[str]], dht: Node, node: DHTNode) -> dict[str, tuple[str, ...]]:
-    try:
-        connected = {str(info.peer_id): seen_host(info) for info in await node.p2p.list_peers()}
-    except Exception as error:  # runs in the node's process: only the log can tell
-        _log.info("the connections are not known: %r", error)
-        return {}
-    due: dict[str, list[str]] = {}
-    # Of two that name one port the same one must not always come first.
-    for peer in random.sample(list(peers), len(peers)):
-        due[peer] = [] if peer in connected else dht.dials.due(peer, peers[peer])
-    met = {p: [a for a in peers[p] if connected.get(p) == host_and_port(a)[0]] for p in peers}
-    await asyncio.gather(*(_meet(peer, due[peer], connected, dht.dials, node, met[peer]) for peer in peers))
-    return {peer: tuple(addresses) for peer, addresses in met.items()}
-
-
-async def _meet(
-    peer_id: str,
-    addresses: Sequence[str],
-    connected: Collection[str],
-    dials: Dials,
-    node: DHTNode,
-    met: list[str],
-) -> None:
-    """
-    :param addresses: where the peer is dialled, if it is not connected
-    :param met: gets those of them where it is
-    """
-    reached = peer_id in connected
-    try:
-        peer = PeerID.from_base58(peer_id)
-        if addresses and (speaking := await _speaking(addresses)):
-            # /p2p/ID at the end is how addresses are told, not how they are dialled.
-            dialled = [Multiaddr(address.rpartition("/p2p/")[0]) for address in speaking]
-            await asyncio.wait_for(node.p2p._client.connect(peer, dialled), DIAL_TIMEOUT)
-            reached = True
-            met += speaking
-        forgotten = peer not in node.protocol.routing_table or peer in node.blacklist
-        if reached and forgotten and await node.protocol.call_ping(peer) is not None:
-            node.blacklist.register_success(peer)
-    except Exception as error:
-        _log.info("no connection to %s: %r", peer_id, error)
-    # Where nobody at all is connected, it may be the own line that is down: nobody's failure.
-    dials.over(peer_id, addresses, reached=reached or not connected)
-
-
-async def _speaking(addresses: Sequence[str]) -> list[str]:
-    """Those where somebody speaks like libp2p: others are spared its own dials, which it repeats as it likes."""
-    said = await asyncio.gather(
-        *(first_bytes(*host_and_port(address), len(GREETING), GREETING_SECONDS) for address in addresses)
-    )
-    return [address for address, greeting in zip(addresses, said, strict=True) if greeting == GREETING]
-
-
-def avoid(node: DHT, peers: Collection[str]) -> None:
-    """Do not ask these peers for anything in the next seconds; in the background.
-
-    The directory finds out by itself who does not answer, but only when it has asked and waited for three seconds.
-    """
-    node.run_coroutine(partial(_avoid, tuple(peers)), return_future=True)
-
-
-async def _avoid(peers: tuple[str, ...], _dht: DHT, node: DHTNode) -> None:
-    for peer in peers:
-        node.blacklist.register_failure(PeerID.from_base58(peer))
 
 
 def _free_port(peer: PeerConfig, preferred: int) -> int:

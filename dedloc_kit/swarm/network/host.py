@@ -1,6 +1,7 @@
 """A process beside the training in which objects live that answer peers, and calls into it."""
 
 import asyncio
+import ctypes
 import itertools
 import pickle
 import signal
@@ -103,6 +104,7 @@ class Host:
         started = self._calls[_START]
         self._lock = threading.Lock()
         self._pipe, far = _forked.Pipe()
+        _give_back_freed()
         self._process = _forked.Process(target=_live, args=(make, far, self._pipe), daemon=True)
         self._process.start()
         far.close()
@@ -175,6 +177,13 @@ class Host:
             message = ("answer", number, False, error)
         with self._lock, suppress(OSError):
             self._pipe.send(message)
+
+
+def _give_back_freed() -> None:
+    """Of pages that hold nothing any more, but may again, a forked process would keep a copy (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _died() -> RuntimeError:

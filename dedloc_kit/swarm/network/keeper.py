@@ -22,7 +22,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.swarm.incidents import Incidents
+from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.signing import MAX_OWNER_BYTES, Signer, author, parted, verified
@@ -45,20 +45,20 @@ class _Place(NamedTuple):
 class Keeper(RecordValidatorBase):
     """Signs this peer's records and decides which of the others' are taken; used by hivemind in the node's process.
 
-    :param run_id: of the run whose records are taken; without one there are none
+    :param run_id: of the run whose records are taken
     :param organizer: peer id of the only one whose notice is taken
     """
 
-    def __init__(self, signer: Signer, run_id: str = "", organizer: str = "") -> None:
+    def __init__(self, signer: Signer, run_id: str, organizer: str) -> None:
         self.organizer = organizer
         self._signer, self._run_id = signer, run_id
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
         names = Names(run_id)
-        for kind in (PROGRESS, CONTRIBUTIONS, NOTICE) if run_id else ():
+        for kind in (PROGRESS, CONTRIBUTIONS, NOTICE):
             for share, key in [(None, kind.key(names)), *enumerate(kind.shares(names))]:
                 self._places[DHTID.generate(key).to_bytes()] = _Place(kind, share)
-        self._incidents = Incidents(lambda _: None)
+        self._rejections = Rejections()
         # The same records come with answer after answer.
         self._reason_to_refuse = lru_cache(REMEMBERED_RECORDS)(self._look_into)
 
@@ -75,12 +75,12 @@ class Keeper(RecordValidatorBase):
             return False  # somebody's clock is behind; no trouble
         reason = self._unfit(record) or self._reason_to_refuse(record)
         if reason:
-            self._incidents.reject(reason)
+            self._rejections.add(reason)
         return not reason
 
     def refused(self) -> Counter[str]:
         """How many records were refused for which reason since the last call."""
-        return self._incidents.take()[1]
+        return self._rejections.take()
 
     def _unfit(self, record: DHTRecord) -> str:
         """Why this record is refused unread; empty if it fits."""

@@ -2,7 +2,7 @@
 
 Two runs never meet under one name, nor do two parts of a model that are averaged apart: what belongs to a part carries
 its name too. What all parts have in common (the gate, and what the organizer says of it) carries the run alone.
-hivemind's own directory and the test of reachability have no name of ours: they serve whoever passes the gate.
+hivemind's own directory has no name of ours: it serves whoever passes the gate.
 """
 
 from dataclasses import dataclass

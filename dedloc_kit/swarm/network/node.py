@@ -10,14 +10,15 @@ from typing import Any, ParamSpec, TypeVar
 from hivemind import DHT
 from hivemind.dht import DHTNode
 from hivemind.dht import node as hivemind_node
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.utils.asyncio import switch_to_uvloop
 
 from dedloc_kit.machine.dials import Dials
-from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.keeper import DHTProtocol, Keeper
-from dedloc_kit.swarm.network.reach import Reach
+from dedloc_kit.swarm.network.reach import Reach, seen_host
+
+HOSTS_SECONDS = 10.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,9 +53,7 @@ class Node(DHT):
     reach: Reach
     """How this peer takes part, and why; to be told to the person at the machine."""
 
-    def __init__(
-        self, *, gate: Gate | None, keeper: Keeper, dials: Dials, network: dict[str, Any], **options: Any
-    ) -> None:
+    def __init__(self, *, gate: Gate, keeper: Keeper, dials: Dials, network: dict[str, Any], **options: Any) -> None:
         """:param network: what the `P2P` is made with; `options` are those of hivemind's `DHT` and `DHTNode`"""
         self._keeper = keeper
         self.gate = gate
@@ -77,7 +76,8 @@ class Node(DHT):
         calls = asyncio.Semaphore(0)
         asyncio.get_running_loop().add_reader(self._inner_pipe.fileno(), calls.release)
         try:
-            p2p = await self._p2p("directory").create(initial_peers=self.initial_peers, **self._network)
+            gated = GatedP2P.behind(self.gate, "directory")
+            p2p = await gated.create(initial_peers=self.initial_peers, **self._network)
             self._node = await DHTNode.create(
                 initial_peers=self.initial_peers,
                 num_workers=self.num_workers,
@@ -102,21 +102,18 @@ class Node(DHT):
     async def replicate_p2p(self) -> P2P:
         """For an averager in its own process, which asks for it once."""
         daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
-        return await self._p2p("averager").replicate(daemon)
+        return await GatedP2P.behind(self.gate, "averager").replicate(daemon)
 
     async def averagers(self) -> P2P:
         """For asking others' averagers in the node's process, where there is none of its own."""
         if self._averagers is None:
-            self._averagers = await self._p2p("averager").replicate(self._node.p2p.daemon_listen_maddr)
+            self._averagers = await GatedP2P.behind(self.gate, "averager").replicate(self._node.p2p.daemon_listen_maddr)
         return self._averagers
 
     def refused(self, timeout: float) -> Counter[str]:
         """How many records this node has refused since the last call, by reason."""
         found: Counter[str] = self.run_coroutine(_refused, return_future=True).result(timeout)
         return found
-
-    def _p2p(self, service: str) -> type[P2P]:
-        return BoundedP2P if self.gate is None else GatedP2P.behind(self.gate, service)
 
     _get = kept_alive(DHT._get)
     _store = kept_alive(DHT._store)
@@ -125,3 +122,25 @@ class Node(DHT):
 
 async def _refused(node: Node, _: DHTNode) -> Counter[str]:
     return node._keeper.refused()
+
+
+def addresses_of(node: DHT) -> tuple[str, ...]:
+    """Where others reach this node, at most four addresses; empty in client mode."""
+    if node.client_mode:
+        return ()
+    addresses = [str(address) for address in node.get_visible_maddrs(latest=True)]
+    # A loopback address is of use only where there is no other.
+    return tuple(sorted(addresses, key=lambda address: address.startswith("/ip4/127."))[:4])
+
+
+def hosts_of(node: DHT) -> dict[str, str]:
+    """From where this node sees those who are directly connected, by peer id; nothing if it does not tell soon."""
+    try:
+        hosts: dict[str, str] = node.run_coroutine(_hosts, return_future=True).result(HOSTS_SECONDS)
+        return hosts
+    except (OSError, P2PDaemonError):  # TimeoutError is an OSError
+        return {}
+
+
+async def _hosts(_dht: DHT, node: DHTNode) -> dict[str, str]:
+    return {str(peer.peer_id): host for peer in await node.p2p.list_peers() if (host := seen_host(peer))}

@@ -10,25 +10,23 @@ behind firewalls hivemind's relays brought no connection about, and a full peer 
 
 import asyncio
 import ipaddress
-import json
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind.dht import DHTNode
-from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.p2p import P2P, P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
 from pydantic import Field
 
-from dedloc_kit.machine.dialling import first_bytes, in_own_loop
+from dedloc_kit.machine.dialling import first_bytes
 from dedloc_kit.records import Base64, Record
 from dedloc_kit.swarm.network.bounds import BoundedP2P
+from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService
 
 ANSWER_SECONDS = 10.0
 ASKED_PEERS = 3
@@ -40,8 +38,7 @@ LOOK_SECONDS = 1.0
 """Between two looks at the connections, on behalf of others."""
 CLOSED = "so it only makes outgoing connections, which is enough to train"
 
-_MAX_BYTES, _MAX_ANSWER_BYTES = 512, 4096
-
+Create = Callable[..., Awaitable[P2P]]
 Vouch = Callable[[str, str, int], str]
 """The signed word that a peer was reached at a host and port; empty from whose word does not count."""
 
@@ -78,11 +75,6 @@ class Answer(Record):
     """The organizer's signed word that it has reached the asker."""
 
 
-def unvouched(_peer: str, _host: str, _port: int) -> str:
-    """As a `Vouch`: the word of whoever is not the organizer."""
-    return ""
-
-
 class Hosts:
     """From where the peers are seen that are connected to this one; cheap, however many strangers ask something."""
 
@@ -106,28 +98,25 @@ class Hosts:
         self._hosts = {p.peer_id.to_base58(): host for p in await self._p2p.list_peers() if (host := seen_host(p))}
 
 
-class Reachability(ServicerBase):
+class Reachability(RecordService[Question, Answer]):
     """Served by every full peer: connects back to those who ask."""
+
+    name = "reach"
+    question, reply = Question, Answer
 
     def __init__(self, p2p: P2P, vouch: Vouch) -> None:
         self._hosts, self._vouch = Hosts(p2p), vouch
         self._connections: deque[tuple[float, str]] = deque()
 
-    async def rpc_connect_back(self, request: BytesValue, context: P2PContext) -> BytesValue:
-        """Answers a `Question` with an `Answer`, both as JSON; raises ValueError for anything else."""
-        question = Question.parse(_from_json(request.value))
-        host = await self._host_of(context.remote_id)
+    async def answer(self, peer: str, question: Question) -> Answer:
+        host = await self._hosts.of(peer)
+        if not host:
+            raise ValueError("only who is directly connected over IPv4 can be connected back to")
         if not self._may_connect(host):
-            return _packed(Answer(verdict="busy", host=host))
+            return Answer(verdict="busy", host=host)
         if await first_bytes(host, question.port, 32) != question.secret.encode():
-            return _packed(Answer(verdict="unreached", host=host))
-        word = self._vouch(context.remote_id.to_base58(), host, question.port)
-        return _packed(Answer(verdict="reached", host=host, word=word))
-
-    async def _host_of(self, asker: PeerID) -> str:
-        if host := await self._hosts.of(asker.to_base58()):
-            return host
-        raise ValueError("only who is directly connected over IPv4 can be connected back to")
+            return Answer(verdict="unreached", host=host)
+        return Answer(verdict="reached", host=host, word=self._vouch(peer, host, question.port))
 
     def _may_connect(self, host: str) -> bool:
         now = time.monotonic()
@@ -149,13 +138,13 @@ def seen_host(peer: PeerInfo) -> str | None:
     return None
 
 
-async def serve(vouch: Vouch, _dht: object, node: DHTNode) -> None:
+async def serve(run_id: str, vouch: Vouch, _dht: object, node: DHTNode) -> None:
     """Answer others from now on; runs in the process of a full peer's node."""
-    await Reachability(node.p2p, vouch).add_p2p_handlers(node.p2p)
+    await Endpoint(node.p2p, run_id).add(Reachability(node.p2p, vouch))
 
 
-def find_out(
-    host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = BoundedP2P.create
+async def find_out(
+    run_id: str, host: str, port: int, peers: Sequence[str], create: Create = BoundedP2P.create
 ) -> Reach:
     """Ask some of these peers (addresses at which somebody answers) to connect to us; takes up to some seconds.
 
@@ -163,30 +152,10 @@ def find_out(
 
     Listens on `host` and `port` meanwhile; the port is free again afterwards. Raises OSError if it is not free.
     """
-    return in_own_loop(_find_out(host, port, peers, create))
-
-
-class _Door(asyncio.Protocol):
-    """Gives a secret to whoever comes, counts them and reads nothing."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self.visits = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.visits += 1
-        transport.write(self._secret)
-        transport.close()
-
-
-async def _find_out(
-    host: str, port: int, peers: Sequence[str], create: Callable[..., Awaitable[P2P]] = BoundedP2P.create
-) -> Reach:
     secret = secrets.token_hex(16)
     door = _Door(secret.encode())
     async with await asyncio.get_running_loop().create_server(lambda: door, host, port):
-        answers = await _ask_all(peers, Question(port=port, secret=secret), create)
+        answers = await _ask_all(run_id, peers, Question(port=port, secret=secret), create)
     # Nobody is believed to have come whom we have not seen.
     reached = [answer.host for answer in answers if answer.verdict == "reached"][: door.visits]
     if not answers:
@@ -207,7 +176,21 @@ async def _find_out(
     )
 
 
-async def _ask_all(peers: Sequence[str], question: Question, create: Callable[..., Awaitable[P2P]]) -> list[Answer]:
+class _Door(asyncio.Protocol):
+    """Gives a secret to whoever comes, counts them and reads nothing."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.visits = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self.visits += 1
+        transport.write(self._secret)
+        transport.close()
+
+
+async def _ask_all(run_id: str, peers: Sequence[str], question: Question, create: Create) -> list[Answer]:
     """What some of the peers answer, each asked once; those that do not know are left out."""
     try:
         p2p = await create(
@@ -217,31 +200,20 @@ async def _ask_all(peers: Sequence[str], question: Question, create: Callable[..
         return []
     try:
         asked = list(dict.fromkeys(Multiaddr(address)["p2p"] for address in peers))[:ASKED_PEERS]
-        answers = await asyncio.gather(*(_ask(p2p, PeerID.from_base58(peer), question) for peer in asked))
+        answers = await asyncio.gather(*(_ask(Endpoint(p2p, run_id), peer, question) for peer in asked))
         return [answer for answer in answers if answer is not None]
     finally:
         await p2p.shutdown()
 
 
-async def _ask(p2p: P2P, peer: PeerID, question: Question) -> Answer | None:
+async def _ask(endpoint: Endpoint, peer: str, question: Question) -> Answer | None:
     for pause in BUSY_PAUSES:
         await asyncio.sleep(pause)
         try:
-            reply = await Reachability.get_stub(p2p, peer).rpc_connect_back(_packed(question), timeout=ANSWER_SECONDS)
-            answer = Answer.parse(_from_json(reply.value, _MAX_ANSWER_BYTES))
+            answer = await endpoint.ask(peer, Reachability, question, ANSWER_SECONDS)
             ipaddress.IPv4Address(answer.host)
-        except Exception:  # an older version, gone, or nonsense: whatever it is, this peer tells nothing
+        except (NoAnswer, ValueError):  # gone, of another run, or nonsense: whatever it is, this peer tells nothing
             return None
         if answer.verdict != "busy":
             return answer
     return None
-
-
-def _packed(record: Record) -> BytesValue:
-    return BytesValue(value=record.model_dump_json().encode())
-
-
-def _from_json(data: bytes, most: int = _MAX_BYTES) -> Any:
-    if len(data) > most:
-        raise ValueError("too long")
-    return json.loads(data)

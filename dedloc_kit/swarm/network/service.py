@@ -81,6 +81,11 @@ class Stream:
         """The next message as such a record; raises as `receive`, and ValueError if it is none."""
         return kind.parse(decode(await self.receive(limit)))
 
+    async def receive_question(self, kind: type[R], limit: int = MAX_RECORD_BYTES) -> R:
+        """The same from whoever has nothing to wait for; raises TimeoutError, an OSError, if it does not come."""
+        async with asyncio.timeout(RECEIVE_SECONDS):
+            return await self.receive_record(kind, limit)
+
     async def closed(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until the other side closes the stream, at most so long; what it still sends is thrown away.
 
@@ -123,8 +128,7 @@ class RecordService(Service, Generic[Q, A]):
         """Raises ValueError for what is not to be answered."""
 
     async def serve(self, peer: str, stream: Stream) -> None:
-        async with asyncio.timeout(RECEIVE_SECONDS):
-            question = await stream.receive_record(self.question)
+        question = await stream.receive_question(self.question)
         await stream.send(encode(await self.answer(peer, question)))
         await stream.closed()
 

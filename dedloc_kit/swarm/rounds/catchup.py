@@ -1,5 +1,6 @@
 """How a peer finds out that the swarm has gone on without it, or elsewhere, and gets back to where the others are."""
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import opened, rewind_in, told
+from dedloc_kit.swarm.rounds.receipts import decay_in, opened, rewind_in, told
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
 from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
 from dedloc_kit.training.state import Position, TrainingState
@@ -24,6 +25,8 @@ LOAD_RESTARTS = 8
 """How often the swarm may have moved on when a download of its state has just begun."""
 
 MissedStep = tuple[Receipt, dict[str, Contribution]]
+
+_log = logging.getLogger(__name__)
 
 
 class CatchUp:
@@ -42,11 +45,10 @@ class CatchUp:
         profile: Profile,
         stop: threading.Event,
         on_loading: Callable[[int, int], None],
-        warn: Callable[[str], None],
     ) -> None:
         self._state, self._exchange, self._tracker = state, exchange, tracker
         self._run, self._signer, self._profile, self._stop = state.run, signer, profile, stop
-        self._on_loading, self._warn = on_loading, warn
+        self._on_loading = on_loading
         self._liars: set[str] = set()
         # Since a state was wrong, and it could be any of its donors; or the swarm was faster than its witnesses answer,
         # of whom the organizer needs none.
@@ -65,7 +67,7 @@ class CatchUp:
             if self._load_state():
                 missed += self._receipts_other_than(known, before.step)
             else:
-                self._warn("the swarm is ahead, but nobody hands out its state; still trying")
+                _log.warning("the swarm is ahead, but nobody hands out its state; still trying")
                 self._stop.wait(LOAD_PAUSE)
         return missed
 
@@ -104,7 +106,6 @@ class CatchUp:
                 donors,
                 check=read_part,
                 max_bytes=4 * self._state.layout.size + 2**20,
-                warn=self._warn,
                 stop=self._stop,
             )
             if found is None:
@@ -132,7 +133,9 @@ class CatchUp:
             seconds=0.0,
             signed=signed,
         )
-        self._state.apply(average, receipt)
+        organizer, rewound = self._tracker.belief.organizer, self._state.rewound
+        decay = decay_in(self._signer, self._run.run_id, contributions.values(), organizer, rewound)
+        self._state.apply(average, receipt, decay)
         self._tracker.belief.reached(receipt.step, float(get_dht_time()))
         return receipt, contributions
 
@@ -161,7 +164,6 @@ class CatchUp:
             self._state.tensors(),
             on_version=lambda version: certain or witnesses.question(version),
             on_progress=self._on_loading,
-            warn=self._warn,
             stop=self._stop,
         )
         if found is None:
@@ -182,7 +184,7 @@ class CatchUp:
                 raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
             self._state.load(tensors, info, receipts)
         except (ValueError, TypeError, KeyError) as error:
-            self._warn(f"a downloaded state was refused: {error}")
+            _log.warning("a downloaded state was refused: %s", error)
             return witnesses.verdict
         self._exchange.averager.forget_feedback()
         self._tracker.belief.reached(info.step, float(get_dht_time()))
@@ -236,7 +238,7 @@ class CatchUp:
                     missed.append((receipt, contributions))
                     rewind = rewind_in(self._signer, self._run.run_id, receipt, self._tracker.belief.organizer)
                     if rewind is not None:
-                        self._warn(told(rewind))
+                        _log.warning(told(rewind))
                 except ValueError as error:
                     self._tracker.reject(f"the receipt of a step: {error}")
         return missed
@@ -245,4 +247,4 @@ class CatchUp:
         try:
             self._tracker.look()
         except Exception as error:
-            self._warn(f"the swarm's directory does not answer ({error!r:.100})")
+            _log.warning("the swarm's directory does not answer (%.100r)", error)

@@ -2,31 +2,35 @@
 
 After DeDLOC (Diskin et al. 2021, section 3): the result is that of one machine with the same batch, however many
 peers there are. Rounds run in the background: the group gathers shortly before the batch is full, averages, and takes
-the step on a copy of the parameters, which the training takes over between two microbatches (so a gradient may be one
+the step on a copy of the parameters, which each device takes over between two microbatches (so a gradient may be one
 global step old). In exact training, without overlap, a volunteer waits for each average instead.
 """
 
 import hashlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, Receipt, Rewind
+from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, Progress, Receipt, Rewind
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
-from dedloc_kit.swarm.rounds.receipts import global_step, told
+from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
-from dedloc_kit.training.gradients import MAX_BATCHES, Gradients
+from dedloc_kit.training.device import describe_devices
+from dedloc_kit.training.devices import Computed
 from dedloc_kit.training.state import Replica, TrainingState
 
 HAND_OVER_SECONDS = 10.0
@@ -38,6 +42,8 @@ IDLES_PER_LOOK = 4
 """Far from a full batch, how often it does so between two looks into the directory: nothing is new in between."""
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,16 +58,14 @@ class Caller:
     """Told about every global step that this peer took, in the background thread."""
     on_loading: Callable[[int, int], None]
     """Told how many bytes of the state have arrived, and of how many."""
-    warn: Callable[[str], None]
-    """Told in plain words about what went wrong and was dealt with."""
 
 
 class CollaborativeOptimizer:
     """One peer's part in the run. A volunteer calls `accumulate` after each backward pass, then `boundary`.
 
-    :param replica: the model that this volunteer trains; none for a follower, which contributes no samples but takes
-        every step: how the coordinator holds the state
-    :param gradients: takes what this peer computes and says how much that is
+    :param replicas: the model that this volunteer trains, on each of its devices; none for a follower, which
+        contributes no samples but takes every step: how the coordinator holds the state
+    :param accumulator: takes what this peer computes and says how much that is
     :param exchange: its process ends when this peer leaves
     :param tracker: begins and ends with this
     """
@@ -69,19 +73,23 @@ class CollaborativeOptimizer:
     def __init__(
         self,
         state: TrainingState,
-        replica: Replica | None,
-        gradients: Gradients,
+        replicas: Sequence[Replica],
+        accumulator: Accumulator,
         exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
         caller: Caller,
     ) -> None:
-        self.run, self.state, self._replica, self.gradients = state.run, state, replica, gradients
+        self.run, self.state, self._replicas = state.run, state, replicas
+        self._accumulator, self.tally = accumulator, accumulator.tally
+        self._at_work = list(range(len(replicas)))  # the first of them hands its buffers over
         self._exchange, self.tracker, self._profile = exchange, tracker, profile
-        self._stop, self._on_step, self._warn = caller.stop, caller.on_step, caller.warn
+        self._stop, self._on_step = caller.stop, caller.on_step
         self._signer = signer
         self._going_back: tuple[Found, float, int] | None = None
+        self._told_decay: Decay | None = None
+        self._signed_decay = (0, 0, "")
         self._last_step = caller.last_step
         self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
@@ -90,13 +98,13 @@ class CollaborativeOptimizer:
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
         self._leaving = threading.Event()
-        self._left_out = (0, 0, 0)
+        self._left_out: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         self._restarted = ""
         self._skipped = 0
         self._began = 0.0
         self._instructions: Instructions | None = None
-        self._rounds = Rounds(state, gradients, exchange, tracker, signer, profile, caller.warn)
-        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading, caller.warn)
+        self._rounds = Rounds(state, accumulator, exchange, tracker, signer, profile)
+        self._catch_up = CatchUp(state, exchange, tracker, signer, profile, caller.stop, caller.on_loading)
 
     # Joining and leaving
 
@@ -108,19 +116,19 @@ class CollaborativeOptimizer:
 
     def begin(self) -> None:
         """Take part with the state that this peer holds: it has loaded it, or it starts or resumes the run."""
-        if self._replica is not None:
-            self._replica.refresh(self.gradients.rebase, self._forget)
+        for replica in range(len(self._replicas)):
+            self.refresh(replica)
         self._began = time.monotonic()
         self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
-        if self._overlap or self._replica is None:
+        if self._overlap or not self._replicas:
             self._background = threading.Thread(target=self._run, name="rounds", daemon=True)
             self._background.start()
 
     def await_round(self, deadline: float) -> None:
         """Wait while the batch is full or averaged, at most until then (by `time.monotonic()`)."""
-        while self.gradients.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
+        while self.tally.samples and self.seconds_left == 0 and time.monotonic() < deadline and not self._error:
             if self._background is None:
                 self._advance()
             time.sleep(BUSY_SECONDS)
@@ -167,7 +175,8 @@ class CollaborativeOptimizer:
     @property
     def last_step(self) -> int:
         """No round is begun after it."""
-        return self._last_step
+        decay = self.state.decay
+        return self._last_step if decay is None else min(self._last_step, decay.end)
 
     def end_after(self, step: int) -> None:
         """Begin no round after this global step."""
@@ -176,10 +185,14 @@ class CollaborativeOptimizer:
     def instruct(self, instructions: Instructions) -> None:
         """Tell the others; volunteers do what the coordinator says here."""
         self._instructions = instructions
+        self._rounds.heed(instructions)
 
-    def leave_out(self, files: int, unreadable: int, bad_rows: int) -> None:
-        """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad."""
-        self._left_out = files, unreadable, bad_rows
+    def leaves_out(self, count: Callable[[], tuple[int, int, int]]) -> None:
+        """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad.
+
+        :param count: gives the three numbers at any time, in any thread
+        """
+        self._left_out = count
 
     def stopped_before(self, reason: str) -> None:
         """Tell the organizer why this peer's training stopped before."""
@@ -204,22 +217,41 @@ class CollaborativeOptimizer:
         """Everyone's samples toward the next global step, as far as known."""
         return self._rounds.swarm_samples()
 
-    def accumulate(self, loss: float, samples: int) -> bool:
-        """Take the gradients of one microbatch; False if they were not finite and were left out."""
-        assert self._replica is not None
-        taken = self.gradients.add(loss, samples, self._replica.step)
-        self._skipped = 0 if taken else self._skipped + 1
+    def accumulate(self, computed: Sequence[Computed]) -> list[Computed]:
+        """Take the gradients of microbatches from their replicas; returns those that are not finite and left out."""
+        taken, left_out = list[int](), list[Computed]()
+        for each in computed:
+            step = self._replicas[each.replica].step
+            if self._accumulator.add(each.loss, each.samples, step, each.replica):
+                taken.append(each.samples)
+                self._skipped = 0
+            else:
+                left_out.append(each)
+                self._skipped += 1
         if taken:
-            self._speed.update(task_size=samples)
-            self._boundary_seconds = 0.0 if self._overlap else samples / self._speed.samples_per_second
-        return taken
+            self._speed.update(task_size=sum(taken))
+            self._boundary_seconds = 0.0 if self._overlap else sum(taken) / self._speed.samples_per_second
+        return left_out
+
+    def refresh(self, replica: int) -> None:
+        """Let a replica take over the newest parameters, between two of its microbatches."""
+        self._replicas[replica].refresh(
+            lambda newer: self._accumulator.rebase(newer, replica), self._forget, replica == self._at_work[0]
+        )
+
+    def leave_out_replica(self, replica: int) -> bool:
+        """Its device has failed; returns whether the others can go on without it."""
+        self._at_work.remove(replica)
+        left = [self._replicas[number].device for number in self._at_work]
+        self._profile = replace(self._profile, device=describe_devices(left))
+        return self._accumulator.leave_out(replica)
 
     def boundary(self) -> None:
-        """Between two microbatches: take over the newest parameters; in exact training wait for a round under way.
+        """When what was computed is taken: in exact training, wait for a round under way.
 
         Raises RuntimeError if the background has failed: without it this peer would go on alone for ever.
         """
-        assert self._replica is not None
+        self._accumulator.boundary()
         if self._error is not None:
             raise self._error
         with self._speed.pause():
@@ -230,11 +262,10 @@ class CollaborativeOptimizer:
             while self._backlog_full() and not self._stop.wait(BUSY_SECONDS):
                 if self._background is None:
                     self._advance()
-        self._replica.refresh(self.gradients.rebase, self._forget)
 
     def _backlog_full(self) -> bool:
         """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
-        return self._error is None and 2 * self.gradients.samples > MAX_BATCHES * self.run.global_batch
+        return self._error is None and 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""
@@ -256,6 +287,20 @@ class CollaborativeOptimizer:
         :param after: the step has a higher number than this
         """
         self._going_back = found, rate, after
+
+    def decay_order(self, steps: int) -> str:
+        """Of the organizer's peer, for its instructions: the order that the learning rate falls over so many global
+        steps and the run ends with that, signed for the state of now; empty if it falls already.
+
+        Whoever hears of it brings it to the next round. All members see all that was brought, and take the order with
+        that step; so it needs this peer no more once anybody has heard of it.
+        """
+        if self.state.decay is not None:
+            return ""
+        if self._signed_decay[:2] != (steps, self.state.rewound):
+            order = decay_order(self._signer, self.run.run_id, steps, self.state.rewound)
+            self._signed_decay = steps, self.state.rewound, order
+        return self._signed_decay[2]
 
     @property
     def goes_back(self) -> bool:
@@ -308,17 +353,21 @@ class CollaborativeOptimizer:
         )
         began = time.monotonic()
         with self._exchange.averager.vector.held() as average:
-            self.state.apply(average, receipt)
+            self.state.apply(average, receipt, self._ordered_in(outcome.contributions))
         done = time.monotonic()
         parts = {"gather": self._rounds.gather_seconds, "average": outcome.seconds, "apply": done - began}
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
-        self.gradients.count_outgoing()
+        self._accumulator.count_outgoing()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
         self._tell(receipt, outcome.contributions, parts)
+
+    def _ordered_in(self, contributions: Mapping[str, Contribution]) -> int:
+        organizer, rewound = self.tracker.belief.organizer, self.state.rewound
+        return decay_in(self._signer, self.run.run_id, contributions.values(), organizer, rewound)
 
     def _newest_known(self) -> bool:
         """Is nobody further, as far as this peer has had the time to hear?"""
@@ -339,18 +388,22 @@ class CollaborativeOptimizer:
         self._exchange.averager.forget_feedback()
         self.tracker.belief.reached(step, now)
         self._report()
-        self._warn(told(rewind))
+        _log.warning(told(rewind))
         self._tell(receipt, {}, {})
 
     def _forget(self) -> None:
         """What this peer computed with parameters from before a rewind leads nowhere."""
-        dropped = self.gradients.forget()
+        dropped = self._accumulator.forget()
         if dropped:
-            self._warn(f"{dropped} samples were under way when the organizer let the run go back; dropped")
+            _log.warning("%d samples were under way when the organizer let the run go back; dropped", dropped)
 
     def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
         self._rounds.stepped(contributions)
+        decay = self.state.decay
+        if decay is not None and decay != self._told_decay:
+            _log.warning(falling(decay))
+        self._told_decay = decay
         self._on_step(global_step(receipt, contributions, parts), contributions)
 
     # Keeping up with the swarm
@@ -359,19 +412,20 @@ class CollaborativeOptimizer:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
         rewound = self.state.rewound
         for receipt, contributions in self._catch_up.follow():
-            self.gradients.settle([receipt.round])
+            self._accumulator.settle([receipt.round])
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
-        self.gradients.settle(self.state.rounds)
+        self._accumulator.settle(self.state.rounds)
         if self.state.rewound > rewound:
             self._forget()
         self._rounds.drop_stale()
         self._report()
 
     def _report(self) -> None:
-        me, (files, unreadable_files, bad_rows) = self._profile, self._left_out
+        files, unreadable_files, bad_rows = self._left_out()
         self.tracker.report(
             Progress(
+                **vars(self._profile),
                 run_id=self.run.run_id,
                 step=self.step,
                 round=self.state.round,
@@ -379,20 +433,11 @@ class CollaborativeOptimizer:
                 samples_per_second=min(1e9, self.samples_per_second),
                 boundary_seconds=min(3600.0, self._boundary_seconds),
                 sketch=self.state.sketch,
-                follower=me.follower,
                 instructions=self._instructions,
-                client_mode=me.client_mode,
-                addresses=me.addresses,
-                reached=me.reached,
-                listed=me.listed,
-                device=me.device,
-                name=me.name,
-                team=me.team,
                 upload=self._rounds.upload,
                 files=files,
                 unreadable_files=unreadable_files,
                 bad_rows=bad_rows,
-                session=me.session,
                 since=self.tracker.twin.since,
                 restarted=self._restarted,
                 skipped=self._skipped,

@@ -1,10 +1,11 @@
 """What a finished global step was made of, as its members signed it."""
 
-from collections.abc import Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, Receipt, Rewind
+from dedloc_kit.records import Contribution, Decay, DecayOrder, GlobalStep, Receipt, Rewind
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.signing import Signer
 
@@ -31,6 +32,38 @@ def rewind_in(signer: Signer, run_id: str, receipt: Receipt, organizer: str) -> 
     if (rewind.run_id, rewind.step, rewind.round) != (run_id, receipt.step, receipt.round) or receipt.signed:
         raise ValueError("it holds a rewind of another step")
     return rewind
+
+
+def decay_in(signer: Signer, run_id: str, contributions: Iterable[Contribution], organizer: str, rewound: int) -> int:
+    """Over how many global steps the learning rate falls from the step with these contributions on; 0 if the organizer
+    has not ordered it. All who see the same contributions in the same state find the same.
+
+    :param rewound: the state's newest rewind
+    """
+    orders = {contribution.decay_order for contribution in contributions} - {""}
+    return max((_ordered(signer, run_id, order, organizer, rewound) for order in orders), default=0)
+
+
+def _ordered(signer: Signer, run_id: str, text: str, organizer: str, rewound: int) -> int:
+    """Anybody may bring anything: what is not the organizer's order for this state orders nothing."""
+    try:
+        author, order = signer.open(DecayOrder, b64decode(text, validate=True))
+    except ValueError:
+        return 0
+    return order.steps if (author, order.run_id, order.rewound) == (organizer, run_id, rewound) else 0
+
+
+def decay_order(signer: Signer, run_id: str, steps: int, rewound: int) -> str:
+    """The organizer's order, as members bring it to a round."""
+    return b64encode(signer.sign(DecayOrder(run_id=run_id, steps=steps, rewound=rewound))).decode()
+
+
+def falling(decay: Decay) -> str:
+    """A decay in words."""
+    return (
+        f"the organizer lets the learning rate fall from global step {decay.start} on, over {decay.steps}; the run "
+        f"ends with step {decay.end}"
+    )
 
 
 def told(rewind: Rewind) -> str:

@@ -1,13 +1,14 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
 import hashlib
+import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Progress
+from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
@@ -16,7 +17,7 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
-from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.state import TrainingState
 
 START_MARGIN = 5.0
@@ -30,27 +31,26 @@ LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 """Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
 before, for each is work for all who are asked."""
 
+_log = logging.getLogger(__name__)
+
 
 class Rounds:
-    """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended.
-
-    :param warn: told in plain words about what went wrong and was dealt with
-    """
+    """Decides when this peer gathers, with whom, and when it begins; learns from how the round ended."""
 
     def __init__(
         self,
         state: TrainingState,
-        gradients: Gradients,
+        accumulator: Accumulator,
         exchange: Exchange,
         tracker: Tracker,
         signer: Signer,
         profile: Profile,
-        warn: Callable[[str], None],
     ) -> None:
-        self._run, self._state, self._gradients = state.run, state, gradients
+        self._run, self._state = state.run, state
+        self._accumulator, self._tally = accumulator, accumulator.tally
         self._averager, self._grouping = exchange.averager, exchange.grouping
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
-        self._signer, self._profile, self._warn = signer, profile, warn
+        self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
@@ -60,6 +60,7 @@ class Rounds:
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
         self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
+        self._decay_order = ""
 
     @property
     def under_way(self) -> bool:
@@ -79,7 +80,7 @@ class Rounds:
     @property
     def samples(self) -> int:
         """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
-        return self._gradients.outgoing_samples if self._begun else self._gradients.samples
+        return self._tally.outgoing if self._begun else self._tally.samples
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
@@ -157,7 +158,7 @@ class Rounds:
     def leave(self) -> RoundResult | None:
         """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""
         deadline = time.monotonic() + self._timeouts.patience
-        while self._begun and time.monotonic() < deadline and self._averager.is_alive():
+        while self._begun and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             if (complete := self.advance()) is not None:
                 return complete
@@ -168,6 +169,10 @@ class Rounds:
         """This peer holds the parameters that these members' round led to."""
         self._last_members = frozenset(members)
 
+    def heed(self, instructions: Instructions) -> None:
+        """What the organizer orders goes into this peer's contributions from now on."""
+        self._decay_order = instructions.decay_order
+
     def call_off(self) -> None:
         """Leave the group, if there is one."""
         if self._group is not None:
@@ -176,9 +181,9 @@ class Rounds:
     def drop_stale(self) -> None:
         """Gradients of old parameters are of no use; exact training takes none that is old at all."""
         staleness = MAX_STALENESS if self._run.averaging.overlap else 0
-        dropped = self._gradients.drop_older_than(max(self._state.step - staleness, self._state.rewound))
+        dropped = self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))
         if dropped:
-            self._warn(f"{dropped} samples were computed on parameters that are too old; dropped")
+            _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
 
     def _in_sync(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
@@ -207,7 +212,7 @@ class Rounds:
         if members is None:
             return
         in_sync = self._in_sync()  # what a member has told of the step before is in that step
-        samples = self._gradients.samples + sum(in_sync[peer].samples for peer in members & in_sync.keys())
+        samples = self._tally.samples + sum(in_sync[peer].samples for peer in members & in_sync.keys())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
@@ -224,17 +229,22 @@ class Rounds:
     def _contribution(self) -> Contribution:
         """Take a snapshot of our gradients and say what is in it."""
         self.drop_stale()
+        organizer = self._tracker.others().get(self._tracker.belief.organizer)
+        if organizer is not None and organizer.instructions is not None:  # else what it said last holds
+            self.heed(organizer.instructions)
         with self._averager.vector.held() as flat:
-            self._gradients.load_outgoing(flat)
+            self._accumulator.load_outgoing(flat)
+        loss = self._tally.loss
         return Contribution(
             run_id=self._run.run_id,
             step=self._state.step + 1,
             session=self._profile.session,
-            samples=self._gradients.outgoing_samples,
-            session_samples=self._gradients.counted_samples + self._gradients.outgoing_samples,
-            loss=self._gradients.outgoing_loss,
+            samples=self._tally.outgoing,
+            session_samples=self._tally.counted + self._tally.outgoing,
+            loss=None if loss is None else min(MAX_LOSS, max(-MAX_LOSS, loss)),
             name=self._profile.name,
             time=get_dht_time(),
+            decay_order="" if self._state.decay else self._decay_order,
         )
 
     def _alone(self) -> RoundResult | None:
@@ -276,7 +286,7 @@ class Rounds:
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
-            self._gradients.doubt(outcome.id)
+            self._accumulator.doubt(outcome.id)
         self._suspicion.suspect(outcome.culprits, outcome.ended)
         self._suspicion.doubt(outcome.named - outcome.culprits, outcome.ended)
         self._tracker.avoid(outcome.named | outcome.culprits)

@@ -191,9 +191,3 @@ def snapshot(metadata: dict[str, Any], flat: torch.Tensor) -> Content:
     """A packed state as it travels."""
     info = StateInfo.parse(metadata["info"])
     return Content(version_of(info), MSGPackSerializer.dumps(metadata), flat.numpy().data)
-
-
-def plain(metadata: bytes) -> dict[str, Any]:
-    """The metadata of a state that has been accepted."""
-    values: dict[str, Any] = decode(metadata)
-    return values

@@ -11,7 +11,7 @@ from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.transfer.contents import Content, RecentAverage, StateLayout, snapshot
 from dedloc_kit.swarm.transfer.download import STREAMS
 from dedloc_kit.swarm.transfer.places import Place, Places
-from dedloc_kit.swarm.transfer.protocol import Header, Request, alive_until, receive_request, upload
+from dedloc_kit.swarm.transfer.protocol import MAX_REQUEST_BYTES, Header, Request, alive_until, upload
 from dedloc_kit.swarm.transfer.questions import Answering
 
 KEPT_AVERAGES = 4
@@ -55,10 +55,10 @@ class Donor:
 
     async def serve(self, peer: str, stream: Stream) -> None:
         """Send another peer the blocks that it asks for."""
-        request = await receive_request(stream)
+        request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
         while request.what == "sketch":
             await stream.send(encode(await alive_until(stream, self._questions.answer(peer, request))))
-            request = await receive_request(stream)
+            request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
         with self._places[request.what].take(peer, strict=self.line_free.is_set()) as place:
             while True:
                 if place:
@@ -66,7 +66,7 @@ class Donor:
                 else:
                     await stream.send(encode(Header(answer="busy")))
                 # The other side ends the stream: p2pd would throw away what is still on its way.
-                request = await receive_request(stream)
+                request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
 
     async def _give(self, request: Request, stream: Stream, place: Place) -> None:
         place.wait()

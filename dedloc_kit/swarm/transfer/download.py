@@ -1,6 +1,7 @@
 """Whom to ask for a download: several donors at once, others when these fail, and when to give up."""
 
 import asyncio
+import logging
 import random
 import time
 from collections import deque
@@ -26,6 +27,8 @@ PATIENCE_SECONDS = 120.0
 OpenStream = Callable[[str], AbstractAsyncContextManager[Stream]]
 """To a donor; raises OSError."""
 
+_log = logging.getLogger(__name__)
+
 
 async def head(open_stream: OpenStream, donor: str, request: Request, seconds: float) -> Header | None:
     """What a donor answers, without the content; None if it does not within so many seconds."""
@@ -37,20 +40,13 @@ async def head(open_stream: OpenStream, donor: str, request: Request, seconds: f
 
 
 class Downloader:
-    """Completes a download.
+    """Completes a download, and warns of each donor that fails.
 
     :param donors: all are equally good
-    :param warn: called with one line for each donor that fails
     """
 
-    def __init__(
-        self,
-        download: Download,
-        donors: Sequence[str],
-        open_stream: OpenStream,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._download, self._open_stream, self._warn = download, open_stream, warn
+    def __init__(self, download: Download, donors: Sequence[str], open_stream: OpenStream) -> None:
+        self._download, self._open_stream = download, open_stream
         self._donors = list(donors)
         self._used: set[str] = set()
 
@@ -89,7 +85,7 @@ class Downloader:
             answer, reason = await self._ask(donor)
             if reason and donor not in warned:
                 warned.add(donor)
-                self._warn(f"{donor} {reason}")
+                _log.warning("%s %s", donor, reason)
             if answer != "here":
                 answers[donor] = answer
 
@@ -133,7 +129,7 @@ class Downloader:
         except ValueError as error:
             for donor in self._used:
                 self._ban(donor)
-            self._warn(f"what {', '.join(self._used)} sent cannot be right ({error})")
+            _log.warning("what %s sent cannot be right (%s)", ", ".join(self._used), error)
             self._used.clear()
             self._download.discard()
             return False

@@ -30,7 +30,6 @@ ALIVE_SECONDS = 1.0
 """How often a donor that has nothing to send yet says that it is still here."""
 MAX_PAUSE_SECONDS = 30.0
 """A message goes out at least this often, also while an all-reduce has the line."""
-REQUEST_SECONDS = 10.0
 FIRST_ANSWER_SECONDS = 20.0
 MIN_STALL_SECONDS, MAX_STALL_SECONDS = 5.0, 30.0
 SLOW_SECONDS = 60.0
@@ -67,12 +66,6 @@ class Header(Record):
     """Bytes of the whole content."""
     metadata: Annotated[bytes, Field(max_length=MAX_METADATA_BYTES)] = b""
     """Unless the request named the version."""
-
-
-async def receive_request(stream: Stream) -> Request:
-    """What the other side wants; raises ValueError, OSError or EOFError if it does not say."""
-    async with asyncio.timeout(REQUEST_SECONDS):
-        return await stream.receive_record(Request, MAX_REQUEST_BYTES)
 
 
 async def ask(request: Request, stream: Stream) -> Header:

@@ -9,20 +9,19 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dedloc_kit.records import StateInfo
 from dedloc_kit.swarm.network.host import Host
-from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
+from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, decode
 from dedloc_kit.swarm.transfer.contents import (
     ExpectedAverage,
     ExpectedState,
     RecentAverage,
     StateLayout,
-    plain,
     shared_bytes,
     version_of,
 )
@@ -35,7 +34,6 @@ ANSWER_SECONDS = 60.0
 REPORT_SECONDS = 0.25
 
 State = tuple[dict[str, Any], Sequence[torch.Tensor]]
-Warn = Callable[[str], None]
 
 
 @dataclass
@@ -46,7 +44,6 @@ class News:
     """That has begun to come; empty before."""
     received: int = 0
     """Bytes."""
-    warnings: list[str] = field(default_factory=list)
 
 
 class TransferService(Service):
@@ -56,7 +53,7 @@ class TransferService(Service):
 
     def __init__(self, endpoint: Endpoint, donor: Donor) -> None:
         self._endpoint, self._donor = endpoint, donor
-        self._downloads: dict[int, tuple[asyncio.Task[bool], Download, list[str]]] = {}
+        self._downloads: dict[int, tuple[asyncio.Task[bool], Download]] = {}
 
     async def serve(self, peer: str, stream: Stream) -> None:
         await self._donor.serve(peer, stream)
@@ -70,10 +67,9 @@ class TransferService(Service):
 
         :param number: names the download in the other calls, until `stop`
         """
-        download, warnings = Download(expected, flat.numpy().data), list[str]()
-        downloader = Downloader(download, donors, self._open, warnings.append)
-        task = asyncio.create_task(downloader.complete())
-        self._downloads[number] = task, download, warnings
+        download = Download(expected, flat.numpy().data)
+        task = asyncio.create_task(Downloader(download, donors, self._open).complete())
+        self._downloads[number] = task, download
         try:
             return download.header if await task else None
         except asyncio.CancelledError:
@@ -82,13 +78,11 @@ class TransferService(Service):
 
     async def news(self, number: int) -> News:
         """Of a download, as soon as its version is known or after a moment."""
-        task, download, warnings = self._downloads[number]
+        task, download = self._downloads[number]
         begun = asyncio.create_task(download.begun.wait())
         await asyncio.wait({task, begun}, timeout=REPORT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
-        news = News(download.header.version if download.header else "", download.received, list(warnings))
-        warnings.clear()
-        return news
+        return News(download.header.version if download.header else "", download.received)
 
     async def stop(self, number: int) -> None:
         """A download is of no use any more, or over."""
@@ -146,7 +140,6 @@ class Transfers:
         *,
         on_version: Callable[[str], bool],
         on_progress: Callable[[int, int], None],
-        warn: Warn,
         stop: threading.Event,
     ) -> State | None:
         """Fetch the state from one of the donors, or from several one after the other.
@@ -155,7 +148,6 @@ class Transfers:
         :param like: tensors of the shapes and types that a state has; their values do not matter
         :param on_version: called with the version that is about to come; ends the download if it returns False
         :param on_progress: called some times a second with the bytes received and those of the whole state
-        :param warn: called with one line for each donor that fails
         :param stop: ends the download within a second
         :returns: metadata (`info` and `receipts` are valid records) and tensors, or None: the donors have no state to
             give now, or there are none left
@@ -163,8 +155,8 @@ class Transfers:
         layout = StateLayout(like)
         flat = shared_bytes(layout.size)
         expected = ExpectedState(self._run_id, layout.size)
-        header = self._download(donors, expected, flat, on_progress, warn, stop, on_version)
-        return None if header is None else (plain(header.metadata), layout.views(flat))
+        header = self._download(donors, expected, flat, on_progress, stop, on_version)
+        return None if header is None else (decode(header.metadata), layout.views(flat))
 
     def download_average(
         self,
@@ -173,7 +165,6 @@ class Transfers:
         *,
         check: Callable[[bytes], object],
         max_bytes: int,
-        warn: Warn,
         stop: threading.Event,
     ) -> RecentAverage | None:
         """Fetch the average of the round that followed the round `after`.
@@ -183,7 +174,7 @@ class Transfers:
         :returns: None if no donor has it (any more); otherwise as `download_state`
         """
         flat = shared_bytes(max_bytes)
-        header = self._download(donors, ExpectedAverage(after, check), flat, lambda _received, _total: None, warn, stop)
+        header = self._download(donors, ExpectedAverage(after, check), flat, lambda _received, _total: None, stop)
         return None if header is None else RecentAverage.read(header.metadata, flat.numpy().data)
 
     def ask_for_sketch(self, peer: str, version: str, seed: bytes) -> Future[Header | None]:
@@ -196,7 +187,6 @@ class Transfers:
         expected: Expected,
         flat: torch.Tensor,
         on_progress: Callable[[int, int], None],
-        warn: Warn,
         stop: threading.Event,
         on_version: Callable[[str], bool] = lambda _: True,
     ) -> Header | None:
@@ -207,8 +197,6 @@ class Transfers:
             while not stop.is_set():
                 over = ended.done()  # then this is the last that there is to tell
                 news = self._host.call(TransferService.news, number).result()
-                for warning in news.warnings:
-                    warn(warning)
                 if news.version not in ("", version):
                     version = news.version
                     if not on_version(version):

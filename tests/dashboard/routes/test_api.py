@@ -17,7 +17,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Announcement, Contribution, GlobalStep
-from tests.dashboard.test_server import COORDINATOR, HOSTILE, RUN, joined, seen
+from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, joined, seen
 
 NOON = 20_000.5 * 86_400.0  # on 2024-10-04
 LISTS = (

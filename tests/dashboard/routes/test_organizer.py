@@ -12,13 +12,18 @@ import requests
 from dedloc_kit.dashboard.http import login
 from dedloc_kit.dashboard.http.login import KEY_FILE, Keys
 from dedloc_kit.dashboard.routes import organizer
-from dedloc_kit.dashboard.routes.organizer import KeptCheckpoint, kept_checkpoints
+from dedloc_kit.dashboard.routes.organizer import kept_checkpoints
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
+from dedloc_kit.ledger import Ledger
+from dedloc_kit.machine.home import peer_folder
+from dedloc_kit.records import Evaluation, GlobalStep
 from dedloc_kit.run import parse_run
 from dedloc_kit.steering.alerts import Alerts
-from dedloc_kit.steering.orders import OrderBook, Orders
+from dedloc_kit.steering.orders import OrderBook, Orders, Rewinding
+from dedloc_kit.training.ruined import Ruined
+from tests.invitations import invited
 
 DEADLINE = 20.0
 RUN = parse_run(
@@ -27,11 +32,12 @@ RUN = parse_run(
         "global_batch": 64,
         "task": {"name": "albert"},
         "data": {"train": [{"dataset": "owner/name"}]},
-        "optimizer": {"total_steps": 100, "warmup_steps": 10},
+        "optimizer": {"total_steps": 100, "warmup_steps": 10, "schedule": "warmup-stable-decay"},
     }
 )
 PEER = "Qm" + "a" * 44
 ORDERS = {
+    "decay": {"steps": 20},
     "pause": None,
     "resume": None,
     "finish": None,
@@ -39,17 +45,28 @@ ORDERS = {
     "kick": {"peer": PEER},
     "readmit": {"peer": PEER},
     "announce": {"text": "Half way!"},
+    "rewind": {"step": 2, "rate": 0.5},
 }
 
 
 @pytest.fixture
 def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
-    (tmp_path / "invitation.json").touch()
-    routes = organizer.routes(tmp_path, RUN.fingerprint)
+    """Of a run that is up, with the checkpoints of steps 2 and 4, the latter of a training that had diverged."""
+    (tmp_path / "invitation.json").write_text(invited(RUN).model_dump_json())
+    keep_checkpoints(tmp_path, 2, 4)
+    Ruined(tmp_path / "checkpoints").judge(4, False)
+    routes = organizer.routes(tmp_path, RUN.fingerprint, decays=True)
     served = Dashboard(RUN, tmp_path / "ledger.sqlite", organizer=routes)
     served.start()
-    yield served
+    with peer_folder(tmp_path):
+        yield served
     served.stop()
+
+
+def keep_checkpoints(folder: Path, *steps: int) -> None:
+    (folder / "checkpoints").mkdir()
+    for step in steps:
+        (folder / "checkpoints" / f"step-{step:08d}.safetensors").write_bytes(b"x" * step)
 
 
 @pytest.fixture
@@ -95,7 +112,8 @@ def test_the_organizer_sees_orders_alerts_and_checkpoints_the_newest_first(
     assert [alert["text"] for alert in values["alerts"]] == [
         f"the coordinator has started again, at global step {step}" for step in (2, 1)
     ]
-    assert values["checkpoints"] == values["kicked"] == []
+    assert [(kept["step"], kept["ruined"]) for kept in values["checkpoints"]] == [(4, True), (2, False)]
+    assert values["kicked"] == []
 
 
 def test_every_order_is_given_and_answered_with_how_things_stand_then(
@@ -103,12 +121,35 @@ def test_every_order_is_given_and_answered_with_how_things_stand_then(
 ) -> None:
     book = OrderBook(tmp_path)
     for order, body in ORDERS.items():
+        if order == "rewind":  # not of a run that has been finished
+            book.resume()
         answer = give(dashboard, browser, order, body, Origin=dashboard.url)
         assert answer.status_code == 200, answer.text
         values, orders = answer.json(), book.read()
         assert (values["paused"], values["finishing"]) == (orders.paused, orders.finish)
         assert {kicked["peer"] for kicked in values["kicked"]} == orders.kicked_peers
-    assert [given.order for given in book.given()] == list(reversed(ORDERS))
+        # A rewind to before the decay lifts that order.
+        assert (values["decays"], values["decay"]) == (True, None if order == "rewind" else {"steps": 20, "after": 4})
+    assert [given.order for given in book.given() if given.order != "resume"] == [
+        order for order in reversed(ORDERS) if order != "resume"
+    ]
+
+
+def test_the_run_goes_back_by_the_page_as_by_the_command_and_it_is_seen_until_that_is_done(
+    dashboard: Dashboard, browser: requests.Session, tmp_path: Path
+) -> None:
+    given = Rewinding(checkpoint=2, rate=0.5, after=4)
+    values = give(dashboard, browser, "rewind", {"step": 2, "rate": 0.5}).json()
+    assert OrderBook(tmp_path).read().rewind == given
+    assert values["rewind"] == given.model_dump()
+    refused = give(dashboard, browser, "rewind", {"step": 0})
+    assert refused.status_code == 409
+    assert "the rewind to step 2 that was ordered before is not done yet" in refused.json()["message"]
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.record_step(GlobalStep(step=5, round="ab", time=1.0, samples=0, loss=None, peers=0, seconds=0.0), {})
+    ledger.close()
+    assert browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).json()["rewind"] is None
+    assert give(dashboard, browser, "rewind", {"step": 0}).json()["rewind"]["rate"] == 1.0
 
 
 def test_nobody_else_sees_or_orders_anything(dashboard: Dashboard, tmp_path: Path) -> None:
@@ -186,7 +227,15 @@ def test_an_order_that_makes_no_sense_changes_nothing(
         ("kick", {"peer": PEER, "also": 1}, 422),
         ("kick", {"peer": "nobody"}, 409),
         ("readmit", {"peer": PEER}, 200),
+        ("rewind", {"step": 3, "rate": 0.5}, 409),
+        ("rewind", {"step": 4, "rate": 0.5}, 409),
+        ("rewind", {"step": 2, "rate": 0}, 422),
+        ("rewind", {"step": 2, "rate": 10.1}, 422),
+        ("rewind", {"step": -1}, 422),
+        ("rewind", {"step": 2, "also": 1}, 422),
         ("explode", {}, 422),
+        ("decay", {"steps": 0}, 422),
+        ("decay", {"steps": 101}, 409),
     ):
         assert give(dashboard, browser, order, body).status_code == status, (order, body)
     assert OrderBook(tmp_path).read() == Orders()
@@ -228,15 +277,18 @@ def test_a_damaged_secret_is_named_with_the_fix(tmp_path: Path) -> None:
         Keys(tmp_path)
 
 
-def test_checkpoints_are_listed_with_the_best_one(tmp_path: Path) -> None:
-    for step, size in ((3, 10), (12, 20)):
-        (tmp_path / f"step-{step:08d}.safetensors").write_bytes(b"x" * size)
-    (tmp_path / "step-00000009.safetensors.damaged").touch()
-    (tmp_path / "best.json").write_text('{"step": 3, "loss": 1.5}')
-    newest, oldest = kept_checkpoints(tmp_path)
-    assert (newest.step, newest.bytes, newest.best) == (12, 20, False)
-    assert isinstance(oldest, KeptCheckpoint)
-    assert (oldest.step, oldest.bytes, oldest.best) == (3, 10, True)
-    (tmp_path / "best.json").write_text("[]")
+def test_checkpoints_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
+    keep_checkpoints(tmp_path, 3, 12, 20)
+    folder = tmp_path / "checkpoints"
+    (folder / "step-00000009.safetensors.damaged").touch()
+    (folder / "best.json").write_text('{"step": 3, "loss": 1.5}')
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step, loss in ((3, 1.5), (9, 1.25), (20, 7.0)):
+        ledger.record_evaluation(step, Evaluation(loss=loss), 1.0)
+    ledger.close()
+    Ruined(folder).judge(20, False)
+    found = [(kept.step, kept.bytes, kept.best, kept.loss, kept.ruined) for kept in kept_checkpoints(tmp_path)]
+    assert found == [(20, 20, False, 7.0, True), (12, 12, False, None, False), (3, 3, True, 1.5, False)]
+    (folder / "best.json").write_text("[]")
     assert not any(checkpoint.best for checkpoint in kept_checkpoints(tmp_path))
     assert kept_checkpoints(tmp_path / "none") == []

@@ -25,14 +25,14 @@ from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.reducer import MeanReducer
 from dedloc_kit.swarm.averaging.service import Rules
-from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout
-from tests.swarm.harness import wait_until
+from tests.swarm.harness import gate_of, open_node, wait_until
 from tests.tiny import tiny_run
 
 SIZE = 2_000_000  # 8 MB: some parts for each member
@@ -102,7 +102,7 @@ def main() -> None:
     folder = Path(who["folder"])
     identity = Identity(folder / "identity.key")
     config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=who["client_mode"])
-    node = open_node(config, identity, who["peers"])
+    node = open_node(config, identity, who["peers"], gate_of(identity, run.run_id))
     signer = Signer(identity)
     gradient = torch.full((SIZE,), float("nan") if who["fault"] == "sends nan" else who["value"])
     info = StateInfo(run_id=run.run_id, step=0, rounds=())

@@ -10,6 +10,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.records import Progress
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
@@ -17,7 +18,6 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.signing import Signer
-from dedloc_kit.training.gradients import MAX_BATCHES
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 
@@ -41,7 +41,7 @@ class Spotty(PlainDHT):
 
 
 def a_tracker(dht: Any, signer: Signer, organizer: str = "organizer") -> Tracker:
-    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(pytest.fail), belief(signer.peer, organizer))
+    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(), belief(signer.peer, organizer))
 
 
 def says(dht: Any, signer: Signer, ago: float = 0.0) -> ValueWithExpiration[Any]:
@@ -113,19 +113,20 @@ def _told(dht: PlainDHT, samples: int) -> bool:
     return any(Progress.parse(entry.value).samples == samples for entry in entries)
 
 
-def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of(tmp_path: Path) -> None:
+def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of(
+    tmp_path: Path, warned: list[str]
+) -> None:
     dht: Any = Spotty()
     mine, honest, boasts = (Signer(Identity(tmp_path / name)) for name in ("mine", "honest", "boasts"))
-    told: list[str] = []
     batch = 10
-    me = Tracker(dht, mine, RUN_ID, batch, (), Incidents(told.append), belief(mine.peer))
+    me = Tracker(dht, mine, RUN_ID, batch, (), Incidents(), belief(mine.peer))
     directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail)
     for signer, samples in ((honest, MAX_BATCHES * batch), (boasts, MAX_BATCHES * batch + 1)):
         directory.store(signer, progress(samples=samples), peers=1)
     me.look()
     assert me.others().keys() == {honest.peer}
-    assert len(told) == 1
-    assert f"claims {MAX_BATCHES * batch + 1} samples" in told[0]
+    assert len(warned) == 1
+    assert f"claims {MAX_BATCHES * batch + 1} samples" in warned[0]
 
 
 def test_a_peer_that_failed_again_and_again_is_backed_off_and_one_that_is_only_doubted_counts_when_it_speaks(

@@ -55,7 +55,7 @@ def test_two_that_began_in_the_same_moment_come_to_one_answer() -> None:
 
 def a_tracker(dht: Any, signer: Signer, session: str) -> Tracker:
     mine = belief(signer.peer)
-    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(pytest.fail), mine, session)
+    return Tracker(dht, signer, RUN_ID, 10, (), Incidents(), mine, session)
 
 
 def test_a_peer_sees_what_its_twin_says_although_it_says_something_itself_before_each_look(tmp_path: Path) -> None:
@@ -105,6 +105,23 @@ def test_who_has_waited_for_its_twin_goes_on(tmp_path: Path, monkeypatch: pytest
     me.await_twin(threading.Event(), lambda: waited.append("told"))
     assert waited == ["told"]
     assert not me.twin.certain
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_who_gives_way_to_its_twin_does_not_sign_it_off(tmp_path: Path, second: bool) -> None:
+    dht: Any = PlainDHT()
+    signer = Signer(Identity(tmp_path / "key"))
+    me, now = a_tracker(dht, signer, "b1"), get_dht_time()
+    me.report(progress(run_id=RUN_ID, session="b1", since=me.twin.since, time=now), period=1.0)
+    since = me.twin.since + (-60.0 if second else 60.0)
+    directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=TIME_TO_LIVE)
+    for spoke in range(MAX_LEFT + 1):
+        said = progress(run_id=RUN_ID, session="a1", since=since, time=now + spoke)
+        directory.store(signer, said, peers=0)
+        me.twin.see(said)
+    me.leave()
+    stays = directory.look(peers=1, timeout=1.0, age=None)[signer.peer]
+    assert (stays is not None) == second
 
 
 def told(peer: Peer, what: str) -> Warned:

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Progress, StateInfo
+from dedloc_kit.records import Contribution, Progress, Receipt, Rewind, StateInfo
 from dedloc_kit.run import PeerConfig, parse_run
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE
 from dedloc_kit.swarm.membership.joining import Entry
-from dedloc_kit.swarm.network.bootstrap import addresses_of
 from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.optimizers import build_optimizer
-from dedloc_kit.training.state import TrainingState
+from dedloc_kit.training.state import RATE, REWOUND, TrainingState
 from tests.tiny import TinyTask
 
 FORGED = 0.666
@@ -49,6 +49,7 @@ class Liar:
             self.run,
         )
         self.state.flat.fill_(FORGED)
+        self.sketch: tuple[float, ...] = ()
         source = StateSource(self.served, lambda: self.state.info)
         self.exchange = exchange_of(self.node, self.signer, self.run, self.state.layout, source)
         self.exchange.transfers.share(True)
@@ -57,20 +58,50 @@ class Liar:
 
     @contextmanager
     def served(self) -> Iterator[tuple[dict[str, Any], list[torch.Tensor]]]:
-        yield {"info": self.state.info.model_dump(), "receipts": []}, self.state.tensors()
+        receipts = [receipt.model_dump() for receipt in self.state.receipts]
+        yield {"info": self.state.info.model_dump(), "receipts": receipts}, self.state.tensors()
 
     def claim(self, step: int, round: str, sketch: list[float]) -> None:
         """Tell everyone that this is the state that it holds; what it serves says so too."""
         self.state.step, self.state.rounds = step, (round,) if round else ()
-        info = StateInfo(run_id=self.run.run_id, step=step, rounds=self.state.rounds)
+        self.sketch = tuple(sketch)
+        self.tell()
+
+    def rewind(self, donor: str, rate: float, ahead: int) -> None:
+        """The same of the donor's state with another rate, as one that took over an earlier one in that very step or a
+        later one, by an order of its own."""
+        found = self.exchange.transfers.download_state(
+            [donor],
+            self.state.tensors(),
+            on_version=lambda _: True,
+            on_progress=lambda *_: None,
+            stop=threading.Event(),
+        )
+        assert found is not None
+        metadata, tensors = found
+        info = StateInfo.parse(metadata["info"])
+        rounds = (*info.rounds, "e" * 40) if ahead else info.rounds
+        step, now = info.step + ahead, get_dht_time()
+        order = Rewind(run_id=info.run_id, step=step, round=rounds[-1], checkpoint=1, rate=rate, time=now)
+        receipts = [Receipt.parse(values) for values in metadata["receipts"] if values["step"] < step]
+        forged = Receipt(step=step, round=rounds[-1], time=now, seconds=0.0, signed=(), rewind=self.signer.sign(order))
+        named = dict(zip(self.state.copy()[0], tensors, strict=True))
+        named |= {RATE: torch.tensor([rate], dtype=torch.float64), REWOUND: torch.tensor([step if rate != 1 else 0])}
+        info = StateInfo(run_id=info.run_id, step=step, rounds=rounds)
+        self.state.load(list(named.values()), info, [*receipts, forged])
+        self.sketch = self.state.sketch
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell everyone which state it holds."""
         told = Progress(
-            run_id=info.run_id,
-            step=step,
-            round=round,
+            run_id=self.run.run_id,
+            step=self.state.step,
+            round=self.state.round,
             samples=0,
             samples_per_second=0.0,
             boundary_seconds=0.0,
-            sketch=tuple(sketch),
+            sketch=self.sketch,
             follower=True,
             client_mode=False,
             addresses=self.addresses,
@@ -105,7 +136,7 @@ def main() -> None:
     answer({"peer": liar.signer.peer})
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=deque, args=(map(jobs.put, map(json.loads, sys.stdin)), 0), daemon=True).start()
-    claim: dict[str, Any] | None = None
+    claimed = False
     while True:
         try:
             job = jobs.get(timeout=REPEAT_SECONDS)
@@ -114,9 +145,10 @@ def main() -> None:
         if "samples" in job:
             liar.give(**job)
         elif job:
-            claim = job
-        if claim is not None:
-            liar.claim(**claim)
+            claimed = True
+            (liar.rewind if "donor" in job else liar.claim)(**job)
+        elif claimed:
+            liar.tell()
         if job:
             answer({"done": True})
 

@@ -33,6 +33,7 @@ from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.network import bounds, service
 from dedloc_kit.swarm.network.bounds import AtATime, BoundedP2P, TooMuch
 from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.network.reach import Reachability
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
@@ -40,8 +41,9 @@ from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from dedloc_kit.training.flat import CHUNK
 from tests.swarm.harness import Swarm, processes_of
-from tests.swarm.network.test_service import Doubling
-from tests.swarm.transfer import sharing_peer, test_service
+from tests.swarm.network.doubling import Doubling
+from tests.swarm.transfer import sharing_peer
+from tests.swarm.transfer import swarm as sharing
 from tests.tiny import tiny_run
 
 RUN = tiny_run("lengths")
@@ -68,14 +70,14 @@ def varint(number: int) -> bytes:
 
 
 IN_A_STREAM = (2**32 - 1).to_bytes(4, "big")
+SERVICES = (GroupService, AveragingService, TransferService, Reachability)
 ANNOUNCED = {
-    **{Names(RUN.run_id).service(kind.name): IN_A_STREAM for kind in (GroupService, AveragingService, TransferService)},
+    **{Names(RUN.run_id).service(kind.name): IN_A_STREAM for kind in SERVICES},
     f"{RUN.run_id}::admission": varint(HUGE),
     f"{RUN.run_id}::access::averager": varint(HUGE),
     "DHTProtocol.rpc_store": varint(HUGE),
     "DHTProtocol.rpc_find": varint(HUGE),
     "DHTProtocol.rpc_ping": varint(HUGE),
-    "Reachability.rpc_connect_back": varint(HUGE),
 }
 """How a message begins, by the service that it is for."""
 
@@ -409,11 +411,11 @@ async def stalled(p2p: P2P, donor: PeerID) -> Any:
 
 
 def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the_newest(tmp_path: Path) -> None:
-    peers = test_service.Swarm(tmp_path)
+    peers = sharing.Swarm(tmp_path)
     try:
         (donor,) = peers.start(False)
         (newcomer,) = peers.start(True)
-        donor.has(next(test_service.ROUNDS))
+        donor.has(next(sharing.ROUNDS))
         newcomer.downloads(donor)
         memory = Memory(processes_of(donor.process.pid))
 
@@ -425,7 +427,7 @@ def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the
                 ]
                 streams = []
                 for number in range(10):  # two streams of each, so 60, at ten versions
-                    digest = donor.has(next(test_service.ROUNDS), seed=number)
+                    digest = donor.has(next(sharing.ROUNDS), seed=number)
                     streams += [await stalled(p2p, PeerID.from_base58(donor.id)) for p2p in 2 * attackers]
                     held = await asyncio.to_thread(donor.ask, "tell")
                     assert held["contents"] <= MAX_UPLOADS + 1
@@ -434,7 +436,7 @@ def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the
 
         in_own_loop(attack())
         # Three that are held, the one that is made, what is on its way to the averager's process, the test's own two.
-        assert memory.growth() < 8 * test_service.SIZE, "more than new states and their making take"
+        assert memory.growth() < 8 * sharing.SIZE, "more than new states and their making take"
     finally:
         for peer in peers.peers:
             peer.end()

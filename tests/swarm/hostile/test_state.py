@@ -48,6 +48,9 @@ class Liar(Puppet):
     def claims(self, step: int, round: str, sketch: tuple[float, ...] = ()) -> None:
         self._do({"step": step, "round": round, "sketch": sketch})
 
+    def rewinds(self, donor: str, rate: float, ahead: int) -> None:
+        self._do({"donor": donor, "rate": rate, "ahead": ahead})
+
     def gives(self, step: int, samples: int) -> None:
         self._do({"step": step, "samples": samples})
 
@@ -170,3 +173,61 @@ def test_a_newcomer_is_given_a_forged_state_by_the_only_donor_and_refuses_it(tmp
         coordinator.worker.stop()
     assert difference(newcomer.parameters(), coordinator.parameters()) == 0.0
     assert all(float((values - FORGED).abs().max()) > 0.01 for values in newcomer.parameters().values())
+
+
+@pytest.mark.slow  # receipts and witnesses are tested by themselves, see test_rewind.py
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("rate", "refused"),
+    [
+        pytest.param(0.5, "a downloaded state was refused", id="another rate"),
+        pytest.param(1.0, "it holds a rewind that the organizer did not order", id="only an order"),
+    ],
+)
+def test_a_newcomer_takes_no_rewind_from_the_only_donor_that_is_not_the_organizers(
+    tmp_path: Path, rate: float, refused: str
+) -> None:
+    with Swarm(tiny_run("rewound", global_batch=32), tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        first = swarm.volunteer("first", PAUSE, microbatch=4)
+        coordinator.wait_for_step(2)
+        first.worker.stop()
+        newest = coordinator.steps[-1].step
+        with a_liar(swarm, tmp_path / "liar") as liar:
+            liar.rewinds(coordinator.joined.peer, rate, ahead=0)
+            with places_taken(swarm, MAX_UPLOADS):
+                newcomer = swarm.volunteer("newcomer", PAUSE, microbatch=4, until_step=newest.step + 2)
+                newcomer.wait_for(Warned, lambda event: refused in event.text)
+            newcomer.wait_for(Left)
+        coordinator.wait_for_step(newest.step + 2)
+        coordinator.worker.stop()
+    assert difference(newcomer.parameters(), coordinator.parameters()) == 0.0
+    assert_nobody_went_back(newcomer, coordinator)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rewind_that_somebody_else_orders_and_has_done_is_followed_by_nobody(tmp_path: Path) -> None:
+    run = tiny_run("ordered", global_batch=32)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        volunteer = swarm.volunteer("volunteer", PAUSE, microbatch=4)
+        coordinator.wait_for_step(2)
+        with a_liar(swarm, tmp_path / "liar") as liar:
+            for ahead in (1, 3):
+                liar.rewinds(coordinator.joined.peer, 0.5, ahead)
+                coordinator.wait_for(Peers, lambda event: liar.peer in {peer.peer for peer in event.peers})
+                told = max(peer.steps[-1].step.step for peer in (coordinator, volunteer))
+                for peer in (coordinator, volunteer):
+                    peer.wait_for_step(told + 5)
+        volunteer.worker.stop()
+        coordinator.worker.stop()
+    assert_nobody_followed(coordinator, volunteer)
+    assert_nobody_went_back(coordinator, volunteer)
+    assert_ledger_sums(coordinator, run.global_batch)
+
+
+def assert_nobody_went_back(*peers: Peer) -> None:
+    for peer in peers:
+        assert all(event.step.peers for event in peer.steps), "a step without members took over a state"
+        assert not any(isinstance(e, Warned) and "the organizer lets global step" in e.text for e in peer.events)

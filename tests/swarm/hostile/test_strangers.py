@@ -36,12 +36,12 @@ from dedloc_kit.swarm.membership.admission import (
 )
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network import connections
-from dedloc_kit.swarm.network.bootstrap import addresses_of, dial, open_node
-from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.connections import Connections, dial
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.network.signing import Signer
-from tests.swarm.harness import Swarm, belief, gate_of, outside, progress, wait_until
+from tests.swarm.harness import Swarm, belief, gate_of, open_node, outside, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
 from tests.tiny import tiny_run
 
@@ -244,12 +244,13 @@ def victim() -> Iterator[tuple[int, list[float], list[bytes]]]:
         thread.join(30.0)
 
 
-def test_ten_records_that_name_one_port_bring_one_connection_a_minute(tmp_path: Path, hastened: None) -> None:
+def test_ten_records_that_name_one_port_bring_one_connection_a_minute(
+    tmp_path: Path, hastened: None, warned: list[str]
+) -> None:
     config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1")
     identity = Identity(config.folder / "identity.key")
-    node = open_node(config, identity, (), gate=gate_of(identity, OPEN.run_id))
-    warned: list[str] = []
-    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), Incidents(warned.append), belief())
+    node = open_node(config, identity, gate=gate_of(identity, OPEN.run_id))
+    tracker = Tracker(node, Signer(identity), OPEN.run_id, 8, (), Incidents(), belief())
     try:
         tracker.look_every(0.1)
         with victim() as (port, visits, said), Hostile(addresses_of(node), OPEN.run_id, tmp_path / "0") as mallory:
@@ -283,7 +284,7 @@ def test_ten_records_that_name_one_port_bring_one_connection_a_minute(tmp_path: 
 
 def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path, hastened: None) -> None:
     config = PeerConfig(folder=tmp_path / "node", host="127.0.0.1", announce_host="8.8.8.8")
-    node = open_node(config, Identity(config.folder / "identity.key"), ())
+    node = open_node(config, Identity(config.folder / "identity.key"))
     try:
         with victim() as (port, visits, _), victim() as (other, others_visits, _):
             here = f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}"
@@ -292,7 +293,6 @@ def test_who_names_a_port_of_a_private_network_has_nobody_dial_it(tmp_path: Path
             local = open_node(
                 config.model_copy(update={"folder": tmp_path / "local", "announce_host": None}),
                 Identity(tmp_path / "local" / "identity.key"),
-                (),
             )
             try:
                 dial(local, {NOBODY: (f"/ip4/127.0.0.1/tcp/{other}/p2p/{NOBODY}",)})
@@ -365,9 +365,8 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
         address = f"/ip4/127.0.0.1/tcp/{around.port}/p2p/{bob.signer.peer}"
         assert gate.vouched(bob.signer.peer, (address,), around.reach.words[0]) == (address,)
     node = bob.start(around)
-    told = pytest.fail
     known = swarm.invitation.peers
-    tracker = Tracker(node, bob.signer, BY_CODE.run_id, 8, known, Incidents(told), belief())
+    tracker = Tracker(node, bob.signer, BY_CODE.run_id, 8, known, Incidents(), belief())
     try:
         tracker.report(
             progress(

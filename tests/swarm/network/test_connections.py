@@ -8,6 +8,7 @@ import pytest
 
 from dedloc_kit.swarm.network import connections
 from dedloc_kit.swarm.network.connections import LATER_DIAL, REDIAL, REDIAL_LOST, Connections
+from tests.swarm.harness import gate_of_all
 
 
 class Dialling:
@@ -23,7 +24,7 @@ class Dialling:
         monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(connections, "dial", self._dial)
         dht: Any = SimpleNamespace(client_mode=client_mode)
-        self._connections = Connections(dht, "me", known)
+        self._connections = Connections(dht, "me", known, gate_of_all())
 
     def _dial(self, _dht: Any, peers: dict[str, tuple[str, ...]]) -> "Future[dict[str, tuple[str, ...]]]":
         self._dialled.append(set(peers))
@@ -35,7 +36,8 @@ class Dialling:
         """The calls that are made when so much time has passed."""
         self.now += seconds
         self._dialled.clear()
-        self._connections.keep({peer: SimpleNamespace(addresses=named) for peer, named in self.seen.items()})  # type: ignore[misc]
+        said: Any = {peer: SimpleNamespace(addresses=named, reached="") for peer, named in self.seen.items()}
+        self._connections.keep(said)
         return list(self._dialled)
 
 

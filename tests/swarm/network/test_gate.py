@@ -1,7 +1,6 @@
 """Nobody without a valid token is served anything: hostile clients that speak the real protocols, on loopback."""
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -27,7 +26,7 @@ from dedloc_kit.swarm.averaging.service import AveragingService, Opening
 from dedloc_kit.swarm.membership.admission import Admission, ask
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.reach import Reachability
+from dedloc_kit.swarm.network.reach import Question, Reachability
 from dedloc_kit.swarm.network.service import Endpoint, decode, encode
 from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
@@ -194,10 +193,8 @@ async def served(p2p: P2P, swarm: Swarm, token: bytes) -> set[str]:
 
     async def reach() -> bool:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            question = {"port": listener.getsockname()[1], "secret": "0" * 32}
-            stub = Reachability.get_stub(p2p, organizer)
-            answer = await stub.rpc_connect_back(BytesValue(value=json.dumps(question).encode()))
-            return "verdict" in json.loads(answer.value)
+            question = Question(port=listener.getsockname()[1], secret="0" * 32)
+            return bool((await endpoint.ask(leader, Reachability, question, PATIENCE)).verdict)
 
     async def works(attempt: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
         try:

@@ -13,7 +13,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import MAX_REFUSED, Contribution, Instructions, Notice, shortened
+from dedloc_kit.records import MAX_REFUSED, Contribution, Decay, Instructions, Notice, shortened
 from dedloc_kit.records import Record as AnyRecord
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProtocol, Keeper, Storage
@@ -61,7 +61,13 @@ def plain(value: object) -> object:
 
 def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organizer: Signer) -> None:
     wide = "\u20ac" * 64
-    told = Instructions(paused=True, last_step=2**53, announcement="\u20ac" * 200)
+    told = Instructions(
+        paused=True,
+        last_step=2**53,
+        announcement="\u20ac" * 200,
+        decay_order="A" * 1280,
+        decay=Decay(start=2**53, steps=2**53),
+    )
     largest = progress(
         round="f" * 64,
         sketch=(1.0,) * 8,
@@ -177,10 +183,6 @@ def test_a_record_is_refused_and_counted_that_has(keeper: Keeper, asha: Signer, 
 def test_what_has_expired_is_no_trouble_and_not_believed(keeper: Keeper, asha: Signer) -> None:
     assert not keeper.validate(signed(asha, PROGRESS.key(NAMES), progress(), -1.0))
     assert not keeper.refused()
-
-
-def test_a_node_of_no_run_takes_nothing(asha: Signer) -> None:
-    assert not Keeper(asha).validate(signed(asha, PROGRESS.key(Names("")), progress(run_id=""), 15.0))
 
 
 # What is kept

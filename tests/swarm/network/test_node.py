@@ -24,16 +24,15 @@ from dedloc_kit.swarm.directory.contributions import collect, publish
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.bootstrap import addresses_of, avoid, dial, open_node
-from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.connections import Connections, avoid, dial
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.keeper import Keeper
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.signing import Signer, author
 from tests.swarm.harness import RUN_ID as RUN
-from tests.swarm.harness import belief, gate_of, progress, wait_until
+from tests.swarm.harness import belief, open_node, progress, wait_until
 
 Start = Callable[..., tuple[Node, Signer]]
 
@@ -46,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         folder = tmp_path / str(len(nodes))
         identity = Identity(folder / "identity.key")
         config = PeerConfig(folder=folder, host="127.0.0.1", **settings)
-        nodes.append(open_node(config, identity, peers, gate=gate_of(identity)))
+        nodes.append(open_node(config, identity, peers))
         return nodes[-1], Signer(identity)
 
     yield start_node
@@ -101,7 +100,7 @@ def test_a_record_that_comes_again_is_verified_once_and_a_changed_one_anew(
 
     monkeypatch.setattr(RSAPublicKey, "verify", counted)
     signer = Signer(Identity(tmp_path / "a.key"))
-    validator, value = Keeper(signer, RUN), MSGPackSerializer.dumps(contribution(name="abc").model_dump())
+    validator, value = Keeper(signer, RUN, ""), MSGPackSerializer.dumps(contribution(name="abc").model_dump())
     key, subkey = DHTID.generate(CONTRIBUTIONS.key(Names(RUN))).to_bytes(), MSGPackSerializer.dumps(signer.subkey)
     record = DHTRecord(key, subkey, value, get_dht_time() + 60.0)
     signed = replace(record, value=validator.sign_value(record))
@@ -203,12 +202,11 @@ def test_contributions_are_collected_from_the_directory_and_foreign_ones_are_not
     assert collect(first, RUN, 64, rejected.append)[signer.peer].samples == 3
 
 
-def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(start: Start) -> None:
+def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(start: Start, warned: list[str]) -> None:
     first, signer = start()
     second, other = start(addresses_of(first))
-    warnings: list[str] = []
     mine, theirs = (
-        Tracker(node, who, RUN, 64, (), Incidents(warnings.append), belief(who.peer))
+        Tracker(node, who, RUN, 64, (), Incidents(), belief(who.peer))
         for node, who in ((first, signer), (second, other))
     )
     try:
@@ -244,7 +242,7 @@ def test_the_tracker_counts_the_living_ignores_nonsense_and_forgets_who_left(sta
             value={"samples": -5},
             expiration_time=get_dht_time() + 30,
         )
-        wait_until(lambda: any("a record was ignored" in text for text in warnings), "no word about nonsense")
+        wait_until(lambda: any("a record was ignored" in text for text in warned), "no word about nonsense")
         assert not mine.anyone()
     finally:
         mine.leave()
@@ -270,7 +268,7 @@ def test_who_hears_nothing_from_any_machine_is_cut_off_and_who_hears_no_is_alone
     silent, closed = f"/ip4/127.0.0.1/tcp/{silent_port}/p2p/{peer}", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"
 
     def cut_off(*known: str) -> bool:
-        return Connections(node, me.peer, known).cut_off()
+        return Connections(node, me.peer, known, node.gate).cut_off()
 
     assert cut_off(silent)
     assert not cut_off(silent, closed)

@@ -1,7 +1,6 @@
 """Who can be reached, who is found again, and what a peer does for those who ask it; real nodes on loopback."""
 
 import asyncio
-import json
 import secrets
 import socket
 import threading
@@ -11,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind import DHT
-from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
-from dedloc_kit.swarm.network.bootstrap import _listening, addresses_of, dial, open_node
+from dedloc_kit.swarm.network.bootstrap import _listening
+from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.node import Node, addresses_of
+from dedloc_kit.swarm.network.reach import Answer, Question, Reachability
+from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.network.signing import Signer
-from tests.swarm.harness import RUN_ID, gate_of, progress, wait_until
+from tests.swarm.harness import RUN_ID, open_node, progress, wait_until
 
 DEADLINE = 60.0
 Start = Callable[..., Node]
@@ -48,9 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         folder = tmp_path / (name or str(len(nodes)))
         config = PeerConfig(folder=folder, **{"host": "127.0.0.1", **settings})
         identity = Identity(folder / "identity.key")
-        organizer = peers[0].rpartition("/p2p/")[2] if peers else ""
-        gate = gate_of(identity, organizer=organizer)
-        node = open_node(config, identity, peers, gate=gate, may_start_alone=may_start_alone)
+        node = open_node(config, identity, peers, may_start_alone=may_start_alone)
         signers[node] = Signer(identity)
         nodes.append(node)
         return node
@@ -113,23 +112,22 @@ def refusing_address() -> str:
         return f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{NOBODY}"
 
 
-def question(port: int, secret: str = "0" * 32) -> bytes:
-    return json.dumps({"port": port, "secret": secret}).encode()
+def question(port: Any, secret: str = "0" * 32, **more: str) -> bytes:
+    return bytes(MSGPackSerializer.dumps({"port": port, "secret": secret, **more}))
 
 
-def ask(node: Node, *requests: bytes) -> list[Any]:
-    """What the node answers to each request, or how it refuses; the asker is seen at 127.0.0.1."""
+def ask(node: Node, *questions: bytes) -> list[Answer | None]:
+    """What the node answers to each; none if it refuses. The asker is seen at 127.0.0.1."""
 
-    async def ask_all() -> list[Any]:
+    async def ask_one(endpoint: Endpoint, question: bytes) -> Answer | None:
+        with suppress(ConnectionError, EOFError):
+            async with endpoint.open(str(node.peer_id), Reachability, question) as stream:
+                return await asyncio.wait_for(stream.receive_record(Answer), DEADLINE)
+        return None
+
+    async def ask_all() -> list[Answer | None]:
         p2p = await P2P.create(initial_peers=addresses_of(node), no_listen=True, startup_timeout=DEADLINE)
-        stub = reach.Reachability.get_stub(p2p, node.peer_id)
-        answers = []
-        for request in requests:
-            try:
-                reply = await stub.rpc_connect_back(BytesValue(value=request), timeout=DEADLINE)
-                answers.append(json.loads(reply.value))
-            except P2PHandlerError as error:
-                answers.append(error)
+        answers = [await ask_one(Endpoint(p2p, RUN_ID), question) for question in questions]
         await p2p.shutdown()
         return answers
 
@@ -187,9 +185,9 @@ def test_where_nobody_can_tell_the_peer_is_a_client_and_says_so(start: Start) ->
 def test_a_peer_that_is_asked_too_often_is_busy(start: Start) -> None:
     node = start()
     closed = host_and_port(refusing_address())[1]
-    *answers, last = ask(node, *[question(closed)] * (reach.PER_MINUTE_AND_HOST + 1))
-    assert {answer["verdict"] for answer in answers} == {"unreached"}
-    assert last["verdict"] == "busy"
+    answers = ask(node, *[question(closed)] * (reach.PER_MINUTE_AND_HOST + 1))
+    verdicts = [answer and answer.verdict for answer in answers]
+    assert verdicts == ["unreached"] * reach.PER_MINUTE_AND_HOST + ["busy"]
     late = start(addresses_of(node))
     assert late.client_mode
     assert late.reach.uncertain
@@ -198,11 +196,8 @@ def test_a_peer_that_is_asked_too_often_is_busy(start: Start) -> None:
 def test_an_asked_peer_connects_to_nobody_but_the_asker(start: Start) -> None:
     node = start()
     with listener(ELSEWHERE) as (port, visitors):
-        plain = question(port)
-        naming = json.dumps({"port": port, "secret": "0" * 32, "host": ELSEWHERE}).encode()
-        answer, refused = ask(node, plain, naming)
-    assert answer == {"verdict": "unreached", "host": "127.0.0.1", "word": ""}
-    assert isinstance(refused, P2PHandlerError)
+        answers = ask(node, question(port), question(port, host=ELSEWHERE))
+    assert answers == [Answer(verdict="unreached", host="127.0.0.1"), None]
     assert not visitors
 
 
@@ -217,40 +212,39 @@ def test_an_asked_peer_tells_nothing_about_ports_where_its_asker_does_not_listen
     ):
         ports = (mine, other, closing_at_once, host_and_port(silent)[1])
         answers = ask(node, *(question(port, secret) for port in ports))
-    assert [answer["verdict"] for answer in answers] == ["reached", "unreached", "unreached", "unreached"]
+    assert [answer and answer.verdict for answer in answers] == ["reached", "unreached", "unreached", "unreached"]
     assert visitors == ["127.0.0.1"], "it tries once"
 
 
 def test_nonsense_is_refused_and_does_no_harm(start: Start) -> None:
     node = start()
     nonsense = (
-        b"",
         b"\xff\x00",
-        b"[]",
-        b"{}",
-        b"[" * 400,
-        b" " * 100_000,
+        b"\x90",  # an empty list
+        b"\x80",  # nothing said
+        b"\x91" * 400,  # lists in lists
+        bytes(100_000),
         question(0),
         question(65_536),
         question(80, "0" * 31),
         question(80, "\n" + "0" * 31),
-        b'{"port": "80", "secret": "00000000000000000000000000000000"}',
+        question("80"),
     )
-    assert all(isinstance(answer, P2PHandlerError) for answer in ask(node, *nonsense))
+    assert ask(node, *nonsense) == [None] * len(nonsense)
     assert not start(addresses_of(node)).client_mode, "it still answers"
 
 
 def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
-    class Reachability(ServicerBase):
-        async def rpc_connect_back(self, request: BytesValue, context: P2PContext) -> BytesValue:
-            return BytesValue(value=b'{"verdict": "reached", "host": "192.0.2.9"}')
+    class Lying(Reachability):
+        async def answer(self, peer: str, question: Question) -> Answer:
+            return Answer(verdict="reached", host="192.0.2.9")
 
     async def ask_the_liar() -> reach.Reach:
         liar = await P2P.create(startup_timeout=DEADLINE)
-        await Reachability().add_p2p_handlers(liar)
+        await Endpoint(liar, RUN_ID).add(Lying(liar, lambda *_: ""))
         try:
             addresses = [str(address) for address in await liar.get_visible_maddrs()]
-            return await reach._find_out("127.0.0.1", host_and_port(refusing_address())[1], addresses)
+            return await reach.find_out(RUN_ID, "127.0.0.1", host_and_port(refusing_address())[1], addresses)
         finally:
             await liar.shutdown()
 
@@ -326,7 +320,7 @@ def test_a_preferred_port_is_taken_if_it_is_free(tmp_path: Path) -> None:
             if not given:
                 other.bind(("127.0.0.1", preferred))
                 other.listen()
-            node = open_node(config, identity, (), preferred_port=preferred)
+            node = open_node(config, identity, preferred_port=preferred)
             try:
                 assert (port(node) == preferred) is given
             finally:

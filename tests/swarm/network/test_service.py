@@ -12,7 +12,7 @@ from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyp
 from hivemind.p2p import P2P, P2PHandlerError, PeerID
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.records import Count, Record, Token
+from dedloc_kit.records import Token
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.names import Names
@@ -20,31 +20,15 @@ from dedloc_kit.swarm.network.service import (
     MAX_RECORD_BYTES,
     Endpoint,
     NoAnswer,
-    RecordService,
     Service,
     Stream,
     encode,
 )
 from dedloc_kit.swarm.network.signing import Signer
+from tests.swarm.network.doubling import Doubling, Number
 
 RUN_ID = "toy-0123456789abcdef"
 SECONDS = 20.0
-
-
-class Number(Record):
-    value: Count
-
-
-class Doubling(RecordService[Number, Number]):
-    """A record in, a record out."""
-
-    name = "doubling"
-    question = reply = Number
-
-    async def answer(self, peer: str, question: Number) -> Number:
-        if question.value > 1000:
-            raise ValueError("too large")
-        return Number(value=2 * question.value)
 
 
 class Greeting(Doubling):

@@ -16,7 +16,7 @@ BATCH = 10
 
 
 @pytest.mark.parametrize(("samples", "taken"), [(BATCH, True), (BATCH - 1, False)])
-def test_a_late_average_of_too_few_samples_is_not_taken(
+def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too_few_samples(
     samples: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values: dict[str, Any] = {
@@ -27,17 +27,26 @@ def test_a_late_average_of_too_few_samples_is_not_taken(
         "name": "",
         "time": 9.0,
     }
-    given = Contribution(**values, samples=samples, session_samples=samples)
+    given = Contribution(**values, samples=samples, session_samples=samples, decay_order="abcd")
+    orders = {("abcd", "tiny-0123456789abcdef", "p", 2): 7}
+    monkeypatch.setattr(
+        catchup,
+        "decay_in",
+        lambda _, run_id, given, who, rewound: orders[next(c.decay_order for c in given), run_id, who, rewound],
+    )
     monkeypatch.setattr(catchup, "opened", lambda *_: {"p": given})
     monkeypatch.setattr(catchup, "unpack", lambda _: ())
     monkeypatch.setattr(catchup, "decode_all", lambda *_: torch.ones(3))
-    applied: list[Receipt] = []
+    applied: list[tuple[Receipt, int]] = []
     me: Any = SimpleNamespace(
         _state=SimpleNamespace(
-            step=4, layout=SimpleNamespace(size=3), apply=lambda average, receipt: applied.append(receipt)
+            step=4,
+            rewound=2,
+            layout=SimpleNamespace(size=3),
+            apply=lambda average, receipt, decay: applied.append((receipt, decay)),
         ),
         _run=SimpleNamespace(run_id=values["run_id"], global_batch=BATCH),
-        _tracker=SimpleNamespace(belief=SimpleNamespace(reached=lambda *_: None)),
+        _tracker=SimpleNamespace(belief=SimpleNamespace(reached=lambda *_: None, organizer="p")),
         _signer=None,
     )
     found: Any = SimpleNamespace(step=5, round="cd", metadata=b"", parts=())
@@ -46,7 +55,7 @@ def test_a_late_average_of_too_few_samples_is_not_taken(
     else:
         with pytest.raises(ValueError, match="too few samples"):
             CatchUp._take(me, found)
-    assert [(receipt.step, receipt.round) for receipt in applied] == [(5, "cd")] * taken
+    assert [(receipt.step, receipt.round, decay) for receipt, decay in applied] == [(5, "cd", 7)] * taken
 
 
 def test_steps_that_the_swarm_took_in_place_of_ours_are_told_with_those_after_ours(
@@ -84,7 +93,7 @@ def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_and_by_th
     receipt = SimpleNamespace(round="aa")
     me: Any = SimpleNamespace(
         _catch_up=SimpleNamespace(follow=lambda: [(receipt, {})]),
-        gradients=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),
+        _accumulator=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),
         state=SimpleNamespace(rounds=("99", "bb"), rewound=0),
         _rounds=SimpleNamespace(drop_stale=lambda: None),
         _tell=lambda *_: None,

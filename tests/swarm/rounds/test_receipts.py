@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dedloc_kit.records import Contribution, Receipt
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.rounds.receipts import global_step
-from dedloc_kit.training.gradients import MAX_BATCHES
 
 RUN, BATCH = "tiny-0123456789abcdef", 10
 MOST = MAX_BATCHES * BATCH

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Receipt
+from dedloc_kit.records import MAX_LOSS, Instructions, Receipt
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
@@ -47,17 +47,17 @@ class Averager:
 class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
-    def __init__(self, folder: Path, **averaging: Any) -> None:
-        run = tiny_run(global_batch=10, averaging=averaging)
-        self._dht, self.warned = cast(Any, PlainDHT()), list[str]()
+    def __init__(self, folder: Path, schedule: str = "linear", **averaging: Any) -> None:
+        settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
+        run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings)
+        self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
-        self.gradients, self.averager = Gradients(state.parameters, state.layout), Averager(state.layout)
+        self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
         exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10))
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
-        incidents = Incidents(pytest.fail)
-        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), incidents, belief(me.peer))
-        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile(), self.warned.append)
+        self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
+        self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile())
 
     def hear(self, samples: int | None, time: float, **more: Any) -> None:
         """The other one has so many samples, as of then; none: it leaves."""
@@ -67,6 +67,10 @@ class Peer:
         directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
         directory.store(self.other, told if samples is not None else None, peers=1)
         self.tracker.look()
+
+
+def a_receipt(step: int) -> Receipt:
+    return Receipt(step=step, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
 
 
 @pytest.mark.parametrize(("leaves", "asked"), [(False, "begin"), (True, "call off")])
@@ -131,8 +135,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     tmp_path: Path, took_part: bool
 ) -> None:
     me = Peer(tmp_path)
-    receipt = Receipt(step=1, round="ab" * 20, time=get_dht_time(), seconds=0.0, signed=())
-    me.state.apply(torch.zeros(me.state.layout.size), receipt)
+    me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1))
     me.rounds.stepped([me.other.peer] if took_part else [])
     me.hear(0, time=get_dht_time())
     me.gradients.add(1.0, 10, 1)
@@ -188,17 +191,47 @@ def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, m
 
 @pytest.mark.parametrize(("overlap", "oldest"), [(True, 4), (False, 0)])
 def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training_takes_none_that_is_old(
-    tmp_path: Path, overlap: bool, oldest: int
+    tmp_path: Path, warned: list[str], overlap: bool, oldest: int
 ) -> None:
     me = Peer(tmp_path, overlap=overlap)
     me.gradients.add(1.0, 7, 0)
     me.state.step = oldest
     me.rounds.drop_stale()
-    assert (me.gradients.samples, me.warned) == (7, [])
+    assert (me.gradients.tally.samples, warned) == (7, [])
     me.state.step = oldest + 1
     me.rounds.drop_stale()
-    assert me.gradients.samples == 0
-    assert me.warned == ["7 samples were computed on parameters that are too old; dropped"]
+    assert me.gradients.tally.samples == 0
+    assert warned == ["7 samples were computed on parameters that are too old; dropped"]
+
+
+def test_the_organizers_order_to_decay_is_brought_also_when_it_is_gone_until_a_step_has_begun_it(
+    tmp_path: Path,
+) -> None:
+    me = Peer(tmp_path, schedule="warmup-stable-decay")
+    me.tracker.belief.organizer = me.other.peer
+
+    def brings(order: str | None) -> str:
+        """:param order: what the organizer says; none if it is gone"""
+        told = Instructions(paused=False, last_step=None, announcement="", decay_order=order or "")
+        me.hear(0 if order is not None else None, time=get_dht_time(), instructions=told)
+        return me.rounds._contribution().decay_order
+
+    assert [brings(order) for order in ("", "abcd", None, "")] == ["", "abcd", "abcd", ""]
+    assert brings("abcd") == "abcd"
+    me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1), 4)
+    assert brings("abcd") == "", "it has begun"
+
+
+@pytest.mark.parametrize(("loss", "said"), [(2.5, 2.5), (1e12, MAX_LOSS), (-1e12, -MAX_LOSS)])
+def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
+    tmp_path: Path, loss: float, said: float
+) -> None:
+    me = Peer(tmp_path)
+    me.tracker.look()
+    me.gradients.add(loss, 10, 0)
+    complete = me.rounds.gather_if_due(samples_per_second=1.0)
+    assert complete is not None
+    assert [given.loss for given in complete.contributions.values()] == [said]
 
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:

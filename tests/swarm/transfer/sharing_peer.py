@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import hashlib
 import json
+import logging
 import multiprocessing as mp
 import os
 import signal
@@ -18,17 +19,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from hivemind.compression import serialize_torch_tensor
 
+from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.records import Receipt, Record, StateInfo
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.averaging.compression import read_part
-from dedloc_kit.swarm.network.bootstrap import addresses_of, open_node
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.network.service import Endpoint, Stream, encode
 from dedloc_kit.swarm.transfer import donor as giving
 from dedloc_kit.swarm.transfer import places, protocol
@@ -36,10 +39,11 @@ from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import REPORT_SECONDS, StateSource, Transfers, TransferService
 from dedloc_kit.training.sketch import SEED_BYTES
-from tests.swarm.harness import wait_until
+from tests.swarm.harness import open_node, wait_until
 
 RUN = "sharing-0123456789abcdef"
 NUMBERS = 6_000_000  # 24 MB
+LAST = "these were the warnings"
 RECEIPT, RECEIPT_BYTES = "ab", 100_000  # more than a pipe takes before somebody reads, as after some tens of steps
 
 
@@ -125,6 +129,9 @@ class Counting(TransferService):
         """From each donor, in bytes."""
         return self._counts
 
+    async def end_warnings(self) -> None:
+        logging.getLogger("dedloc_kit").warning(LAST)
+
     async def line(self, free: bool) -> None:
         self._donor.line_free.set() if free else self._donor.line_free.clear()
 
@@ -167,7 +174,8 @@ class Peer:
         places.STALL_SECONDS = 3.0
         protocol.BLOCK_BYTES = 2**20  # several for each stream
         torch.set_num_threads(1)
-        self.faults, self.snapshots = Faults(), 0
+        self.faults, self.snapshots, self.warned = Faults(), 0, SimpleQueue[str]()
+        Warnings(self.warned.put)
         self.be(step=0, round="", seed=0)
         folder = Path(who["folder"])
         config = PeerConfig(folder=folder, host="127.0.0.1", client_mode=who.get("client_mode", False))
@@ -204,7 +212,7 @@ class Peer:
         return self.host.call(Counting.received).result()
 
     def download(self, job: dict[str, Any]) -> None:
-        progress, warnings, transfers = list[tuple[int, int]](), list[str](), self.transfers
+        progress, transfers = list[tuple[int, int]](), self.transfers
         self.host.call(Counting.begin_count).result()
         self.stop = threading.Event()
 
@@ -213,21 +221,22 @@ class Peer:
                 answer({"started": True})
             progress.append((received, total))
 
-        arguments: dict[str, Any] = {"warn": warnings.append, "stop": self.stop}
         if "after" in job:
             average = transfers.download_average(
-                job["after"], job["donors"], check=read_part, max_bytes=10_000_000, **arguments
+                job["after"], job["donors"], check=read_part, max_bytes=10_000_000, stop=self.stop
             )
             result = None if average is None else {"digest": digest_of_average(average)}
         else:
             like = [torch.empty_like(tensor) for tensor in self.state[1]]
             question = partial(self.question, job["donors"][0]) if job["question"] else lambda _: True
             state = transfers.download_state(
-                job["donors"], like, on_version=question, on_progress=on_progress, **arguments
+                job["donors"], like, on_version=question, on_progress=on_progress, stop=self.stop
             )
             result = None if state is None else {"digest": digest_of_state(state[1]), "info": state[0]["info"]}
         received = self.received()
         counts = [received[donor] for donor in job["donors"]]
+        self.host.call(Counting.end_warnings).result()
+        warnings = list(iter(self.warned.get, LAST))
         answer({"result": result, "progress": progress, "warnings": warnings, "counts": counts})
 
     def question(self, donor: str, version: str) -> bool:

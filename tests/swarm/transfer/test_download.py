@@ -10,7 +10,7 @@ import pytest
 from dedloc_kit.swarm.network.service import Stream, encode
 from dedloc_kit.swarm.transfer import download, protocol
 from dedloc_kit.swarm.transfer.download import Downloader
-from dedloc_kit.swarm.transfer.protocol import Download, Header, Request, receive_request, upload
+from dedloc_kit.swarm.transfer.protocol import Download, Header, Request, upload
 
 BLOCK = 2**16
 CONTENT = bytes(range(256)) * (60 * BLOCK // 256)
@@ -54,7 +54,7 @@ class Donors:
             line_free.set()
             with suppress(OSError, EOFError):
                 while True:
-                    request = await receive_request(stream)
+                    request = await stream.receive_question(Request)
                     await stream.send(encode(Header(answer="here", version="1", total=len(CONTENT))))
                     await asyncio.sleep(0.1)  # a slow line: there is time to ask the others again
                     block = memoryview(CONTENT)[request.begin : request.end]
@@ -74,27 +74,26 @@ class Donors:
             yield Stream(reader, writer)
 
 
-async def fetched(donors: Donors, warnings: list[str]) -> bytes | None:
+async def fetched(donors: Donors) -> bytes | None:
     content = bytearray(len(CONTENT))
-    downloader = Downloader(Download(Anything(), memoryview(content)), donors.names, donors.open, warnings.append)
+    downloader = Downloader(Download(Anything(), memoryview(content)), donors.names, donors.open)
     return bytes(content) if await downloader.complete() else None
 
 
 def test_a_donor_whose_first_connection_fails_is_asked_again_while_another_delivers(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
     monkeypatch.setattr(download, "RETRY_SECONDS", 0.3)
     monkeypatch.setattr(protocol, "BLOCK_BYTES", BLOCK)
 
-    async def attempt() -> tuple[bytes | None, Counter[str], list[str]]:
-        warnings: list[str] = []
+    async def attempt() -> tuple[bytes | None, Counter[str]]:
         async with Donors("ab", failures={"b": 2}) as donors, asyncio.timeout(60):
-            return await fetched(donors, warnings), donors.given, warnings
+            return await fetched(donors), donors.given
 
-    content, given, warnings = asyncio.run(attempt())
+    content, given = asyncio.run(attempt())
     assert content == CONTENT
     assert given["b"] > 0
-    assert warnings == ["b does not deliver: dial backoff"]
+    assert warned == ["b does not deliver: dial backoff"]
 
 
 def test_nobody_is_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +101,6 @@ def test_nobody_is_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def attempt() -> tuple[bytes | None, Counter[str]]:
         async with Donors("ab", failures={"a": 10**6, "b": 10**6}) as donors, asyncio.timeout(60):
-            return await fetched(donors, []), donors.given
+            return await fetched(donors), donors.given
 
     assert asyncio.run(attempt()) == (None, Counter())

@@ -1,11 +1,13 @@
-// For whoever runs this: pause, finish, announce, put somebody out, and what the coordinator has to say.
+// For whoever runs this: pause, finish, announce, go back, put somebody out, and what the coordinator has to say.
 
 import { build, keyed, section, setName, setText } from "../dom.js";
-import { ago, at, bytes, count } from "../format.js";
+import { ago, at, bytes, plural } from "../format.js";
 import { nameOf, tally } from "../names.js";
 import { keepAsking } from "../run.js";
 import { send } from "../server.js";
+import { confirmation } from "./confirmation.js";
 import { viewHead } from "./head.js";
+import { nameOfCheckpoint, rewindForm } from "./rewind.js";
 
 const ASK_PAUSE = 5_000; // alerts come without a change of the run's revision
 
@@ -71,11 +73,12 @@ function locked() {
 function makeDesk(order, signal) {
   const switches = controls(order);
   const announce = announceForm(order);
+  const rewind = rewindForm(order);
   const people = peopleControls(order, signal);
   const alerts = listOf("Alerts", "Nothing to worry about.", ({ time, kind, text }) => [text, `${kind}, ${ago(time)}`]);
-  const checkpoints = listOf("Checkpoints", "None yet.", ({ step, time, bytes: size, best }) => [
-    `Global step ${count(step)}${best ? ", the best so far" : ""}`,
-    `${bytes(size)}, ${ago(time)}`,
+  const checkpoints = listOf("Checkpoints", "None yet.", (kept) => [
+    nameOfCheckpoint(kept),
+    `${bytes(kept.bytes)}, ${ago(kept.time)}`,
   ]);
   const restarts = listOf("Restarts", "No training had to start again.", ({ name, reason }) => [reason, name]);
   const orders = listOf("Orders given", "None yet.", ({ time, order: name, text }) => [
@@ -85,13 +88,14 @@ function makeDesk(order, signal) {
   const columns = build(
     "div",
     { class: "desk" },
-    build("div", {}, switches.element, announce.element, people.element),
+    build("div", {}, switches.element, announce.element, rewind.element, people.element),
     build("div", {}, alerts.element, restarts.element, checkpoints.element, orders.element),
   );
 
   function update(values) {
     switches.update(values);
     announce.update(values.announcement);
+    rewind.update(values);
     people.update(values.kicked);
     alerts.update(values.alerts);
     restarts.update(values.restarts);
@@ -102,7 +106,7 @@ function makeDesk(order, signal) {
   return { elements: [columns], update };
 }
 
-/** Pause, resume, checkpoint and, when asked twice, finish. */
+/** Pause, resume, checkpoint and, when asked twice, decay and finish. */
 function controls(order) {
   const now = build("p", { class: "standing" });
   const pause = build("button", { type: "button", class: "primary", on: { click: () => order(pause.dataset.order) } });
@@ -116,57 +120,85 @@ function controls(order) {
     type: "button",
     class: "danger",
     text: "Finish the run",
-    on: { click: () => dialog.showModal() },
+    on: { click: () => dialog.open() },
   });
-  const dialog = build(
-    "dialog",
-    { "aria-labelledby": "finish-title" },
-    build("h2", { id: "finish-title", text: "Finish the run?" }),
-    build("p", {
-      text:
-        "The model stays as it is after the present global step, and all volunteers are sent home with thanks. " +
-        "The coordinator stays to show and hand out what was reached; you can let the run go on later.",
-    }),
-    build(
-      "p",
-      { class: "buttons" },
-      build("button", {
-        type: "button",
-        class: "plain",
-        text: "Go on training",
-        autofocus: true,
-        on: { click: () => dialog.close() },
-      }),
-      build("button", {
-        type: "button",
-        class: "danger",
-        text: "Finish it",
-        on: {
-          click: () => {
-            dialog.close();
-            order("finish");
-          },
-        },
-      }),
-    ),
+  const dialog = confirmation(
+    "Finish the run?",
+    "The model stays as it is after the present global step, and all volunteers are sent home with thanks. " +
+      "The coordinator stays to show and hand out what was reached; you can let the run go on later.",
+    "Go on training",
+    "Finish it",
+    () => order("finish"),
   );
-  const part = section("The run", now, build("p", { class: "buttons" }, pause, checkpoint, finish), dialog);
+  const falling = decayDialog(order);
+  const decay = build("button", {
+    type: "button",
+    class: "plain",
+    text: "Decay",
+    on: { click: () => falling.showModal() },
+  });
+  const buttons = build("p", { class: "buttons" }, pause, checkpoint, decay, finish);
+  const part = section("The run", now, buttons, falling, dialog.element);
 
-  function update({ paused, finishing }) {
+  function update({ paused, finishing, decays, decay: ordered }) {
+    const goesOn = ordered
+      ? `Its learning rate falls, or will from the next global step on, over ${plural(ordered.steps, "step")}. Then it ends.`
+      : "It goes on.";
     setText(
       now,
       finishing
         ? "It is over, or will be after the present global step."
         : paused
           ? "It is paused. Volunteers wait."
-          : "It goes on.",
+          : goesOn,
     );
+    decay.hidden = !decays;
+    decay.disabled = finishing || Boolean(ordered);
     pause.dataset.order = paused || finishing ? "resume" : "pause";
     setText(pause, finishing ? "Let it go on" : paused ? "Resume" : "Pause");
     finish.disabled = finishing;
   }
 
   return { element: part.section, update };
+}
+
+/** Asks over how many global steps the learning rate is to fall. */
+function decayDialog(order) {
+  const steps = build("input", { id: "decay-steps", type: "number", min: "1", step: "1", required: true });
+  const dialog = build(
+    "dialog",
+    { "aria-labelledby": "decay-title" },
+    build("h2", { id: "decay-title", text: "Let the learning rate fall?" }),
+    build("p", {
+      text:
+        "From the next global step on it falls to its end, which is where a model becomes good. " +
+        "Then the run is over. This cannot be taken back.",
+    }),
+    build(
+      "form",
+      {
+        method: "dialog",
+        on: {
+          submit: () => order("decay", { steps: Number(steps.value) }),
+        },
+      },
+      build("label", { for: "decay-steps", text: "Over so many global steps" }),
+      steps,
+      build(
+        "p",
+        { class: "buttons" },
+        build("button", {
+          type: "button",
+          class: "plain",
+          text: "Not yet",
+          autofocus: true,
+          on: { click: () => dialog.close() },
+        }),
+        build("button", { type: "submit", class: "danger", text: "Let it fall" }),
+      ),
+    ),
+  );
+  return dialog;
 }
 
 function announceForm(order) {

@@ -11,7 +11,7 @@ import { curve } from "./curve.js";
 import { joinPanel } from "./join.js";
 import { saidPanel } from "./said.js";
 
-const TASKS = { albert: "ALBERT", swav: "SwAV" };
+const TASKS = { albert: "ALBERT", causal: "language", encoder: "masked language", swav: "SwAV" };
 
 export async function show(root, { signal }) {
   const [configuration] = await Promise.all([load("api/run"), known]);
@@ -108,8 +108,13 @@ function figures() {
   function update(state) {
     if (!state) return;
     shownStep(state.step);
-    setText(step.aside, `of ${count(state.total_steps)}`);
-    meter.firstChild.style.setProperty("width", `${(100 * Math.min(1, state.step / state.total_steps)).toFixed(2)}%`);
+    const { decay } = state;
+    setText(
+      step.aside,
+      decay ? `decaying: step ${count(decay.step)} of ${count(decay.steps)}` : `of ${count(state.total_steps)}`,
+    );
+    const done = decay ? decay.step / decay.steps : state.step / state.total_steps;
+    meter.firstChild.style.setProperty("width", `${(100 * Math.min(1, done)).toFixed(2)}%`);
     shownSamples(state.samples_total);
     setText(
       samples.aside,

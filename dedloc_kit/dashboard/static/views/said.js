@@ -3,6 +3,7 @@
 import { build, section, setText } from "../dom.js";
 import { count } from "../format.js";
 import { load } from "../server.js";
+import { continuation } from "./continuation.js";
 import { fillMask } from "./fill_mask.js";
 import { neighbours } from "./neighbours.js";
 
@@ -16,8 +17,21 @@ const SKILLS = {
     `Of 100 pictures it puts ${now} among their own kind${first === undefined ? "" : `, at first ${first}`}; ` +
     "nobody told it which kinds there are.",
 };
+// The other metrics are no shares.
+const NUMBERS = {
+  "bits per byte": (now, first) =>
+    `Of the 8 bits of a byte of text it has to be told ${now.toFixed(2)}, it guesses the rest` +
+    `${first === undefined ? "" : `; at first it was ${first.toFixed(2)}`}.`,
+  perplexity: (now, first) =>
+    `It wavers between ${count(Math.round(now))} tokens for what comes next` +
+    `${first === undefined ? "" : `, at first ${count(Math.round(first))}`}.`,
+};
 // Each kind of samples has a look of its own.
-const LOOKS = { "fill-mask": (moments) => [fillMask(moments)], neighbours };
+const LOOKS = {
+  "fill-mask": (moments) => [fillMask(moments)],
+  continuation: (moments) => [continuation(moments)],
+  neighbours,
+};
 
 export function saidPanel(signal) {
   const skills = build("ul", { class: "skills" });
@@ -47,6 +61,7 @@ function sentences({ first, last }) {
   const inHundred = (share) => (share === undefined ? undefined : Math.round(100 * share));
   return Object.entries(last.metrics).map(([name, share]) => {
     const before = first.step < last.step ? first.metrics[name] : undefined;
+    if (NUMBERS[name]) return NUMBERS[name](share, before);
     const told = SKILLS[name] ?? ((now) => `${name}: ${now} of 100.`);
     return told(inHundred(share), inHundred(before));
   });

@@ -26,7 +26,7 @@ END, VOCABULARY = 0, 256  # no text holds a zero byte, so it may end each docume
 _logger = logging.getLogger(__name__)
 
 
-class CausalOptions(Section):
+class BytesOptions(Section):
     """The keys of `task` beside its name."""
 
     sequence_length: Annotated[int, Field(ge=2)] = 128
@@ -37,15 +37,15 @@ class CausalOptions(Section):
     n_head: PositiveInt = 4
 
 
-class Causal:
-    """The task `causal`; see `dedloc_kit.tasks.Task` for what each method promises."""
+class Bytes:
+    """The task `bytes`; see `dedloc_kit.tasks.Task` for what each method promises."""
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
         try:
-            self.options = CausalOptions.model_validate_json(json.dumps(run.task.options))
+            self.options = BytesOptions.model_validate_json(json.dumps(run.task.options))
         except ValidationError as error:
-            raise UserError(f"task.{describe(error, CausalOptions)}") from None
+            raise UserError(f"task.{describe(error, BytesOptions)}") from None
         self._held_out: Batch | None = None
 
     def build_model(self) -> nn.Module:
@@ -110,4 +110,4 @@ class Causal:
         return self._held_out
 
 
-TASKS = {"causal": Causal}
+TASKS = {"bytes": Bytes}

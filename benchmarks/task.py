@@ -1,0 +1,167 @@
+"""What does our loop cost a task of text? Tokens per second beside a bare PyTorch loop of the same model and batches.
+
+On one core, without peers, between two global steps. *Ours* is what a volunteer runs: reading, tokenizing and packing
+text in the background, the task's loss, the check whether all is finite, and the sum of gradients. *Bare* is what
+anybody would write: transformers' own forward pass over ready-made batches of the same kind, one cross-entropy over
+all scores, and gradients that add up in place; its batches cost it nothing. The two take turns, and the seconds are
+the processor's, so that other work on the machine hits neither.
+
+Peak memory is not compared; but the bare loop's scores of all tokens stand in memory at once.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dedloc_kit.data.docstrings import write_corpus
+from dedloc_kit.data.stream import Prefetch
+from dedloc_kit.organizer.prepare import prepare_tokenizer
+from dedloc_kit.run import RunConfig, parse_run
+from dedloc_kit.tasks import Task, create_task
+from dedloc_kit.training.compute import Batch, Compute
+from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.gradients import Gradients
+
+_ROW = "{:10}{:>14}{:>14}{:>8}"
+_READY = 8
+"""Batches that the bare loop goes through again and again."""
+_TASKS = ("albert", "causal", "encoder")
+
+
+def main() -> int:
+    options = _parse()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    print(_ROW.format("tokens/s", "ours", "bare", "ratio"))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.tasks:
+            ours, bare = measure(_run(name, Path(folder), options), options)
+            found[name] = {"ratio": statistics.median(ours) / statistics.median(bare), "ours": ours, "bare": bare}
+            shown = f"{statistics.median(ours):.0f}", f"{statistics.median(bare):.0f}"
+            print(_ROW.format(name, *shown, f"{found[name]['ratio']:.3f}"), flush=True)
+            print(f"  ours {min(ours):.0f}..{max(ours):.0f}, bare {min(bare):.0f}..{max(bare):.0f}")
+    if options.json:
+        options.json.write_text(json.dumps(found) + "\n")
+    return 0
+
+
+def measure(run: RunConfig, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Tokens per second of processor time, of ours and of the bare loop, in turns."""
+    task = create_task(run)
+    model = task.build_model()
+    ready = list(islice(task.batches(options.microbatch, 0, print), _READY))
+    steps: dict[str, Callable[[Batch], object]] = {"ours": _ours(task, model), "bare": _bare(run.task.name, model)}
+    rates: dict[str, list[float]] = {"ours": [], "bare": []}
+    with Prefetch(task.batches(options.microbatch, 1, print), size=4) as batches:
+        for _ in range(options.repeats):
+            for name, source in (("ours", batches), ("bare", cycle(ready))):
+                steps[name](next(source))
+                rates[name].append(_rate(steps[name], source, options.seconds))
+                model.zero_grad(set_to_none=True)
+    return rates["ours"], rates["bare"]
+
+
+def _rate(step: Callable[[Batch], object], batches: Iterator[Batch], seconds: float) -> float:
+    tokens, began = 0, time.process_time()
+    while (spent := time.process_time() - began) < seconds:
+        batch = next(batches)
+        step(batch)
+        tokens += batch["input_ids"].numel()
+    return tokens / spent
+
+
+def _ours(task: Task, model: nn.Module) -> Callable[[Batch], object]:
+    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), torch.device("cpu"), None)
+    parameters = [parameter for group in task.parameter_groups(model, 0.0) for parameter in group["params"]]
+    gradients = Gradients(parameters, FlatLayout.of(parameters))
+
+    def step(batch: Batch) -> None:
+        loss = compute.gradients(batch)
+        assert loss is not None
+        assert gradients.add(loss, len(batch["input_ids"]), 0)
+
+    return step
+
+
+def _bare(name: str, model: Any) -> Callable[[Batch], object]:
+    def step(batch: Batch) -> None:
+        if name == "albert":
+            loss = model(**batch).loss
+        else:
+            scores = model(**_inputs(name, model, batch)).logits
+            loss = functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
+        loss.backward()
+        loss.item()
+
+    return step
+
+
+def _inputs(name: str, model: Any, batch: Batch) -> dict[str, Any]:
+    """What lets transformers keep documents apart."""
+    positions = batch["position_ids"]
+    inputs: dict[str, Any] = {"input_ids": batch["input_ids"], "position_ids": positions}
+    if name == "causal":
+        return {**inputs, "use_cache": False}
+    document = (positions == 0).cumsum(dim=1)
+    mask = (document[:, :, None] == document[:, None, :])[:, None]
+    near = (positions[:, :, None] - positions[:, None, :]).abs()[:, None] <= model.config.sliding_window
+    return {**inputs, "attention_mask": {"full_attention": mask, "sliding_attention": mask & near}}
+
+
+def _run(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
+    if not options.text and not (folder / "corpus").exists():
+        write_corpus(folder / "corpus")
+    heads = max(1, options.width // 64)
+    model = {"hidden_size": options.width, "num_hidden_layers": options.layers, "num_attention_heads": heads}
+    run = parse_run(
+        {
+            "name": "bench",
+            "global_batch": 64,
+            "task": {
+                "name": name,
+                "tokenizer": str(folder / f"tokenizer-{name}"),
+                "vocabulary": options.vocabulary,
+                "language": options.language,
+                "sequence_length": options.sequence_length,
+                "model": {**model, "intermediate_size": 3 * options.width},
+            },
+            "data": {"train": [{"dataset": path} for path in options.text or [str(folder / "corpus")]]},
+        }
+    )
+    prepare_tokenizer(run, 5_000_000)
+    return run
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=_TASKS, default=list(_TASKS))
+    parser.add_argument("--text", nargs="*", default=[], metavar="DATASET", help="default: Python's docstrings")
+    parser.add_argument("--language", default="en", help="of the text (default: en)")
+    parser.add_argument("--vocabulary", type=int, default=32_000)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--sequence-length", type=int, default=512)
+    parser.add_argument("--microbatch", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each loop and turn")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

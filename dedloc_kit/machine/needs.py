@@ -1,0 +1,29 @@
+"""How much memory a volunteer takes, as `benchmarks/footprint.py` measures it."""
+
+FIXED_BYTES, BYTES_PER_PARAMETER = 600_000_000, 70
+"""The most memory that a volunteer's processes take together: reached while it hands the training state to a newcomer.
+The first number has a task's libraries in it. Large activations come on top. Of the second are, in float32 and with
+LAMB: the shared parameters (4 bytes) and both moments (8), the update of the largest tensor (1), the replica and its
+gradients (8), their sum (4), the vector that is averaged (4), the averages that come (4), what compression lost of the
+gradients, twice (8), and of the averages that this peer makes, with the sums (up to 6), four encoded averages (2), the
+copy for a newcomer (12), and what the allocators keep."""
+REPLICA_BYTES_PER_PARAMETER = 12
+"""Of these: the replica, its gradients and their sum, which a GPU holds if there is one. Where the processor stands
+several times among the devices, each has its own."""
+CUDA_BYTES = 1_500_000_000
+"""What CUDA takes of the machine's memory. An estimate."""
+GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
+"""On a GPU: CUDA itself, the replica (4 bytes), its gradients (4), their sum, twice while one is on its way (8), its
+weights in half precision (2). Counted, not measured."""
+
+
+def memory_needed(parameters: int, replicas: int = 1) -> int:
+    """Bytes that a volunteer's processes take at most, beside the samples, with so many replicas on the processor; with
+    none, all are on GPUs."""
+    fixed = FIXED_BYTES + (0 if replicas else CUDA_BYTES)
+    return fixed + (BYTES_PER_PARAMETER + (replicas - 1) * REPLICA_BYTES_PER_PARAMETER) * parameters
+
+
+def gpu_memory_needed(parameters: int) -> int:
+    """Bytes of a GPU that trains, beside the samples."""
+    return GPU_FIXED_BYTES + GPU_BYTES_PER_PARAMETER * parameters

@@ -1,0 +1,264 @@
+"""Models of transformers by the name of their architecture, fed with packed documents that do not see each other."""
+
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from dedloc_kit.errors import UserError
+
+_TEXT_PART = "_text"
+"""What marks, in transformers, the decoder of a model that also sees pictures: `gemma3_text` of `gemma3`."""
+_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+_GENERATING = {**_BASE, "intermediate_size": 2048, "tie_word_embeddings": True}
+_UNDERSTANDING = {
+    **_BASE,
+    "intermediate_size": 3072,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+OF_THE_TOKENIZER = {"vocab_size", *(f"{name}_token_id" for name in ("bos", "eos", "pad", "cls", "sep", "mask", "unk"))}
+"""Keys of a model's configuration that are for the tokenizer to say."""
+_WINDOWED = "sliding_attention"
+_LEAK, _ROUNDING = 1e-6, 1e-4
+"""Of the largest value: what a masked token adds is nothing at all, however small the weights of a new model are."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The architectures of transformers that learn one thing."""
+
+    automatic: Any
+    """transformers' class that makes a model of a configuration."""
+    known: Collection[str]
+    usual: Mapping[str, Any]
+    """Values where `task.model` is silent; those that an architecture does not know are left out."""
+    small: Collection[str]
+    """Architectures whose own values are those of a small model already."""
+    causal: bool
+
+    def config(self, architecture: str, values: Mapping[str, Any], tokens: Mapping[str, int | None]) -> Any:
+        """The configuration of an architecture, with the values of `task.model`.
+
+        :param architecture: as transformers calls it, such as `llama`; of one that also sees pictures the text part
+        :param tokens: the size of the vocabulary and the special tokens, which the tokenizer says
+
+        Raises UserError with the nearest name if the architecture or a key is unknown, or with what transformers says.
+        """
+        name = self._name(architecture)
+        config_class = CONFIG_MAPPING[name]
+        keys = _keys(config_class)
+        for key in values:
+            if key in tokens:
+                raise UserError(f"task.model.{key} is for the tokenizer to say; leave it out")
+            if key not in keys:
+                nearest = difflib.get_close_matches(key, keys - tokens.keys(), n=1, cutoff=0.0)[0]
+                raise UserError(f"task.model.{key[:80]} is not a known key of {name}; did you mean '{nearest}'?")
+        usual = {} if name in self.small else self.usual
+        merged = {key: value for key, value in usual.items() if key in keys} | dict(values)
+        merged = {**_heads(merged, keys), **merged}
+        with _one_line():
+            return config_class(**merged, **{key: value for key, value in tokens.items() if key in keys})
+
+    def _name(self, architecture: str) -> str:
+        text_part = f"{architecture}{_TEXT_PART}"
+        name = text_part if text_part in self.known else architecture
+        if name not in self.known or name not in CONFIG_MAPPING:
+            nearest = difflib.get_close_matches(architecture, self.known, n=1, cutoff=0.0)[0].removesuffix(_TEXT_PART)
+            raise UserError(
+                f"task.architecture '{architecture[:80]}' is none that transformers has for this task; "
+                f"did you mean '{nearest}'?"
+            )
+        return name
+
+    def published(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """All that the config.json of a published model says and `task.model` can; errors as `config`.
+
+        The vocabulary and the special tokens are left out, for they are the tokenizer's.
+        """
+        config_class = CONFIG_MAPPING[self._name(config["model_type"])]
+        keys = _keys(config_class) - OF_THE_TOKENIZER
+        with _one_line():
+            return {key: value for key, value in config_class.from_dict(dict(config)).to_dict().items() if key in keys}
+
+    def load(self, folder: Path) -> nn.Module:
+        """A published model in float32, from config.json and safetensors in a folder.
+
+        Raises UserError if it lacks weights that the architecture has, or cannot be loaded.
+        """
+        try:
+            model, report = self.automatic.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
+        except Exception as error:  # OSError, ValueError, RuntimeError, and what safetensors raises
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UserError(f"the model of task.start cannot be loaded ({lines[0][:200]}); name another one") from None
+        if missing := sorted(report["missing_keys"]):
+            raise UserError(
+                f"the model of task.start lacks {len(missing)} weights that this task needs, such as '{missing[0]}'; "
+                "name one that was trained for it"
+            )
+        loaded: nn.Module = model
+        return loaded
+
+    def build(self, config: PretrainedConfig) -> nn.Module:
+        """A model with random float32 weights; raises UserError if it cannot be trained on packed documents."""
+        attention = "sdpa" if getattr(self.automatic._model_mapping[type(config)], "_supports_sdpa", False) else "eager"
+        with _one_line():
+            model: nn.Module = self.automatic.from_config(config, dtype=torch.float32, attn_implementation=attention)
+            self.check(model)
+        return model.train()
+
+    def hidden(self, model: nn.Module, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The last hidden states of packed documents, [rows, length, width]; `positions` as in `Pack`."""
+        return (_causal_hidden if self.causal else _encoder_hidden)(model, input_ids, positions)
+
+    def output_inputs(self, model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """What the model's output layer gets for last hidden states [tokens, width].
+
+        A decoder's gets them as they are, an encoder's what its head makes of them, whatever head that is.
+        """
+        if self.causal:
+            return hidden
+        given = BaseModelOutput(last_hidden_state=hidden[None])
+        with (
+            _instead(model.base_model, lambda *_, **__: given),
+            _instead(model.get_output_embeddings(), lambda made: made),
+        ):
+            made: torch.Tensor = model().logits[0]
+        return made
+
+    def check(self, model: nn.Module) -> None:
+        """Raise UserError if the model does not work as packing takes for granted, tried on two documents.
+
+        What the second becomes must not depend on the first, nor, in a decoder, a word on later ones; and the hidden
+        states must lead to the model's own scores.
+        """
+        anything: Any = model
+        ids = torch.arange(2, 10)[None] % anything.get_input_embeddings().num_embeddings
+        positions, whole = torch.arange(4).repeat(2)[None], torch.arange(8)[None]
+        first, later = ids.clone(), ids.clone()
+        first[0, 1:3] = ids[0, [2, 1]]
+        later[0, -1] = ids[0, 0]
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                plain, other, after = (self.hidden(model, each, positions) for each in (ids, first, later))
+                own, ours = anything(input_ids=ids).logits[0], self._scores(model, ids, whole)
+        except Exception as error:
+            raise _unpackable(model, " ".join(str(error).split())[:200] or type(error).__name__) from None
+        finally:
+            model.train(was_training)
+        if _differ(plain[:, 4:], other[:, 4:], _LEAK):
+            raise _unpackable(model, "documents in one sequence see each other")
+        if self.causal and _differ(plain[:, :-1], after[:, :-1], _LEAK):
+            raise _unpackable(model, "words see those that follow")
+        if _differ(own, ours, _ROUNDING):
+            raise _unpackable(model, "its positions or its scores are made in a way of their own")
+
+    def _scores(self, model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        hidden = self.output_inputs(model, self.hidden(model, input_ids, positions)[0])
+        scores: torch.Tensor = model.get_output_embeddings()(hidden)
+        cap = softcap(model)
+        return scores if cap is None else cap * (scores / cap).tanh()
+
+
+DECODERS = Family(AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, _GENERATING, (), causal=True)
+ENCODERS = Family(
+    AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING_NAMES, _UNDERSTANDING, ("modernbert",), causal=False
+)
+
+
+def softcap(model: Any) -> float | None:
+    """What bounds the scores of a model, as Gemma's are; none if nothing does."""
+    cap: float | None = getattr(model.config, "final_logit_softcapping", None)
+    return cap
+
+
+def _causal_hidden(model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    # transformers sees from positions that begin again where a document ends, and makes the mask; with a cache it does
+    # not.
+    hidden: torch.Tensor = model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False)[0]
+    return hidden
+
+
+def _encoder_hidden(model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    base = model.base_model
+    document = (positions == 0).cumsum(dim=1)
+    mask = (document[:, :, None] == document[:, None, :])[:, None]
+    if base.config.model_type.startswith("deberta"):  # it takes no such mask from outside
+        embedded = base.embeddings(input_ids=input_ids, position_ids=positions)
+        hidden: torch.Tensor = base.encoder(embedded, mask[:, 0], output_hidden_states=False)[0]
+        return hidden
+    masks: Any = mask
+    if _WINDOWED in (getattr(base.config, "layer_types", None) or ()):
+        distance = (positions[:, :, None] - positions[:, None, :]).abs()[:, None]
+        masks = {"full_attention": mask, _WINDOWED: mask & (distance <= base.config.sliding_window)}
+    hidden = base(input_ids=input_ids, position_ids=positions, attention_mask=masks)[0]
+    return hidden
+
+
+def _keys(config_class: type[PretrainedConfig]) -> set[str]:
+    """What the configuration class itself takes, beside what those of all models do."""
+    own = set(inspect.signature(config_class.__init__).parameters)
+    common = set(inspect.signature(PretrainedConfig.__init__).parameters) | {"kwargs"}
+    return own - common | {"tie_word_embeddings"}
+
+
+def _heads(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, int]:
+    """The size of heads, and at most four of them for keys and values, where nothing else is said."""
+    width, heads = values.get("hidden_size"), values.get("num_attention_heads")
+    if not isinstance(width, int) or not isinstance(heads, int) or heads < 1:
+        return {}
+    usual = {"head_dim": width // heads, "num_key_value_heads": math.gcd(heads, 4)}
+    return {key: value for key, value in usual.items() if key in keys}
+
+
+@contextmanager
+def _instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let a module do something else for a moment."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Whatever transformers raises of values that it cannot use, as one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # ValueError, TypeError, RuntimeError, and what `strict` dataclasses raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        said = re.sub(r"^\s*\w*Error: ", "", lines[-1])
+        raise UserError(f"task.model cannot be used: {said[:300]}; correct it") from None
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
+    return float((one - other).abs().max()) > tolerance * float(one.abs().max())
+
+
+def _unpackable(model: Any, reason: str) -> UserError:
+    return UserError(
+        f"task.architecture: {model.config.model_type} cannot be trained on packed documents ({reason}); choose another"
+    )

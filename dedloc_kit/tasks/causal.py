@@ -1,0 +1,110 @@
+"""Causal language modelling: a decoder of transformers tells each next token, in packed documents."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dedloc_kit.data.masking import IGNORED
+from dedloc_kit.data.packing import Pack
+from dedloc_kit.data.shards import Warn
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Evaluation
+from dedloc_kit.run import RunConfig
+from dedloc_kit.tasks import Batch, Usage
+from dedloc_kit.tasks.architecture import DECODERS, softcap
+from dedloc_kit.tasks.continuation import Continuations
+from dedloc_kit.tasks.output_loss import output_loss
+from dedloc_kit.tasks.packed import PackedOptions, PackedTask
+from dedloc_kit.tasks.text import evaluating, parse_options, tensors
+
+_USAGE = """\
+from transformers import pipeline
+
+write = pipeline("text-generation", model="{repository}")
+print(write("Put the beginning of a text here", max_new_tokens=50, do_sample=True)[0]["generated_text"])
+"""
+
+
+class CausalOptions(PackedOptions):
+    """The keys of `task` for a decoder, beside its name."""
+
+    architecture: str = "llama"
+
+
+class Causal(PackedTask):
+    """The task `causal`; see `dedloc_kit.tasks.Task` for what each method promises."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.options = parse_options(run, CausalOptions)
+        super().__init__(run, self.options, DECODERS, _edges)
+        self._evaluation: list[Batch] = []
+        self._bytes = 0.0
+        self._continuations: Continuations | None = None
+
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        return map(self._batch, self.packs(microbatch, seed, warn))
+
+    def _batch(self, pack: Pack) -> Batch:
+        inputs, labels = pack.ids[:, :-1], pack.ids[:, 1:]
+        if self.begin != self.end:  # what comes after an end is another document, of which nothing is known yet
+            labels = labels.copy()
+            labels[inputs == self.end] = IGNORED
+        return tensors({"input_ids": inputs, "position_ids": pack.positions, "labels": labels})
+
+    def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
+        transformer: Any = model
+        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"]).flatten(0, 1)
+        labels = batch["labels"].flatten()
+        if self.begin != self.end:
+            hidden, labels = hidden[labels != IGNORED], labels[labels != IGNORED]
+        return output_loss(hidden, transformer.get_output_embeddings(), labels, softcap(model))
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """The loss per token in nats, `perplexity`, `bits per byte`, and held-out beginnings that the model continues.
+
+        Bits per byte: what all tokens of the held-out sequences take, the ends of documents included, over the bytes
+        of their texts in UTF-8 as they were before the tokenizer. So runs with different vocabularies compare.
+        """
+        batches = self._evaluation_batches()
+        with evaluating(model) as device:
+            nats = tokens = 0.0
+            for kept in batches:
+                batch = {name: values.to(device) for name, values in kept.items()}
+                labels = int((kept["labels"] != IGNORED).sum())
+                nats += self.loss(model, batch, 0).item() * labels
+                tokens += labels
+            samples = self._continuations.written(model) if self._continuations else ()
+        loss, bits = nats / tokens, nats / math.log(2) / self._bytes
+        told = {"perplexity": math.exp(min(loss, 30.0)), "bits per byte": bits}
+        metrics = {name: value for name, value in told.items() if value < 1e9}  # not if it has diverged
+        return Evaluation(loss=loss, metrics=metrics, samples=samples)
+
+    def _evaluation_batches(self) -> list[Batch]:
+        if not self._evaluation:
+            held_out = self.held_out_packs()
+            self._bytes = held_out.bytes
+            self._continuations = Continuations(held_out.documents, self.tokenizer, self.begin, self.run.seed)
+            self._evaluation = [self._batch(pack) for pack in held_out.packs]
+        return self._evaluation
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """What `AutoModelForCausalLM`, `AutoTokenizer` and the pipeline `text-generation` of transformers load.
+
+        The tokenizer puts the token in front of a text that stood there in training.
+        """
+        self.save(model, folder, begin=self.begin)
+        return Usage("transformers", "text-generation", _USAGE.format(repository=repository))
+
+
+def _edges(tokenizer: Any) -> tuple[int, int]:
+    """The tokens that begin and end a document; raises UserError if the tokenizer has no token for it."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise UserError(
+            "the tokenizer has no eos_token, which ends documents; make one with: dedloc tokenizer RUN.toml"
+        )
+    return tokenizer.bos_token_id if tokenizer.bos_token_id is not None else end, end

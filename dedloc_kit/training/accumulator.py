@@ -1,0 +1,146 @@
+"""What a peer gathers for a global step while it computes, and how many samples that stands for."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass
+class Doubt(Generic[T]):
+    """What was outgoing when a round failed here, which may have succeeded for others."""
+
+    samples: int
+    loss: float
+    held: T
+    """What takes it out of what is outgoing."""
+
+
+class Tally(Generic[T]):
+    """Samples are `fresh` while they are gathered, then `outgoing` from the snapshot for a round until they are
+    `counted` in a finished global step.
+
+    What a failed round did not average stays outgoing and goes into the next one, together with what is fresh by
+    then. A failed round may have succeeded for others, though: until this peer has learned which, it is in doubt.
+    """
+
+    def __init__(self) -> None:
+        self.fresh = self.outgoing = self.counted = 0
+        self._fresh_loss = self._outgoing_loss = 0.0  # sums over the samples
+        self.doubts: dict[str, Doubt[T]] = {}
+
+    @property
+    def samples(self) -> int:
+        """Samples that are not yet part of a global step."""
+        return self.fresh + self.outgoing
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over the outgoing samples; none if there are none."""
+        return self._outgoing_loss / self.outgoing if self.outgoing else None
+
+    def add(self, loss: float, samples: int) -> None:
+        self.fresh, self._fresh_loss = self.fresh + samples, self._fresh_loss + loss * samples
+
+    def send(self) -> None:
+        """The fresh samples are outgoing now."""
+        self.outgoing, self._outgoing_loss = self.samples, self._outgoing_loss + self._fresh_loss
+        self.drop_fresh()
+
+    def doubt(self, round_id: str, held: T) -> None:
+        """This round failed here; the outgoing samples may have counted for others."""
+        self.doubts[round_id] = Doubt(self.outgoing, self._outgoing_loss, held)
+
+    def count(self) -> None:
+        """The outgoing samples are part of a global step."""
+        self.counted += self.outgoing
+        self.drop_outgoing()
+
+    def settle(self, rounds: Iterable[str]) -> Doubt[T] | None:
+        """These rounds have led to the swarm's state: if one was in doubt, what was in it has counted."""
+        counted = next((self.doubts[round_id] for round_id in rounds if round_id in self.doubts), None)
+        if counted is not None:
+            self.counted += counted.samples
+            left, loss = self.outgoing - counted.samples, self._outgoing_loss - counted.loss
+            self.drop_outgoing()
+            if left:
+                self.outgoing, self._outgoing_loss = left, loss
+        return counted
+
+    def lose(self, samples: int, loss: float) -> None:
+        """So many fresh samples, with this sum of losses, cannot be had any more."""
+        self.fresh, self._fresh_loss = self.fresh - samples, self._fresh_loss - loss
+
+    def drop_fresh(self) -> None:
+        self.fresh, self._fresh_loss = 0, 0.0
+
+    def drop_outgoing(self) -> None:
+        self.outgoing, self._outgoing_loss = 0, 0.0
+        self.doubts.clear()
+
+
+class Sums:
+    """Gradients of one replica, added up on its device."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []
+        self.samples, self.loss = 0, 0.0  # the latter summed over the samples
+        self.step = 0
+        """The oldest parameters that these were computed with."""
+
+    def add(self, gradients: list[Tensor], loss: float, samples: int, step: int) -> None:
+        """Add gradients, means over so many samples; the first ones are taken over, which saves their memory."""
+        if self.samples:
+            torch._foreach_add_(self.gradients, gradients, alpha=float(samples))
+        else:
+            torch._foreach_mul_(gradients, float(samples))
+            self.gradients = gradients
+        self.step = min(self.step, step) if self.samples else step
+        self.samples, self.loss = self.samples + samples, self.loss + loss * samples
+
+
+class Accumulator(Protocol):
+    """Takes what the replicas of a host compute, one for each of its devices. One thread adds and calls `boundary` and
+    `leave_out`, another one may do the rest.
+    """
+
+    @property
+    def tally(self) -> Tally[Any]: ...
+
+    def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
+        """Newer shared parameters have come: make them those of a replica."""
+
+    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+        """Take a replica's gradients (means over `samples`, with the parameters of `step`) and clear them.
+
+        Returns False, and takes nothing, if the loss or a gradient is not finite.
+        """
+
+    def boundary(self) -> None:
+        """What the replicas computed side by side has been added."""
+
+    def leave_out(self, replica: int) -> bool:
+        """A replica's device has failed: what it added since the last snapshot cannot be had any more.
+
+        Returns whether this host can go on without it.
+        """
+
+    def load_outgoing(self, flat: Tensor) -> None:
+        """What is fresh becomes outgoing: `flat` (on the CPU) holds what was outgoing, and takes the new mean."""
+
+    def doubt(self, round_id: str) -> None:
+        """As `Tally.doubt`; so the next two."""
+
+    def count_outgoing(self) -> None: ...
+
+    def settle(self, rounds: Iterable[str]) -> None: ...
+
+    def drop_older_than(self, step: int) -> int:
+        """Forget what is of no use since it was computed before this step; returns how many samples that were."""
+
+    def forget(self) -> int:
+        """Drop all that has not counted, of whatever age; returns how many samples that were."""

@@ -1,0 +1,117 @@
+"""One round after the other among services in one process, over pairs of sockets instead of libp2p."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.records import Contribution
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
+from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.service import AveragingService, Rules, Start
+from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.training.flat import FlatLayout, SharedVector
+from tests.tiny import tiny_run
+
+SAMPLES = (8, 24)
+
+
+class Party:
+    """Members that meet in every round."""
+
+    def __init__(self, folder: Path, run: RunConfig, vectors: Sequence[Tensor]) -> None:
+        self._run, self._vectors, self._round = run, vectors, 0
+        self._signers = [Signer(Identity(folder / str(number))) for number in range(len(vectors))]
+        layout = FlatLayout.of([vectors[0]])
+        self._shared = [SharedVector(layout) for _ in vectors]
+        self._services = {
+            signer.peer: self._service(signer, vector)
+            for signer, vector in zip(self._signers, self._shared, strict=True)
+        }
+
+    def _service(self, signer: Signer, vector: SharedVector) -> AveragingService:
+        endpoint: Any = SimpleNamespace(open=lambda *where: self._line(signer.peer, *where))
+        donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=lambda _: None)
+        groups: Any = SimpleNamespace(find=self._find)
+        rules = Rules(OneGroup(self._run.global_batch))
+        return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules)
+
+    async def _find(self, _: GroupRequest) -> Group:
+        size = len(self._signers)
+        members = [Member(peer=s.peer, bandwidth=1.0, client_mode=False, group_size=size) for s in self._signers]
+        return Group(id=f"{self._round:040x}", members=tuple(members))
+
+    @asynccontextmanager
+    async def _line(self, me: str, peer: str, _: object, first: bytes) -> AsyncIterator[Stream]:
+        here, there = [Stream(*await asyncio.open_connection(sock=end)) for end in socket.socketpair()]
+        serving = asyncio.create_task(self._services[peer].serve(me, there))
+        serving.add_done_callback(lambda _: there.close())
+        try:
+            await here.send(first)
+            yield here
+        finally:
+            here.close()
+
+    async def meet(self) -> Tensor:
+        """The average of one round, which all have."""
+        self._round += 1
+        tasks = []
+        for signer, shared, own, samples in zip(self._signers, self._shared, self._vectors, SAMPLES, strict=True):
+            with shared.held() as flat:
+                flat.copy_(own)
+            others = frozenset(self._services) - {signer.peer}
+            request = GroupRequest(
+                step=self._round, after="", leaders=(), expected=others, unwelcome=frozenset(), window=1.0
+            )
+            mine = Contribution(
+                run_id=self._run.run_id,
+                step=self._round,
+                session="ab",
+                samples=samples,
+                session_samples=samples * self._round,
+                loss=1.0,
+                name="",
+                time=time.time(),
+            )
+            service = self._services[signer.peer]
+            tasks.append(asyncio.create_task(service.average(0, request)))
+            await asyncio.sleep(0)  # it is known from here on
+            await service.begin(0, Start(signer.sign(mine), Patience(30.0, 30.0), 60.0))
+        results = await asyncio.gather(*tasks)
+        assert [result.outcome for result in results] == ["complete"] * len(tasks), results
+        averages = [shared._values.clone() for shared in self._shared]
+        assert all(torch.equal(average, averages[0]) for average in averages)
+        return averages[0]
+
+
+ROUNDS = 24
+
+
+def test_over_many_rounds_the_mean_of_what_arrives_comes_to_that_of_what_was_given(tmp_path: Path) -> None:
+    # Four bits round the same numbers always in the same way.
+    generator = torch.Generator().manual_seed(0)
+    vectors = [0.2 * torch.rand(20_000, generator=generator) for _ in SAMPLES]
+    for vector in vectors:
+        vector[::10] = 1.0
+    truth = sum(n * vector for n, vector in zip(SAMPLES, vectors, strict=True)) / sum(SAMPLES)
+
+    async def errors() -> tuple[float, float]:
+        party = Party(tmp_path, tiny_run(global_batch=sum(SAMPLES), averaging={"compression": "4bit"}), vectors)
+        arrived = [await party.meet() for _ in range(ROUNDS)]
+        mean = torch.stack(arrived).double().mean(0)
+        return tuple(float((found - truth).abs().max()) for found in (arrived[0], mean))  # type: ignore[return-value]
+
+    once, on_average = asyncio.run(errors())
+    assert once > 0.05, "one round alone is coarse"
+    assert on_average < 0.015, "two residuals, spread over all rounds; without either feedback it is 0.05"

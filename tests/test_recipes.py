@@ -1,0 +1,78 @@
+"""What the recipes promise: models of the size that their comments name, and a small form that learns."""
+
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.organizer.new import PURPOSES
+from dedloc_kit.resources import recipe, recipes
+from dedloc_kit.run import RunConfig, Source, load_run
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.architecture import DECODERS, ENCODERS
+from dedloc_kit.training.optimizers import build_optimizer
+
+FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}
+TEXT = "the river runs to the sea, and it runs by day and by night. " * 4
+
+
+def millions(run: RunConfig) -> float:
+    """Parameters of a run's model, which is not made for it."""
+    options = run.task.options
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 0)
+    config = FAMILIES[run.task.name].config(
+        options["architecture"], options.get("model", {}), {"vocab_size": options["vocabulary"], **special}
+    )
+    with torch.device("meta"):
+        model = FAMILIES[run.task.name].automatic.from_config(config)
+    return float(sum(parameter.numel() for parameter in model.parameters())) / 1e6
+
+
+def test_every_recipe_says_what_it_is_for_in_the_words_of_those_who_choose() -> None:
+    assert PURPOSES.keys() == set(recipes())
+
+
+@pytest.mark.parametrize(("name", "expected"), [("gpt", 124), ("encoder", 150)])
+def test_the_model_of_a_recipe_is_as_large_as_it_says(name: str, expected: int) -> None:
+    assert round(millions(load_run(recipe(name) / "run.toml"))) == expected
+
+
+def test_the_larger_model_in_the_comments_is_one_too(tmp_path: Path) -> None:
+    text = (recipe("gpt") / "run.toml").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    larger = {found[1]: found[2] for line in lines if (found := re.fullmatch(r"# (\w+) = (\d+)", line))}
+    assert "hidden_size" in larger
+    changed = [f"{key} = {larger[key]}" if (key := line.split(" = ")[0]) in larger else line for line in lines]
+    whole = "\n".join(changed).replace("vocabulary = 30000", "vocabulary = 48000")
+    (tmp_path / "run.toml").write_text(whole, encoding="utf-8")
+    assert round(millions(load_run(tmp_path / "run.toml"))) == 361
+
+
+@pytest.mark.parametrize("name", ["gpt", "encoder"])
+def test_the_small_form_of_a_recipe_learns(name: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join([TEXT] * 50), encoding="utf-8")
+    small = load_run(recipe(name) / "run.toml", recipe(name) / "smoke.toml")
+    train_tokenizer(iter([TEXT] * 50), 300, tmp_path / "tokenizer")
+    data = {"train": (Source(dataset=str(tmp_path / "text.txt")),), "evaluation": None}
+    run = small.model_copy(
+        update={
+            "task": small.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer")}),
+            "data": small.data.model_copy(update=data),
+        }
+    )
+    task = create_task(run)
+    model = task.build_model()
+    optimizer = build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
+    losses = []
+    for batch in islice(task.batches(8, 0, print), 8):
+        loss = task.loss(model, batch, 0)
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = run.optimizer.learning_rate
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert min(losses[-2:]) < losses[0] - 0.3
