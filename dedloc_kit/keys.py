@@ -19,7 +19,7 @@ _PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PS
 
 
 def read_key(path: Path) -> rsa.RSAPrivateKey:
-    """The key in an identity file, see `swarm.identity`; raises UserError if there is none."""
+    """The key in an identity file, see `swarm.network.identity`; raises UserError if there is none."""
     try:
         data = path.read_bytes().removeprefix(_RSA)
         number = next(place for place, byte in enumerate(data) if byte < 0x80)  # the last byte of the number

@@ -497,17 +497,17 @@ MUTATIONS = (
     ),
     Mutation(
         "an owner may be spelled in many ways",
-        "swarm/network/signing.py",
+        "swarm/network/identity.py",
         "if subkey != _subkey(found):",
         "if False:",
-        "tests/swarm/network/test_signing.py",
+        "tests/swarm/network/test_identity.py",
     ),
     Mutation(
         "a signature may be followed by anything",
-        "swarm/network/signing.py",
+        "swarm/network/identity.py",
         "if not signature or rest != _canonical(signature) + _END:",
         "if not signature:",
-        "tests/swarm/network/test_signing.py",
+        "tests/swarm/network/test_identity.py",
     ),
     Mutation(
         "records may stay for years",

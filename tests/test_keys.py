@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE, has_signed, peer_id, public, read_key, sign
-from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.signing import Signer, author
+from dedloc_kit.swarm.network.identity import Identity, Signer, author
 from tests.invitations import MALLORY, ORGANIZER
 
 

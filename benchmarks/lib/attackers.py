@@ -35,10 +35,9 @@ from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import GroupService, Join, Member, Verdict
 from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.membership.admission import ask
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Endpoint, encode
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.service import TransferService
 
 ONE = ("127.0.0.2",)

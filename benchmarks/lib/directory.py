@@ -24,11 +24,10 @@ from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import Keeper
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS, Kind
 from dedloc_kit.swarm.network.node import Node, addresses_of
-from dedloc_kit.swarm.network.signing import Signer
 
 NODES = 4
 ON_ONE_KEY = 200

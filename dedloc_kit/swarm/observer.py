@@ -22,9 +22,9 @@ from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import NoticeFollower
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint, decode
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.receipts import global_step, opened
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES

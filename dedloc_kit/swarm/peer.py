@@ -27,9 +27,9 @@ from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership, NoticeFollower, NoticeWriter
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.host import Host, Owner
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
 from dedloc_kit.swarm.network.service import Endpoint
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor

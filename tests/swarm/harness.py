@@ -32,9 +32,8 @@ from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.network.bootstrap import look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer, author
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.network.signing import Signer, author
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
 
 DEADLINE = 120.0

@@ -10,8 +10,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.events import Left, LocalProgress, StepDone, Warned
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig
-from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from tests.swarm.harness import (
     DEADLINE,
     Peer,

@@ -7,9 +7,8 @@ from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.swarm import observer
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import encode
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.observer import Finished, Observer
 from dedloc_kit.swarm.transfer.contents import AverageInfo
 from dedloc_kit.swarm.transfer.protocol import Header, Request

@@ -8,7 +8,7 @@ from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Found, Start
 from dedloc_kit.swarm.network.host import Host
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.training.flat import SharedVector
 
 

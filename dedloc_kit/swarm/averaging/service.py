@@ -27,8 +27,8 @@ from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.messages import gave_up, told
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
 from dedloc_kit.swarm.directory.contributions import possible
+from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
-from dedloc_kit.swarm.network.signing import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.training.flat import SharedVector

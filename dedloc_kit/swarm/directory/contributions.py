@@ -7,8 +7,8 @@ from hivemind import DHT
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.directory import MANY, Directory
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS
-from dedloc_kit.swarm.network.signing import Signer
 
 DHT_TIMEOUT = 20.0
 

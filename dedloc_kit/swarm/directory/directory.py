@@ -12,9 +12,9 @@ from hivemind import DHT
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.swarm.network.bootstrap import REPLICAS
+from dedloc_kit.swarm.network.identity import Signer, author
 from dedloc_kit.swarm.network.kinds import Kind, R, share_of
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.signing import Signer, author
 
 MANY = 200
 """Peers from which on they spread."""

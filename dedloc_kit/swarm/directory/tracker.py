@@ -23,9 +23,9 @@ from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.connections import Connections, avoid
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.training.state import Position
 
 HEARTBEAT = 4.0

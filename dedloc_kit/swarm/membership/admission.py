@@ -24,10 +24,9 @@ from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denia
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.reach import Hosts
 from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, RecordService
-from dedloc_kit.swarm.network.signing import Signer
 
 ANSWER_SECONDS = 30.0
 """Longer than the coordinator waits for the Hub."""

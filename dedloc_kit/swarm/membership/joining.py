@@ -9,9 +9,8 @@ from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.membership.admission import come_in
 from dedloc_kit.swarm.network.bootstrap import Surroundings, look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.network.signing import Signer
 
 
 class Entry:

@@ -20,10 +20,9 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import NOTICE
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.network.signing import Signer
 
 FOLLOW_SECONDS = 5.0
 """Between two looks at the notices, and at the organizer's folder."""

@@ -17,11 +17,10 @@ from dedloc_kit.machine.dials import Dials
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import Keeper, node_id_of
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.reach import CLOSED, Reach, find_out, serve
-from dedloc_kit.swarm.network.signing import Signer
 
 # p2pd may take over 15 s on a loaded machine, hivemind's default limit.
 STARTUP_TIMEOUT = 60.0

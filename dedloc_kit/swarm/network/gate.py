@@ -28,8 +28,8 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.machine.dialling import host_and_port
 from dedloc_kit.records import Notice, Reached, Token
 from dedloc_kit.swarm.network.bounds import BinaryHandler, BoundedP2P
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.signing import Signer
 
 SILENT_SECONDS = 120.0
 """An organizer that was not heard of for so long is gone: from then on no token grows older."""

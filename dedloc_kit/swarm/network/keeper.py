@@ -23,9 +23,9 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dedloc_kit.swarm.incidents import Rejections
+from dedloc_kit.swarm.network.identity import MAX_OWNER_BYTES, Signer, author, parted, verified
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.signing import MAX_OWNER_BYTES, Signer, author, parted, verified
 
 MAX_RECORDS = 512
 """Under one key. Peers spread over more keys from 200 on, but newcomers know of few others at first."""

@@ -11,7 +11,7 @@ from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.swarm.averaging.compression import decode_all, read_part
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, opened, rewind_in, told

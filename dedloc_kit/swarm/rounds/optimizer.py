@@ -22,7 +22,7 @@ from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told

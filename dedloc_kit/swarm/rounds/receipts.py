@@ -7,7 +7,7 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Decay, DecayOrder, GlobalStep, Receipt, Rewind
 from dedloc_kit.swarm.directory.contributions import possible
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.identity import Signer
 
 
 def opened(

@@ -14,7 +14,7 @@ from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.accumulator import Accumulator

@@ -25,10 +25,9 @@ from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.reducer import MeanReducer
 from dedloc_kit.swarm.averaging.service import Rules
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.network.service import Stream
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout

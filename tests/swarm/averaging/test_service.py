@@ -18,9 +18,8 @@ from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, Start
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from tests.tiny import tiny_run
 

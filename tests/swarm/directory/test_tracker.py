@@ -15,9 +15,8 @@ from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import RUN_ID, PlainDHT, belief, progress, wait_until
 
 

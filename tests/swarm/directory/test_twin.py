@@ -14,9 +14,8 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.directory.twin import MAX_LEFT, Twin
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import RUN_ID, Peer, PlainDHT, Swarm, belief, progress, wait_until
 from tests.tiny import tiny_run
 

@@ -22,9 +22,8 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import node_id_of
-from dedloc_kit.swarm.network.signing import Signer
 
 T = TypeVar("T")
 PATIENCE = 10.0

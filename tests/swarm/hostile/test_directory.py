@@ -19,12 +19,11 @@ from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records import INVITATION_FILE, Instructions, Notice, Progress, Token, shortened
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import node_id_of
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import addresses_of
-from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import RUN_ID, Peer, Swarm, gate_of, open_node, processes_of, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw, misspelt, pack
 from tests.tiny import tiny_run

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dedloc_kit.records import Receipt, Rewind
-from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.signing import Signer
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.rounds.receipts import rewind_in
 from dedloc_kit.training.sketch import differ, sketch
 from dedloc_kit.training.state import RATE, REWOUND, TrainingState

@@ -38,9 +38,8 @@ from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network import connections
 from dedloc_kit.swarm.network.connections import Connections, dial
 from dedloc_kit.swarm.network.gate import Gate
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.node import addresses_of
-from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import Swarm, belief, gate_of, open_node, outside, progress, wait_until
 from tests.swarm.hostile.client import Hostile, Raw
 from tests.tiny import tiny_run

@@ -25,10 +25,9 @@ from dedloc_kit.swarm.averaging.group import GroupService, Join, Member, Verdict
 from dedloc_kit.swarm.averaging.service import AveragingService, Opening
 from dedloc_kit.swarm.membership.admission import Admission, ask
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.reach import Question, Reachability
 from dedloc_kit.swarm.network.service import Endpoint, decode, encode
-from dedloc_kit.swarm.network.signing import Signer
 from dedloc_kit.swarm.transfer.protocol import MAX_HEADER_BYTES, Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
 from tests.loopback_hub import loopback_hub

@@ -15,11 +15,10 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import MAX_REFUSED, Contribution, Decay, Instructions, Notice, shortened
 from dedloc_kit.records import Record as AnyRecord
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProtocol, Keeper, Storage
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
 from dedloc_kit.swarm.network.names import Names
-from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import RUN_ID, a_signer, progress
 
 NAMES = Names(RUN_ID)

@@ -25,12 +25,11 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.connections import Connections, avoid, dial
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer, author
 from dedloc_kit.swarm.network.keeper import Keeper
 from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, PROGRESS
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.node import Node, addresses_of
-from dedloc_kit.swarm.network.signing import Signer, author
 from tests.swarm.harness import RUN_ID as RUN
 from tests.swarm.harness import belief, open_node, progress, wait_until
 

@@ -21,12 +21,11 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.network import reach
 from dedloc_kit.swarm.network.bootstrap import _listening
 from dedloc_kit.swarm.network.connections import dial
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.reach import Answer, Question, Reachability
 from dedloc_kit.swarm.network.service import Endpoint
-from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.harness import RUN_ID, open_node, progress, wait_until
 
 DEADLINE = 60.0

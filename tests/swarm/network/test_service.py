@@ -14,7 +14,7 @@ from hivemind.p2p import P2P, P2PHandlerError, PeerID
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Token
 from dedloc_kit.swarm.network.gate import Gate, GatedP2P
-from dedloc_kit.swarm.network.identity import Identity
+from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import (
     MAX_RECORD_BYTES,
@@ -24,7 +24,6 @@ from dedloc_kit.swarm.network.service import (
     Stream,
     encode,
 )
-from dedloc_kit.swarm.network.signing import Signer
 from tests.swarm.network.doubling import Doubling, Number
 
 RUN_ID = "toy-0123456789abcdef"

@@ -10,8 +10,7 @@ from hivemind.utils.crypto import RSAPublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.network.signing import Signer, author, verified
+from dedloc_kit.swarm.network.identity import Identity, Signer, author, verified
 from tests.swarm.harness import a_signer
 from tests.swarm.hostile.client import misspelt
 
