@@ -4,40 +4,29 @@ It is no parameter server. It welcomes newcomers because it is always there and 
 the volunteers go on.
 """
 
-import copy
 import logging
-import math
 import queue
-import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Callable, Mapping
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Evaluated, Left, Peers, PeerSeen, State, StepDone, Warned
-from dedloc_kit.lasting import LastingRecord, check_key
+from dedloc_kit.evaluator import Evaluator
+from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
+from dedloc_kit.lasting import LastingRecord, check_key, despite_a_full_disk
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
-from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instructions, Progress, StateInfo
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
-from dedloc_kit.resuming import credit, resume
+from dedloc_kit.resuming import begin, credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
-from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.tasks import Continuing
-from dedloc_kit.tasks.measuring import training_loss
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
-Measured = Evaluation | tuple[float, float]
-"""On held-out data; without any the loss on data to train on, and that of the untrained model."""
 
 TWIN = "another coordinator is at work with a copy of this one's identity.key"
 POLL_SECONDS = 0.1
@@ -109,11 +98,7 @@ class _Coordinator:
         self._run, self._peer, self._me, self._done, self._emit = run, peer, me, done, emit
         self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints)
         self._ledger = self._lasting.ledger
-        # Evaluation runs beside the following, on a copy of the model: a round must not wait for it.
-        self._evaluator = ThreadPoolExecutor(max_workers=1)
-        self._evaluation: Future[Measured] | None = None
-        self._evaluation_step = -1
-        self._divergence = self._from_the_start()
+        self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit)
         self._orders = OrdersInForce(peer.folder)
         self._checkpoint_asked = self._orders.look().checkpoint
         self._tried: Rewinding | None = None
@@ -126,12 +111,6 @@ class _Coordinator:
         self._publisher: Publisher | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
-    def _from_the_start(self) -> Divergence:
-        """What the losses are compared with: where those of the run began."""
-        evaluations = self._ledger.first_and_last_evaluation()
-        training = next((step.loss for step in self._ledger.steps(limit=1)), None)
-        return Divergence(self._run.global_batch, evaluations[0].loss if evaluations else None, training)
-
     def resume(self) -> None:
         """Start from what there is. The swarm may be ahead of it, and so may the ledger."""
         state = self._me.optimizer.state
@@ -141,7 +120,7 @@ class _Coordinator:
             credit(self._ledger, self._peer.resume)
         else:
             if state.step == 0:
-                self._begin()
+                begin(state, self._me.task)
             self._saved = own = state.info
         self._lasting.begin(own)
         self._tell_of_lost()
@@ -151,14 +130,6 @@ class _Coordinator:
             belief = self._me.optimizer.tracker.belief
             belief.took(last.step, last.time, self._ledger.contributions_of(last.step))
         self._remember()  # whose folder this is, before anybody follows its key
-
-    def _begin(self) -> None:
-        """Nothing to resume: start with the model that the run goes on from, if it does."""
-        if isinstance(self._me.task, Continuing):
-            try:
-                self._me.optimizer.state.begin_with(self._me.task.first_model())
-            except ValueError as error:
-                raise UserError(f"task.start cannot be used: {error}; name another one") from None
 
     def publish(self) -> None:
         """Begin to push to the Hub, if the organizer wants it."""
@@ -173,15 +144,15 @@ class _Coordinator:
         """Take every step of the swarm until told to stop or the last one is done."""
         optimizer = self._me.optimizer
         peers_due = collect_due = 0.0
-        self._start_evaluation()
+        self._evaluator.start()
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
             self.record_done()
             self._obey()
-            self._finish_evaluation()
+            self._evaluator.finish()
             now = time.monotonic()
             if now >= peers_due:
-                peers = self._look_for_divergence(self._peers())
+                peers = self._evaluator.watch(self._peers(), optimizer.step >= optimizer.last_step)
                 self._emit(peers)
                 self._record_swarm(peers)
                 self._remember()
@@ -196,19 +167,9 @@ class _Coordinator:
         if optimizer.step < optimizer.last_step:
             return  # of a large model it takes minutes, and whoever is told to leave is killed if it does not
         # One more, so that the curve ends at the last step.
-        self._finish_evaluation(wait=True)
-        if self._evaluation_step < optimizer.step:
-            self._start_evaluation()
-            self._finish_evaluation(wait=True)
-
-    def _look_for_divergence(self, peers: Peers) -> Peers:
-        """The same with what is wrong; then the state is measured, so that nobody starts from it unawares."""
-        optimizer = self._me.optimizer
-        self._divergence.seen(optimizer.step, peers.peers, peers.paused or optimizer.step >= optimizer.last_step)
-        problem = self._divergence.problem
-        if (problem or self._lasting.checkpoints.ruined.go_on) and self._evaluation_step < optimizer.step:
-            self._start_evaluation(suspected=True)
-        return peers.model_copy(update={"problem": problem})
+        self._evaluator.finish(wait=True)
+        self._evaluator.start()
+        self._evaluator.finish(wait=True)
 
     def _obey(self) -> None:
         """Act on the organizer's orders, and pass them on to the volunteers."""
@@ -259,8 +220,7 @@ class _Coordinator:
     def _end(self) -> None:
         """The last step is done: measure, keep and push what it has led to; once."""
         step = self._me.optimizer.step
-        if self._evaluation_step < step:
-            self._start_evaluation()
+        self._evaluator.start()
         if self._ended_at != step:
             self._ended_at = step
             self._emit(State(text=f"global step {step} was the last one"))
@@ -274,7 +234,7 @@ class _Coordinator:
             self._unrecorded.append(self._done.get())
         while self._unrecorded and time.monotonic() >= self._disk_due:
             self._disk_due = time.monotonic() + DISK_SECONDS
-            with self._despite_a_full_disk():
+            with despite_a_full_disk():
                 self._record(*self._unrecorded[0])
                 self._unrecorded.popleft()
                 self._disk_due = 0.0
@@ -282,25 +242,16 @@ class _Coordinator:
     def _record(self, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         """A global step is done: first the ledger, then the checkpoint, then everyone who watches."""
         self._lasting.step(step, contributions)
-        self._divergence.stepped(step.step, step.loss)
-        if not step.peers:
-            self._went_back(step.step)
+        self._evaluator.stepped(step)
         current = step.step == self._me.optimizer.step  # not one that this peer missed and has learned of since
-        if current and step.step % self._peer.checkpoint_every == 0:
+        went_back = not step.peers  # whoever starts anew starts from what it has come to
+        if current and (went_back or step.step % self._peer.checkpoint_every == 0):
             self._save()
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
-        if current and step.step % self._peer.evaluate_every == 0:
-            self._start_evaluation()
-
-    def _went_back(self, step: int) -> None:
-        """A step has taken over an earlier state: nothing is wrong any more, and whoever starts anew starts from it."""
-        self._divergence.went_back()
-        self._lasting.checkpoints.ruined.judge(step, True)
-        if step == self._me.optimizer.step:
-            self._save()
-            self._start_evaluation()
+        if current and (went_back or step.step % self._peer.evaluate_every == 0):
+            self._evaluator.start()
 
     def finish(self) -> None:
         """Record and keep what the last round has led to."""
@@ -312,7 +263,7 @@ class _Coordinator:
             self._publisher.close()
 
     def close(self) -> None:
-        self._evaluator.shutdown(wait=False, cancel_futures=True)
+        self._evaluator.close()
         self._lasting.close()
 
     def _save(self) -> None:
@@ -321,15 +272,14 @@ class _Coordinator:
             return
         tensors, info = self._me.optimizer.state.copy()
         try:
-            spare = None if self._evaluation is None else self._evaluation_step
-            self._lasting.checkpoint((tensors, info), spare)
+            self._lasting.checkpoint((tensors, info), self._evaluator.under_way)
             self._saved = info
         except (UserError, ValueError) as error:  # a full disk must not end the run
             _log.warning("no checkpoint of step %d: %s", info.step, error)
 
     def _rescue(self) -> None:
         """Write anew what has to last and is gone, from what is held here, and tell the organizer."""
-        with self._despite_a_full_disk():
+        with despite_a_full_disk():
             self._lasting.look(self._me.optimizer.state.copy)
         self._tell_of_lost()
 
@@ -351,72 +301,12 @@ class _Coordinator:
             )
             self._emit(Warned(text=text, alert=True))
 
-    @contextmanager
-    def _despite_a_full_disk(self) -> Iterator[None]:
-        """What cannot be written is worth a warning: the swarm needs its coordinator all the more."""
-        try:
-            yield
-        except (UserError, OSError, sqlite3.Error) as error:
-            _log.warning("%s", error)
-
-    def _start_evaluation(self, suspected: bool = False) -> None:
-        """Evaluate the model of the current step, unless the last measurement is still running.
-
-        :param suspected: something may be wrong; a run without held-out data is then measured on data to train on, for
-            what volunteers claim of their losses must not ruin a checkpoint
-        """
-        held_out = self._run.data.evaluation is not None
-        if self._evaluation is not None or not (held_out or suspected):
-            return
-        with self._me.optimizer.state.lock:
-            model = copy.deepcopy(self._me.optimizer.state.model)
-            self._evaluation_step = self._me.optimizer.step
-        measure: Callable[[torch.nn.Module], Measured] = self._me.task.evaluate if held_out else self._measure
-        self._evaluation = self._evaluator.submit(measure, model)
-
-    def _measure(self, model: torch.nn.Module) -> tuple[float, float]:
-        """Its loss on data to train on, and that of the untrained model."""
-        task, seed = self._me.task, seed_of(self._run.run_id, "check")
-        now, untrained = (training_loss(task, each, seed, _log.warning) for each in (model, task.build_model()))
-        return now, untrained
-
-    def _finish_evaluation(self, wait: bool = False) -> None:
-        if self._evaluation is None or not (wait or self._evaluation.done()):
-            return
-        evaluation, self._evaluation = self._evaluation, None
-        try:
-            measured = evaluation.result()
-        except UserError as error:
-            _log.warning("no evaluation of step %d: %s", self._evaluation_step, error)
-            return
-        rewound = self._me.optimizer.state.rewound
-        sound = math.isfinite(measured.loss) if isinstance(measured, Evaluation) else not far_above(*measured)
-        if self._evaluation_step >= rewound:
-            if isinstance(measured, Evaluation):
-                self._divergence.evaluated(self._evaluation_step, measured.loss)
-            else:
-                self._divergence.measured(self._evaluation_step, *measured)
-        first = self._evaluation_step if sound else self._divergence.first_lost(self._evaluation_step)
-        with self._despite_a_full_disk():
-            self._lasting.checkpoints.ruined.judge(first, sound)
-            if self._evaluation_step < rewound:  # it was still measured when the run went back
-                self._lasting.checkpoints.ruined.judge(rewound, True)
-        if not isinstance(measured, Evaluation):
-            return
-        if not sound:
-            _log.warning("the held-out loss of step %d is not a finite number", self._evaluation_step)
-            return
-        with self._despite_a_full_disk():
-            self._lasting.evaluation(self._evaluation_step, measured, time.time())
-            self._lasting.checkpoints.rate(self._evaluation_step, measured.loss)
-        self._emit(Evaluated(step=self._evaluation_step, loss=measured.loss, metrics=measured.metrics))
-
     def _collect(self) -> None:
         """Take contributions to steps whose round this peer missed from the DHT."""
         reject = self._me.optimizer.tracker.incidents.reject
         try:
             found = collect(self._me.dht, self._run.run_id, self._run.global_batch, reject)
-            with self._despite_a_full_disk():
+            with despite_a_full_disk():
                 self._ledger.fill_gaps(found)
         except TimeoutError:
             _log.warning("the swarm's directory does not answer; trying again")
@@ -426,7 +316,7 @@ class _Coordinator:
         if time.monotonic() < self._disk_due:
             return
         self._disk_due = time.monotonic() + DISK_SECONDS
-        with self._despite_a_full_disk():
+        with despite_a_full_disk():
             self._ledger.record_presence(peers.peers)
             failed, rejected = self._me.optimizer.tracker.incidents.take()
             for failure in failed:

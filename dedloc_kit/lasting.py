@@ -6,9 +6,11 @@ what was recorded since; checkpoints from the state; the small files from what s
 """
 
 import json
+import logging
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +33,17 @@ JSON_FILES = (
     *(INVITATION_FILE, MEMORY_FILE, ORDERS_FILE, BOOK_FILE, ADMITTED_FILE),
     f"checkpoints/{RUINED_FILE}",
 )
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def despite_a_full_disk() -> Iterator[None]:
+    """What cannot be written is worth a warning: the swarm needs its coordinator all the more."""
+    try:
+        yield
+    except (UserError, OSError, sqlite3.Error) as error:
+        _log.warning("%s", error)
 
 
 def check_key(folder: Path) -> None:

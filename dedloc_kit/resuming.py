@@ -10,6 +10,7 @@ from dedloc_kit.ledger import Contributor, Ledger
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInfo
 from dedloc_kit.run import RunConfig
+from dedloc_kit.tasks import Continuing, Task
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
 from dedloc_kit.training.state import NOTHING_ORDERED, TrainingState
 
@@ -49,6 +50,18 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None) -
         tensors = {name: tensor for name, tensor in tensors.items() if name not in NOTHING_ORDERED}
     _load(state, (tensors, _adopted(info, state.run)), f"the training state of {named}", "check --resume")
     return True
+
+
+def begin(state: TrainingState, task: Task) -> None:
+    """Nothing to resume: start with the model that the run goes on from, if it does.
+
+    Raises UserError if that model cannot be used.
+    """
+    if isinstance(task, Continuing):
+        try:
+            state.begin_with(task.first_model())
+        except ValueError as error:
+            raise UserError(f"task.start cannot be used: {error}; name another one") from None
 
 
 def credit(ledger: Ledger, named: Path) -> None:

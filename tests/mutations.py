@@ -931,16 +931,16 @@ MUTATIONS = (
     ),
     Mutation(
         "what volunteers claim of a diverged training ruins a checkpoint",
-        "coordinator.py",
+        "evaluator.py",
         "else not far_above(*measured)",
         "else not self._divergence.problem",
         "tests/test_divergence.py -k claim",
     ),
     Mutation(
         "a diverged run without held-out data is not measured",
-        "coordinator.py",
-        "if self._evaluation is not None or not (held_out or suspected):",
-        "if self._evaluation is not None or not held_out:",
+        "evaluator.py",
+        "or not (held_out or suspected):",
+        "or not held_out:",
         "tests/test_divergence.py -k 'mad and none'",
     ),
     Mutation(
