@@ -6,6 +6,7 @@ of a volunteer, at the highest of many moments; what they share counts once.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import threading
@@ -68,6 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=float, nargs="+", default=[4e6, 18e6, 40e6])
     parser.add_argument("--mode", choices=["global-batch", "local-steps"], default="global-batch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args()
     end_on_signal()
     points: dict[str, list[tuple[int, int]]] = {}
@@ -88,6 +90,9 @@ def main() -> int:
         for name, measured in points.items():
             slope, fixed = linear_regression(*zip(*measured, strict=True))
             print(f"{name}: {fixed / 1e6:.0f} MB and {slope:.0f} bytes for each parameter")
+    if options.json:
+        bytes_of = {name: dict(measured) for name, measured in points.items()}
+        options.json.write_text(json.dumps({"mode": options.mode, "bytes": bytes_of}, indent=2) + "\n")
     return 0
 
 
