@@ -67,7 +67,7 @@ def coordinator(
         stop=stop,
         on_step=on_step,
     ) as me:
-        role = _Coordinator(run, peer, me, done, emit)
+        role = _Role(run, peer, me, done, emit)
         try:
             # Data that volunteers could not read is better known now.
             next(me.task.batches(1, seed_of(run.run_id, "check"), _log.warning))
@@ -86,7 +86,7 @@ def coordinator(
             role.close()
 
 
-class _Coordinator:
+class _Role:
     def __init__(
         self,
         run: RunConfig,

@@ -69,7 +69,7 @@ class _Mirror:
         self._found.clear()
         # Whoever finds the mirror can join the run through it. It knows more peers than the invitation names, but
         # where they are is not for everybody.
-        self._dashboard.entrance.invitation = invitation
+        self._dashboard.entrance.give_out(invitation)
         peer = PeerConfig(folder=self._base / invitation.run_id, name="mirror", devices="cpu", client_mode=True)
         job = collector_job(invitation, peer, repository_of(self._where), self._code)
         worker = Worker("collector", job, folder=peer.folder, on_event=self._heard)

@@ -197,6 +197,43 @@ def test_the_check_counts_what_a_constructor_takes(body: str, crowded: bool) -> 
     assert crowded_constructors(f"@dataclass(frozen=True)\nclass A:\n {body}") == ({"A"} if crowded else set())
 
 
+def reaches_in(source: str) -> list[str]:
+    """Attributes of objects that an object holds, set by it: what is held is asked to change by a method of its own."""
+    targets = [
+        target
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    each = [inner for target in targets for inner in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [
+        ast.unparse(target)
+        for target in each
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value).startswith("self.")
+    ]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_object_sets_an_attribute_of_one_that_it_holds(path: Path) -> None:
+    of_libraries = {"self._server.should_exit", "self._pause.description", "self._pause.disabled"}
+    of_libraries |= {"self._leave.disabled"}
+    assert set(reaches_in(path.read_text(encoding="utf-8"))) <= of_libraries
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("self._rounds.members = 1", ["self._rounds.members"]),
+        ("self.a, self.state.step = 1, 2", ["self.state.step"]),
+        ("self._donor.asked += 1", ["self._donor.asked"]),
+        ("self._sizes[path].end = 1", ["self._sizes[path].end"]),
+        ("self.step: int = found.step", []),
+    ],
+)
+def test_the_check_finds_who_reaches_in(line: str, found: list[str]) -> None:
+    assert reaches_in(line) == found
+
+
 def test_the_package_itself_imports_nothing_before_somebody_joins() -> None:
     assert loaded_by("import dedloc_kit") - loaded_by("pass") == {"dedloc_kit", "__future__"}
 

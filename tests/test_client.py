@@ -42,7 +42,7 @@ def test_an_invitation_is_fetched_as_it_is_now(dashboard: Dashboard) -> None:
     with pytest.raises(NoAnswer, match="still starting"):
         fetch_invitation(dashboard.url)
     for peers in ((NOBODY,), (NOBODY, NOBODY.replace("/9/", "/10/"))):
-        dashboard.entrance.invitation = invited(tiny_run(), peers, dashboard.url)
+        dashboard.entrance.give_out(invited(tiny_run(), peers, dashboard.url))
         assert fetch_invitation(dashboard.url).peers == peers
 
 
@@ -68,11 +68,11 @@ def test_the_coordinator_that_an_invitation_on_the_hub_names_knows_better(
     hub.commits["us/model"] = [{"invitation.json": kept.model_dump_json().encode()}]
     assert fetch_invitation("us/model") == kept, "it is still starting"
     newer = NOBODY.replace("/9/", "/10/")
-    dashboard.entrance.invitation = invited(tiny_run(), (newer,), dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), (newer,), dashboard.url))
     assert fetch_invitation("us/model").peers == (newer,)
-    dashboard.entrance.invitation = invited(tiny_run("other"), (newer,), dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run("other"), (newer,), dashboard.url))
     assert fetch_invitation("us/model") == kept, "another run has taken its place"
-    dashboard.entrance.invitation = invited(tiny_run(), (newer,), dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), (newer,), dashboard.url))
     train(dashboard, "QmA", "QmB")
     with pytest.raises(Refused, match="as many volunteers as it has room for"):
         fetch_invitation("us/model")
@@ -88,7 +88,7 @@ def test_what_plain_http_says_of_another_organizer_does_not_replace_what_the_hub
     its_own = MALLORY.invites(tiny_run(), url=dashboard.url)
     theirs = invited(tiny_run(), url=dashboard.url).model_copy(update={"organizer": MALLORY.peer, "key": its_own.key})
     for forged in (its_own, theirs, theirs.signed(MALLORY.key), theirs.model_copy(update={"signature": ""})):
-        dashboard.entrance.invitation = forged
+        dashboard.entrance.give_out(forged)
         assert fetch_invitation("us/model") == kept
     # On a machine that has never seen the run the word of the Hub is the first one.
     assert fetch_invitation("us/model").organizer == ORGANIZER.peer
@@ -97,9 +97,9 @@ def test_what_plain_http_says_of_another_organizer_does_not_replace_what_the_hub
 def test_an_organizer_is_remembered_at_first_sight_and_another_one_is_refused(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    dashboard.entrance.invitation = invited(tiny_run(), url=dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
     assert find_invitation(dashboard.url, tmp_path)[1]
-    dashboard.entrance.invitation = MALLORY.invites(tiny_run(), url=dashboard.url)
+    dashboard.entrance.give_out(MALLORY.invites(tiny_run(), url=dashboard.url))
     told = (
         rf"another organizer claims the run {tiny_run().run_id}: .*{ORGANIZER.peer}.*{MALLORY.peer}.*; .* ask the org"
     )
@@ -107,19 +107,19 @@ def test_an_organizer_is_remembered_at_first_sight_and_another_one_is_refused(
         find_invitation(dashboard.url, tmp_path)
     assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, NoAnswer), "or the invitation of the last time would be tried"
-    dashboard.entrance.invitation = MALLORY.invites(tiny_run("other"), url=dashboard.url)
+    dashboard.entrance.give_out(MALLORY.invites(tiny_run("other"), url=dashboard.url))
     assert fetch_invitation(dashboard.url).organizer == MALLORY.peer, "whose run is another one"
-    dashboard.entrance.invitation = MALLORY.invites(tiny_run(), url=dashboard.url)
+    dashboard.entrance.give_out(MALLORY.invites(tiny_run(), url=dashboard.url))
     Path(str(caught.value).rpartition(" remove ")[2]).unlink()
     assert fetch_invitation(dashboard.url).organizer == MALLORY.peer, "the volunteer has made sure"
 
 
 def test_an_invitation_that_names_its_organizer_is_answered_by_nobody_else(dashboard: Dashboard) -> None:
     """So the first sight is no leap of faith: a notebook brings the name."""
-    dashboard.entrance.invitation = MALLORY.invites(tiny_run(), url=dashboard.url)
+    dashboard.entrance.give_out(MALLORY.invites(tiny_run(), url=dashboard.url))
     with pytest.raises(UserError, match=r"somebody else than the organizer of your invitation answers.*: ask the org"):
         fetch_invitation(f"{dashboard.url}#{ORGANIZER.peer}")
-    dashboard.entrance.invitation = invited(tiny_run(), url=dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
     assert fetch_invitation(f"{dashboard.url}/#{ORGANIZER.peer}").organizer == ORGANIZER.peer
     assert fetch_state(f"{dashboard.url}#{ORGANIZER.peer}").run_id == tiny_run().run_id
 
@@ -135,7 +135,7 @@ def test_where_no_organizer_can_be_remembered_it_is_said(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DEDLOC_HOME", str(tmp_path / "file"))
-    dashboard.entrance.invitation = invited(tiny_run())
+    dashboard.entrance.give_out(invited(tiny_run()))
     with pytest.raises(UserError, match="set DEDLOC_HOME"):
         fetch_invitation(dashboard.url)
 
@@ -187,7 +187,7 @@ def train(dashboard: Dashboard, *volunteers: str) -> None:
 
 
 def test_a_full_run_asks_newcomers_to_come_later_and_lets_those_in_who_come_back(dashboard: Dashboard) -> None:
-    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), (NOBODY,), dashboard.url))
     train(dashboard, "QmA")
     fetch_invitation(dashboard.url)
     train(dashboard, "QmA", "QmB")
@@ -202,7 +202,7 @@ def test_a_full_run_asks_newcomers_to_come_later_and_lets_those_in_who_come_back
 
 
 def test_a_volunteer_that_crashed_comes_back_into_a_full_run(dashboard: Dashboard, tmp_path: Path) -> None:
-    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), (NOBODY,), dashboard.url))
     train(dashboard, "QmA", "QmGhost")
     with pytest.raises(UserError, match="room for"):
         find_invitation(dashboard.url, tmp_path)
@@ -213,7 +213,7 @@ def test_a_volunteer_that_crashed_comes_back_into_a_full_run(dashboard: Dashboar
 def test_whoever_comes_after_the_last_step_is_thanked_and_shown_the_result(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), (NOBODY,), dashboard.url))
     last = GlobalStep(step=1000, round="ab", time=1.0, samples=64, loss=1.0, peers=2, seconds=0.5)
     Ledger(tmp_path / "ledger.sqlite").record_step(last, {})
     with pytest.raises(UserError, match="over, thank you") as refused:
@@ -270,7 +270,7 @@ def test_an_invitation_that_cannot_be_kept_is_explained(tmp_path: Path) -> None:
 def test_who_joined_before_tries_the_peers_it_knows_when_the_coordinator_is_down(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    dashboard.entrance.invitation = invited(tiny_run(), (NOBODY,), dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), (NOBODY,), dashboard.url))
     for coordinator_is_up in (True, False):
         if not coordinator_is_up:
             dashboard.stop()

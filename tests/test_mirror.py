@@ -33,7 +33,7 @@ def coordinator(tmp_path: Path) -> Iterator[Dashboard]:
     ledger.close()
     served = Dashboard(tiny_run(), tmp_path / "run" / "ledger.sqlite")
     served.start()
-    served.entrance.invitation = invited(tiny_run(), (NOBODY,), served.url)
+    served.entrance.give_out(invited(tiny_run(), (NOBODY,), served.url))
     yield served
     served.stop()
 

@@ -21,12 +21,12 @@ class Message(Answer):
     """What went wrong, for a person."""
 
 
-class Notice(Answer):
+class LogLine(Answer):
     time: float
     text: str
 
 
-class Evaluation(Answer):
+class EvaluationPoint(Answer):
     step: int
     loss: float
     time: float
@@ -35,8 +35,8 @@ class Evaluation(Answer):
 
 
 class Evaluations(Answer):
-    first: Evaluation
-    last: Evaluation
+    first: EvaluationPoint
+    last: EvaluationPoint
 
 
 class Share(Answer):
@@ -77,7 +77,7 @@ class Decaying(Answer):
     steps: int
 
 
-class State(Answer):
+class RunState(Answer):
     """The run in a glance; small, whatever the number of peers."""
 
     run_id: str
@@ -88,7 +88,7 @@ class State(Answer):
     status: Status
     message: str
     """What the coordinator does, in words."""
-    notices: list[Notice]
+    notices: list[LogLine]
     problem: str | None
     """What is wrong: why what was recorded is not shown, or that the training has diverged; null if nothing is."""
     refusal: Literal["starting", "over", "full"] | None = None
@@ -146,7 +146,7 @@ class History(Answer):
     after: int
     last_step: int
     steps: list[StepPoint]
-    evaluations: list[Evaluation]
+    evaluations: list[EvaluationPoint]
 
 
 class Moment(Answer):
@@ -275,7 +275,7 @@ class Regions(Answer):
     """What the database of countries is called by its makers."""
 
 
-class Round(Answer):
+class RoundSeen(Answer):
     """A global step as the coordinator saw it; seconds, null where it was not there."""
 
     step: int
@@ -300,12 +300,12 @@ class FailedRound(Answer):
 
 
 class Rounds(Answer):
-    rounds: list[Round]
+    rounds: list[RoundSeen]
     failed: list[FailedRound]
     """The newest ones, newest first."""
     failed_count: int
     rejected_count: int
-    rejected: list[Notice]
+    rejected: list[LogLine]
     """Records from the network that were not taken; the newest ones, newest first."""
 
 

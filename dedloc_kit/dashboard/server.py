@@ -222,7 +222,7 @@ class Dashboard:
         evaluated = (point["step"] for point in history["evaluations"])
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
 
-    def _state(self) -> schemas.State:
+    def _state(self) -> schemas.RunState:
         state = self._view.state()
         refusal = self.entrance.refusal(state)
         reason = refusal.reason if refusal is not None else None

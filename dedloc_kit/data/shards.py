@@ -108,7 +108,7 @@ def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]
         try:
             for row in islice(_rows(shard, tuple(columns)), rows_read, None):
                 rows_read += 1
-                retries.failures = 0
+                retries.worked()
                 yield row
             return
         except Unusable as error:
@@ -176,6 +176,10 @@ class Retries:
     def __init__(self, what: str, warn: Warn) -> None:
         self.what = what
         self.warn = warn
+        self.failures = 0
+
+    def worked(self) -> None:
+        """The next failure is the first in a row."""
         self.failures = 0
 
     def wait_or_raise(self, error: Exception) -> None:

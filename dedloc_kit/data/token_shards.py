@@ -67,7 +67,7 @@ def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: 
                     table = file.read_row_group(group, columns=[TOKENS, SENTENCES])
                     yield from _documents(table, shard, vocabulary)
                     done = group + 1
-                    retries.failures = 0
+                    retries.worked()
             return
         except Exception as error:
             retries.wait_or_raise(error)

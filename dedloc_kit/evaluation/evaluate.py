@@ -71,7 +71,7 @@ class Row:
 
 
 @dataclass
-class Evaluation:
+class Comparison:
     checkpoint: str
     settings: Settings
     metric: str
@@ -107,7 +107,7 @@ def evaluate(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     threads: int = 0,
     report: Path | None = None,
-) -> Evaluation:
+) -> Comparison:
     """Fine-tune the checkpoint once for each seed and show the scores (of what, `finetune.fine_tune` tells).
 
     The models `against` which it is to be measured do the same, and with `baseline` random weights of its own
@@ -145,7 +145,7 @@ def evaluate(
             planned.insert(1, (candidates[0], "random"))
         display.expect(len(planned) * settings.seeds * steps_of(candidates[0].samples, settings))
         rows = [_fine_tuned(candidate, weights, settings, where, display) for candidate, weights in planned]
-        evaluation = Evaluation(checkpoint, settings, kind.metric, sizes, rows)
+        evaluation = Comparison(checkpoint, settings, kind.metric, sizes, rows)
     _show(evaluation, display)
     if report is not None:
         write_report(report, evaluation.as_json())
@@ -172,7 +172,7 @@ def _fine_tuned(
     return row
 
 
-def _show(evaluation: Evaluation, display: Display) -> None:
+def _show(evaluation: Comparison, display: Display) -> None:
     """The table: a row for each kind of weights, all numbers in percent."""
     seeds = [f"seed {number}" for number in range(1, evaluation.settings.seeds + 1)]
     rows = [[row.label, *map(percent, (row.mean, row.spread)), *map(percent, row.scores)] for row in evaluation.rows]

@@ -15,7 +15,7 @@ from dedloc_kit.evaluation.settings import LikelihoodSettings
 from dedloc_kit.run import RunConfig, Source, seed_of
 
 DOCUMENTS = 200
-LONGEST = 10_000
+MAX_CHARACTERS = 10_000
 """Characters of one document that count: a book is not to outweigh all the rest."""
 
 _WORD = re.compile(r"\S{1,16}")
@@ -34,7 +34,8 @@ def documents(settings: LikelihoodSettings, run: RunConfig | None, warn: Warn) -
     source = _source(settings, run, warn)
     where = f"{source.dataset}, split '{source.split}'"
     found = [
-        text.strip()[:LONGEST] for text in islice(in_order(source, texts, warn=warn), settings.samples or DOCUMENTS)
+        text.strip()[:MAX_CHARACTERS]
+        for text in islice(in_order(source, texts, warn=warn), settings.samples or DOCUMENTS)
     ]
     if not found:
         raise UserError(f"{where}: the column '{source.column}' is empty; name another with --column")

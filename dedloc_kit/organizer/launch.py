@@ -140,7 +140,7 @@ class Coordinator:
         """Publish where to join. The coordinator knows where its volunteers are; everybody may read this."""
         if self._invitation is not None:
             peers = of_first_peers((*self.addresses, *self._listed), 1 + LISTED_VOLUNTEERS)
-            self.dashboard.entrance.invitation = self._invitation.model_copy(update={"peers": peers})
+            self.dashboard.entrance.give_out(self._invitation.model_copy(update={"peers": peers}))
 
 
 def launch(

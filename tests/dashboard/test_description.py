@@ -25,7 +25,7 @@ def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
     (tmp_path / INVITATION_FILE).touch()  # a run was launched here
     fill(tmp_path / "ledger.sqlite")
     served = Dashboard(RUN, tmp_path / "ledger.sqlite", organizer=organizer.routes(tmp_path, RUN.fingerprint))
-    served.entrance.invitation = invited(RUN)
+    served.entrance.give_out(invited(RUN))
     served.start()
     yield served
     served.stop()

@@ -151,14 +151,14 @@ def test_there_is_no_invitation_until_the_coordinator_has_joined(dashboard: Dash
     assert answer.status_code == 503
     assert Refusal.parse(answer.json()) == Refusal(reason="starting")
     assert state_of(dashboard)["refusal"] == "starting"
-    dashboard.entrance.invitation = invited(RUN)
+    dashboard.entrance.give_out(invited(RUN))
     assert Invitation.parse(get(dashboard, "/api/invitation").text).run_config() == RUN
     assert state_of(dashboard)["refusal"] is None
 
 
 def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_back(path: Path) -> None:
     dashboard = Dashboard(RUN, path, most_volunteers=1)
-    dashboard.entrance.invitation = invited(RUN)
+    dashboard.entrance.give_out(invited(RUN))
     dashboard.start()
     dashboard.publish(Peers(peers=(COORDINATOR,)))
     assert get(dashboard, "/api/invitation").status_code == 200
@@ -172,7 +172,7 @@ def test_a_run_is_full_with_as_many_volunteers_as_it_wants_and_its_own_can_come_
 
 
 def test_after_the_last_step_nobody_is_invited(dashboard: Dashboard, path: Path) -> None:
-    dashboard.entrance.invitation = invited(RUN)
+    dashboard.entrance.give_out(invited(RUN))
     record(Ledger(path), 100)
     answer = get(dashboard, "/api/invitation")
     assert (answer.status_code, Refusal.parse(answer.json())) == (410, Refusal(reason="over"))

@@ -38,7 +38,7 @@ def free_port() -> int:
 def served(folder: Path, **more: object) -> Iterator[Dashboard]:
     dashboard = Dashboard(tiny_run(), folder / "ledger.sqlite", **more)  # type: ignore[arg-type]
     dashboard.start()
-    dashboard.entrance.invitation = invited(tiny_run(), url=dashboard.url)
+    dashboard.entrance.give_out(invited(tiny_run(), url=dashboard.url))
     try:
         yield dashboard
     finally:

@@ -112,7 +112,7 @@ def test_a_notebook_of_a_run_that_was_updated_since_says_what_to_do(
 ) -> None:
     coordinator = Dashboard(tiny_run(), tmp_path / "ledger.sqlite")
     coordinator.start()
-    coordinator.entrance.invitation = invited(tiny_run(), url=coordinator.url, wheel=running_wheel().pinned)
+    coordinator.entrance.give_out(invited(tiny_run(), url=coordinator.url, wheel=running_wheel().pinned))
     (path, *_) = notebooks_for(coordinator.url, tmp_path)
     monkeypatch.setattr(entrance, "running_wheel", lambda: small_wheel(2))
     (tmp_path / "cell.ipy").write_text(code_of(path))

@@ -51,8 +51,8 @@ class RunView:
         self._heard = 0.0  # monotonic time of the last event
         self._events = 0
         self._message = ""
-        self._data_notice: schemas.Notice | None = None
-        self._notices: deque[schemas.Notice] = deque(maxlen=NOTICES)
+        self._data_notice: schemas.LogLine | None = None
+        self._notices: deque[schemas.LogLine] = deque(maxlen=NOTICES)
         self._checkpoint: schemas.Checkpoint | None = None
         self._revision = 0
         self._revised: tuple[tuple[int, int] | None, float] = (
@@ -81,7 +81,7 @@ class RunView:
                 case Pushed(step=step, url=url):
                     self._checkpoint = schemas.Checkpoint(step=step, url=url)
                 case Warned(text=text):
-                    self._notices.append(schemas.Notice(time=time.time(), text=without_hosts(text)[:NOTICE_LENGTH]))
+                    self._notices.append(schemas.LogLine(time=time.time(), text=without_hosts(text)[:NOTICE_LENGTH]))
                 case Failed(text=text):
                     self._gone, self._peers, self._message = True, (), text
                 case Left(step=step):
@@ -91,7 +91,7 @@ class RunView:
     def _notice_of_data(self, text: str) -> None:
         """It stays one notice, of the time when its words changed."""
         if text != (self._data_notice.text if self._data_notice else ""):
-            self._data_notice = schemas.Notice(time=time.time(), text=text) if text else None
+            self._data_notice = schemas.LogLine(time=time.time(), text=text) if text else None
 
     def version(self) -> Hashable:
         """Something else than before as soon as an answer may differ."""
@@ -105,13 +105,13 @@ class RunView:
                 self._revised, self._peers_changed = (recorded, now), False
             return recorded, self._events, self._revision, self._lost(), self._recorded.problem
 
-    def state(self) -> schemas.State:
+    def state(self) -> schemas.RunState:
         """The run in a glance."""
         known = self._recorded.summary()
         self.version()  # brings the revision up to date
         with self._lock:
             problem = self._recorded.problem or (None if self._lost() else self._wanted.problem) or None
-            return schemas.State(**known, **self._now(known), problem=problem, revision=self._revision)
+            return schemas.RunState(**known, **self._now(known), problem=problem, revision=self._revision)
 
     def volunteers(self, without: str = "") -> int:
         """How many train now, besides the one with this peer id."""
@@ -130,7 +130,8 @@ class RunView:
                 last_step=last,
                 steps=[schemas.StepPoint(**dict(step)) for step in steps],
                 evaluations=[
-                    schemas.Evaluation(**vars(point)) for point in ledger.evaluations(since, most=EVALUATION_POINTS)
+                    schemas.EvaluationPoint(**vars(point))
+                    for point in ledger.evaluations(since, most=EVALUATION_POINTS)
                 ],
             )
 
@@ -275,11 +276,11 @@ class RunView:
             failed_count, failed = ledger.troubles("failed")
             rejected_count, rejected = ledger.troubles("rejected")
             return schemas.Rounds(
-                rounds=[schemas.Round(**dict(step)) for step in steps],
+                rounds=[schemas.RoundSeen(**dict(step)) for step in steps],
                 failed=[schemas.FailedRound(**asdict(trouble)) for trouble in failed],
                 failed_count=failed_count,
                 rejected_count=rejected_count,
-                rejected=[schemas.Notice(time=trouble.time, text=trouble.text) for trouble in rejected],
+                rejected=[schemas.LogLine(time=trouble.time, text=trouble.text) for trouble in rejected],
             )
 
         nothing = schemas.Rounds(rounds=[], failed=[], failed_count=0, rejected_count=0, rejected=[])

@@ -4,7 +4,7 @@ import io
 
 from PIL import Image, ImageDraw, ImageFont
 
-from dedloc_kit.dashboard.schemas import State
+from dedloc_kit.dashboard.schemas import RunState
 from dedloc_kit.display.axis import round_scale
 from dedloc_kit.display.curve import Points
 from dedloc_kit.display.human import count
@@ -16,7 +16,7 @@ _CHART = (_MARGIN, 330, CARD_WIDTH - _MARGIN, 520)
 _PAPER, _INK, _MUTED, _TRACK, _GREEN = "#f8f6f1", "#1f2420", "#61665d", "#e3decf", "#1b7257"
 
 
-def card(state: State, training: Points) -> bytes:
+def card(state: RunState, training: Points) -> bytes:
     """A PNG of 1200 x 630 pixels."""
     image = Image.new("RGB", (CARD_WIDTH * _SCALE, CARD_HEIGHT * _SCALE), _PAPER)
     draw = ImageDraw.Draw(image)

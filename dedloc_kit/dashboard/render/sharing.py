@@ -3,11 +3,11 @@
 from html import escape
 
 from dedloc_kit.dashboard.render.card import CARD_HEIGHT, CARD_WIDTH
-from dedloc_kit.dashboard.schemas import State
+from dedloc_kit.dashboard.schemas import RunState
 from dedloc_kit.display.human import count
 
 
-def sharing_tags(state: State, address: str) -> str:
+def sharing_tags(state: RunState, address: str) -> str:
     """The elements for the head of the page.
 
     :param address: of the page as the reader reached it: behind a tunnel we know no other

@@ -20,7 +20,7 @@ Limit = Annotated[int, Query(ge=1, le=500)]
 
 
 def routes(
-    run: RunConfig, view: RunView, current: Callable[[], schemas.State], version: Callable[[], Hashable]
+    run: RunConfig, view: RunView, current: Callable[[], schemas.RunState], version: Callable[[], Hashable]
 ) -> APIRouter:
     """The routes.
 
@@ -36,7 +36,7 @@ def routes(
         values = run.model_dump(mode="json")
         return kept.answer(request, lambda: schemas.Run(run_id=run.run_id, fingerprint=run.fingerprint, run=values))
 
-    @router.get("/state", response_model=schemas.State)
+    @router.get("/state", response_model=schemas.RunState)
     def state(request: Request) -> Response:
         """The run in a glance."""
         return kept.answer(request, current)

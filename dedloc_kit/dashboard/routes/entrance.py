@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.live.view import RunView
-from dedloc_kit.dashboard.schemas import State, json_answer
+from dedloc_kit.dashboard.schemas import RunState, json_answer
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation, PeerId, Refusal
@@ -38,7 +38,11 @@ class Entrance:
         except UserError:
             return None
 
-    def refusal(self, state: State, peer: str = "") -> Refusal | None:
+    def give_out(self, invitation: Invitation) -> None:
+        """From now on this one is given to whoever may join."""
+        self.invitation = invitation
+
+    def refusal(self, state: RunState, peer: str = "") -> Refusal | None:
         """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
         if state.status == "finished":
             return Refusal(reason="over")

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.live.view import RunView
-from dedloc_kit.dashboard.schemas import State
+from dedloc_kit.dashboard.schemas import RunState
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,7 +18,7 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class RunCollector(Collector):
     """Tells how the run stands when it is asked. Nothing about single people: a page is for that, not a time series."""
 
-    def __init__(self, view: RunView, current: Callable[[], State], viewers: Callable[[], int]) -> None:
+    def __init__(self, view: RunView, current: Callable[[], RunState], viewers: Callable[[], int]) -> None:
         self._view, self._current, self._viewers = view, current, viewers
 
     def collect(self) -> Iterator[Metric]:
@@ -63,7 +63,7 @@ class RunCollector(Collector):
             yield CounterMetricFamily(f"dedloc_{name}", about, value)
 
 
-def routes(view: RunView, current: Callable[[], State], viewers: Callable[[], int]) -> APIRouter:
+def routes(view: RunView, current: Callable[[], RunState], viewers: Callable[[], int]) -> APIRouter:
     router = APIRouter()
     registry = CollectorRegistry()
     registry.register(RunCollector(view, current, viewers))

@@ -13,13 +13,13 @@ from starlette.staticfiles import StaticFiles
 
 from dedloc_kit.dashboard.http.place import page_address
 from dedloc_kit.dashboard.render.sharing import sharing_tags
-from dedloc_kit.dashboard.schemas import State
+from dedloc_kit.dashboard.schemas import RunState
 from dedloc_kit.records import PeerId
 
 _STATIC = Path(__file__).parents[1] / "static"
 
 
-def routes(current: Callable[[], State]) -> APIRouter:
+def routes(current: Callable[[], RunState]) -> APIRouter:
     router = APIRouter()
     files = GZipMiddleware(StaticFiles(directory=_STATIC), compresslevel=6)
     router.routes.append(Mount("/static", files, name="static"))

@@ -18,7 +18,7 @@ from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.live.view import RunView
 from dedloc_kit.dashboard.render.badge import badge
 from dedloc_kit.dashboard.render.card import card
-from dedloc_kit.dashboard.schemas import Message, State
+from dedloc_kit.dashboard.schemas import Message, RunState
 from dedloc_kit.display.curve import CURVE_STYLE, Points, curve
 from dedloc_kit.records import Picture, PictureDigest
 
@@ -31,7 +31,7 @@ SVG = "image/svg+xml"
 _STYLE_HASH = base64.b64encode(hashlib.sha256(CURVE_STYLE.encode()).digest()).decode()
 
 
-def routes(view: RunView, current: Callable[[], State]) -> APIRouter:
+def routes(view: RunView, current: Callable[[], RunState]) -> APIRouter:
     router = APIRouter(tags=["pictures"])
 
     def losses() -> tuple[Points, Points]:

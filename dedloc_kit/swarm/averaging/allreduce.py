@@ -35,7 +35,7 @@ OpenStream = Callable[[str], AbstractAsyncContextManager[Stream]]
 """To a reducer, its first message sent: this peer's introduction."""
 
 
-class Refused(Exception):
+class GroupRefused(Exception):
     """The group must not take a step; all of its members see the same reason."""
 
 
@@ -141,7 +141,7 @@ class AllReduce:
     # The round as a whole
 
     async def complete(self) -> None:
-        """Fill the average; raises Refused, or Fault or RoundOver if any part of it is missing."""
+        """Fill the average; raises GroupRefused, or Fault or RoundOver if any part of it is missing."""
         self._agree(self._handshake.begin())
         collecting = asyncio.create_task(self._collect())
         try:
@@ -151,7 +151,7 @@ class AllReduce:
                 collecting.result()
                 await self._let_all_begin()
                 return
-            if isinstance(self._failure.result(), Refused):
+            if isinstance(self._failure.result(), GroupRefused):
                 # The others need our introduction to see the same; a stream that breaks before looks like a fault.
                 all_told, usual = asyncio.create_task(self._told.wait()), self._patience.usual
                 await asyncio.wait({all_told, collecting}, timeout=usual, return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +198,7 @@ class AllReduce:
         self._coding.averaged.begin(float(introductions.samples))
         try:
             self._handshake.check(introductions)
-        except Refused as refusal:
+        except GroupRefused as refusal:
             self._fail(refusal)
             return
         self._reducer.expect({p: float(c.samples) for p, c in introductions.contributions.items() if c.samples})

@@ -29,7 +29,7 @@ class Handshake:
     :param me: one of them
     :param introduction: this peer's own, signed
     :param introduced: checks a member's introduction and reads it; raises ValueError
-    :param check: raises Refused if a group with these introductions must not take a step
+    :param check: raises GroupRefused if a group with these introductions must not take a step
     """
 
     def __init__(

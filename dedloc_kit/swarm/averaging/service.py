@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience, Plan, Refused
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, GroupRefused, Patience, Plan
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
@@ -206,7 +206,7 @@ class AveragingService(Service):
                 longest_silence=runner.longest_silence,
                 upload_rate=runner.upload_rate,
             )
-        except Refused as refusal:
+        except GroupRefused as refusal:
             assert runner is not None
             self._forget_round()
             brought = await runner.introductions()
@@ -248,7 +248,7 @@ class AveragingService(Service):
 
     def _check(self, introductions: Introductions) -> None:
         if not self._rules.grouping.enough_samples(introductions.samples):
-            raise Refused(f"{introductions.samples} of {self._run.global_batch} samples")
+            raise GroupRefused(f"{introductions.samples} of {self._run.global_batch} samples")
 
     def _introduced(self, peer: str, introduction: bytes, step: int) -> Contribution:
         """What a member contributes; raises ValueError unless it is its own, for this step and believable."""

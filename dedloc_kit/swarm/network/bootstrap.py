@@ -89,6 +89,7 @@ def start_node(
             gate=gate,
             keeper=Keeper(signer, gate.run_id, gate.organizer),
             dials=around.dials,
+            reach=around.reach,
             initial_peers=around.living,
             start=True,
             node_id=node_id_of(identity.peer_id),
@@ -114,7 +115,6 @@ def start_node(
         if may_start_alone and around.living and "already taken" not in str(error):
             return start_node(peer, identity, replace(around, living=[]), gate=gate)
         raise _explained(error, around.living) from error
-    node.reach = around.reach
     if not around.reach.client_mode:
         node.run_coroutine(partial(serve, gate.run_id, gate.vouch))
     return node

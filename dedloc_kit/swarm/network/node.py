@@ -50,16 +50,17 @@ _held: set[asyncio.Task[Any]] = set()
 class Node(DHT):
     """hivemind's DHT node, behind a gate and with its tasks held until they are done."""
 
-    reach: Reach
-    """How this peer takes part, and why; to be told to the person at the machine."""
-
-    def __init__(self, *, gate: Gate, keeper: Keeper, dials: Dials, network: dict[str, Any], **options: Any) -> None:
+    def __init__(
+        self, *, gate: Gate, keeper: Keeper, dials: Dials, reach: Reach, network: dict[str, Any], **options: Any
+    ) -> None:
         """:param network: what the `P2P` is made with; `options` are those of hivemind's `DHT` and `DHTNode`"""
         self._keeper = keeper
         self.gate = gate
         """Each process of this peer has its own copy: see `Membership`."""
         self.dials = dials
         """Of the node's process."""
+        self.reach = reach
+        """How this peer takes part, and why; to be told to the person at the machine."""
         self._network = network
         self._averagers: P2P | None = None
         super().__init__(**options)

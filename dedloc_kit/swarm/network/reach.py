@@ -67,7 +67,7 @@ class Question(Record):
     """What is to be read there."""
 
 
-class Answer(Record):
+class Reply(Record):
     verdict: Literal["reached", "unreached", "busy"]
     host: Annotated[str, Field(max_length=45)]
     """Where the asked peer sees the asker."""
@@ -98,25 +98,25 @@ class Hosts:
         self._hosts = {p.peer_id.to_base58(): host for p in await self._p2p.list_peers() if (host := seen_host(p))}
 
 
-class Reachability(RecordService[Question, Answer]):
+class Reachability(RecordService[Question, Reply]):
     """Served by every full peer: connects back to those who ask."""
 
     name = "reach"
-    question, reply = Question, Answer
+    question, reply = Question, Reply
 
     def __init__(self, p2p: P2P, vouch: Vouch) -> None:
         self._hosts, self._vouch = Hosts(p2p), vouch
         self._connections: deque[tuple[float, str]] = deque()
 
-    async def answer(self, peer: str, question: Question) -> Answer:
+    async def answer(self, peer: str, question: Question) -> Reply:
         host = await self._hosts.of(peer)
         if not host:
             raise ValueError("only who is directly connected over IPv4 can be connected back to")
         if not self._may_connect(host):
-            return Answer(verdict="busy", host=host)
+            return Reply(verdict="busy", host=host)
         if await first_bytes(host, question.port, 32) != question.secret.encode():
-            return Answer(verdict="unreached", host=host)
-        return Answer(verdict="reached", host=host, word=self._vouch(peer, host, question.port))
+            return Reply(verdict="unreached", host=host)
+        return Reply(verdict="reached", host=host, word=self._vouch(peer, host, question.port))
 
     def _may_connect(self, host: str) -> bool:
         now = time.monotonic()
@@ -190,7 +190,7 @@ class _Door(asyncio.Protocol):
         transport.close()
 
 
-async def _ask_all(run_id: str, peers: Sequence[str], question: Question, create: Create) -> list[Answer]:
+async def _ask_all(run_id: str, peers: Sequence[str], question: Question, create: Create) -> list[Reply]:
     """What some of the peers answer, each asked once; those that do not know are left out."""
     try:
         p2p = await create(
@@ -206,7 +206,7 @@ async def _ask_all(run_id: str, peers: Sequence[str], question: Question, create
         await p2p.shutdown()
 
 
-async def _ask(endpoint: Endpoint, peer: str, question: Question) -> Answer | None:
+async def _ask(endpoint: Endpoint, peer: str, question: Question) -> Reply | None:
     for pause in BUSY_PAUSES:
         await asyncio.sleep(pause)
         try:

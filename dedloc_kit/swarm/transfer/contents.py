@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -34,6 +35,19 @@ class Content:
     users: int = 0
     """Uploads that are running."""
     last_used: float = 0.0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """It is kept for so long."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+    def touch(self, now: float) -> None:
+        """It was used just now."""
+        self.last_used = now
 
 
 def version_of(info: StateInfo) -> str:

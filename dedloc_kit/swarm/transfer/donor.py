@@ -36,8 +36,7 @@ class Donor:
         newest_state: Callable[[str], Awaitable[tuple[dict[str, Any], torch.Tensor] | None]],
         layout: StateLayout,
     ) -> None:
-        self.willing = False
-        """Whether others may download now."""
+        self._willing = False
         self._newest_state = newest_state
         self._questions = Answering(layout, lambda version: self._find(Request(what="state", version=version)))
         self.line_free = asyncio.Event()
@@ -48,6 +47,10 @@ class Donor:
         self._newest = ""
         self._asking = asyncio.Lock()
         self._places = {what: Places(MAX_UPLOADS, STREAMS) for what in ("state", "average")}
+
+    def share(self, on: bool) -> None:
+        """Whether others may download from now on; at first they may not."""
+        self._willing = on
 
     def keep(self, average: RecentAverage) -> None:
         """Keep the average of a complete round for those who missed it."""
@@ -78,17 +81,16 @@ class Donor:
         metadata = b"" if request.version else content.metadata
         header = Header(answer="here", version=content.version, total=len(content.data), metadata=metadata)
         place.begin(content.version)
-        content.users += 1
         try:
-            await stream.send(encode(header))
-            await upload(stream, content.data[request.begin : request.end], self.line_free, place.touch)
+            with content.in_use():
+                await stream.send(encode(header))
+                await upload(stream, content.data[request.begin : request.end], self.line_free, place.touch)
         finally:
-            content.users -= 1
             self._forget_later(content)
 
     async def _find(self, request: Request) -> Content | None:
         """What was asked for, or the newest state where that version is gone; None if there is neither."""
-        if not self.willing:
+        if not self._willing:
             return None
         key = (request.what, request.after if request.what == "average" else request.version)
         if key in self._contents:
@@ -120,7 +122,7 @@ class Donor:
 
     def _forget_later(self, content: Content) -> None:
         loop = asyncio.get_running_loop()
-        content.last_used = loop.time()
+        content.touch(loop.time())
         loop.call_later(LINGER_SECONDS, self._forget_unused)
 
     def _forget_unused(self) -> None:

@@ -83,11 +83,8 @@ class Answering:
             if content is None or content.version != request.version:
                 return Header(answer="nothing", version=content.version if content else "")
             self._budget.answered(peer)
-            content.users += 1
-            try:
+            with content.in_use():
                 made = await asyncio.get_running_loop().run_in_executor(None, self._sketch, content, request.seed)
-            finally:
-                content.users -= 1
         return Header(answer="here", version=content.version, metadata=MSGPackSerializer.dumps(made))
 
     def _sketch(self, content: Content, seed: bytes) -> Sketch:

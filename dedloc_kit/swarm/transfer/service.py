@@ -60,7 +60,7 @@ class TransferService(Service):
 
     async def share(self, on: bool) -> None:
         """Whether others may fetch from this peer; it starts with no."""
-        self._donor.willing = on
+        self._donor.share(on)
 
     async def fetch(self, number: int, donors: Sequence[str], expected: Expected, flat: torch.Tensor) -> Header | None:
         """Download something into shared memory (uint8); None if the donors do not give it, or it was stopped.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, OpenStream, Patience, Plan, Refused
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, GroupRefused, OpenStream, Patience, Plan
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
@@ -64,7 +64,7 @@ class Party:
 
     def _check(self, introductions: Introductions) -> None:
         if introductions.samples < self.global_batch:
-            raise Refused(f"{introductions.samples} of {self.global_batch} samples")
+            raise GroupRefused(f"{introductions.samples} of {self.global_batch} samples")
 
     def _line_of(self, me: str, handshake: Handshake) -> OpenStream:
         @asynccontextmanager

@@ -3,7 +3,7 @@
 import torch
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.swarm.averaging.allreduce import Refused
+from dedloc_kit.swarm.averaging.allreduce import GroupRefused
 from tests.swarm.averaging.in_process import Party
 
 
@@ -24,5 +24,5 @@ def test_a_group_with_too_few_samples_is_refused_alike_by_all() -> None:
     party = Party([torch.ones(1000)] * 3, [4, 4, 4], global_batch=13)
     outcomes = in_own_loop(party.meet())
     assert [str(outcome) for outcome in outcomes] == ["12 of 13 samples"] * 3
-    assert all(isinstance(outcome, Refused) for outcome in outcomes)
+    assert all(isinstance(outcome, GroupRefused) for outcome in outcomes)
     assert not any(member.culprits or member.named for member in party.members)

@@ -33,7 +33,7 @@ def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
     fill(tmp_path / "ledger.sqlite")
     steered = organizer.routes(tmp_path, RUN.fingerprint)
     served = Dashboard(RUN, tmp_path / "ledger.sqlite", organizer=steered)
-    served.entrance.invitation = Invitation.of(RUN, ("/ip4/192.0.2.1/tcp/31337/p2p/Qm",))
+    served.entrance.give_out(Invitation.of(RUN, ("/ip4/192.0.2.1/tcp/31337/p2p/Qm",)))
     served.start()
     yield served
     served.stop()

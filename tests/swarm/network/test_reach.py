@@ -24,7 +24,7 @@ from dedloc_kit.swarm.network.connections import dial
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import Node, addresses_of
-from dedloc_kit.swarm.network.reach import Answer, Question, Reachability
+from dedloc_kit.swarm.network.reach import Question, Reachability, Reply
 from dedloc_kit.swarm.network.service import Endpoint
 from tests.swarm.harness import RUN_ID, open_node, progress, wait_until
 
@@ -115,16 +115,16 @@ def question(port: Any, secret: str = "0" * 32, **more: str) -> bytes:
     return bytes(MSGPackSerializer.dumps({"port": port, "secret": secret, **more}))
 
 
-def ask(node: Node, *questions: bytes) -> list[Answer | None]:
+def ask(node: Node, *questions: bytes) -> list[Reply | None]:
     """What the node answers to each; none if it refuses. The asker is seen at 127.0.0.1."""
 
-    async def ask_one(endpoint: Endpoint, question: bytes) -> Answer | None:
+    async def ask_one(endpoint: Endpoint, question: bytes) -> Reply | None:
         with suppress(ConnectionError, EOFError):
             async with endpoint.open(str(node.peer_id), Reachability, question) as stream:
-                return await asyncio.wait_for(stream.receive_record(Answer), DEADLINE)
+                return await asyncio.wait_for(stream.receive_record(Reply), DEADLINE)
         return None
 
-    async def ask_all() -> list[Answer | None]:
+    async def ask_all() -> list[Reply | None]:
         p2p = await P2P.create(initial_peers=addresses_of(node), no_listen=True, startup_timeout=DEADLINE)
         answers = [await ask_one(Endpoint(p2p, RUN_ID), question) for question in questions]
         await p2p.shutdown()
@@ -196,7 +196,7 @@ def test_an_asked_peer_connects_to_nobody_but_the_asker(start: Start) -> None:
     node = start()
     with listener(ELSEWHERE) as (port, visitors):
         answers = ask(node, question(port), question(port, host=ELSEWHERE))
-    assert answers == [Answer(verdict="unreached", host="127.0.0.1"), None]
+    assert answers == [Reply(verdict="unreached", host="127.0.0.1"), None]
     assert not visitors
 
 
@@ -235,8 +235,8 @@ def test_nonsense_is_refused_and_does_no_harm(start: Start) -> None:
 
 def test_a_peer_that_claims_to_have_come_is_not_believed() -> None:
     class Lying(Reachability):
-        async def answer(self, peer: str, question: Question) -> Answer:
-            return Answer(verdict="reached", host="192.0.2.9")
+        async def answer(self, peer: str, question: Question) -> Reply:
+            return Reply(verdict="reached", host="192.0.2.9")
 
     async def ask_the_liar() -> reach.Reach:
         liar = await P2P.create(startup_timeout=DEADLINE)

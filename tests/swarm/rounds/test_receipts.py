@@ -10,7 +10,7 @@ from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.rounds.receipts import global_step
 
 RUN, BATCH = "tiny-0123456789abcdef", 10
-MOST = MAX_BATCHES * BATCH
+MAX_SAMPLES = MAX_BATCHES * BATCH
 
 
 def given(**values: Any) -> Contribution:
@@ -22,9 +22,9 @@ def given(**values: Any) -> Contribution:
     "values",
     [
         {},
-        {"samples": MOST, "session_samples": MOST},
+        {"samples": MAX_SAMPLES, "session_samples": MAX_SAMPLES},
         {"samples": 0, "session_samples": 0, "loss": None},
-        {"session_samples": 2 * MOST},
+        {"session_samples": 2 * MAX_SAMPLES},
     ],
 )
 def test_what_an_honest_peer_may_have_given_is_taken(values: dict[str, Any]) -> None:
@@ -36,8 +36,8 @@ def test_what_an_honest_peer_may_have_given_is_taken(values: dict[str, Any]) -> 
     [
         ({"run_id": "other-0123456789abcdef"}, "of another run"),
         ({"step": 0, "samples": 2**53, "session_samples": 2**53}, "no step 0"),
-        ({"samples": MOST + 1, "session_samples": MOST + 1}, "claims 641 samples for a batch of 10"),
-        ({"session_samples": 2 * MOST + 1}, "cannot have given 1281 samples"),
+        ({"samples": MAX_SAMPLES + 1, "session_samples": MAX_SAMPLES + 1}, "claims 641 samples for a batch of 10"),
+        ({"session_samples": 2 * MAX_SAMPLES + 1}, "cannot have given 1281 samples"),
         ({"samples": 3, "session_samples": 2}, "cannot have given 2 samples"),
     ],
 )
