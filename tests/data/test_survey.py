@@ -1,7 +1,7 @@
 """What `dedloc check` says of data: what it understood of a folder, and each thing that is wrong with its fix."""
 
 import json
-import time
+import re
 from pathlib import Path
 
 import pytest
@@ -66,10 +66,9 @@ def test_a_broken_picture_among_good_ones_is_odd_and_a_file_of_nothing_else_a_fa
 def test_many_files_are_looked_into_within_the_time(tmp_path: Path) -> None:
     for number in range(200):
         (tmp_path / f"{number:03d}.jsonl").write_bytes(lines(LONG))
-    began = time.monotonic()
     found = survey(Source(dataset=str(tmp_path)), 0.05, pytest.fail)
-    assert time.monotonic() - began < 20
-    assert " of 200 files" in found.lines[1]
+    (looked,) = re.findall(r"documents looked at in (\d+) of 200 files", found.lines[1])
+    assert int(looked) < 100, "each takes some milliseconds"
     assert "not read: what follows in" in found.lines[1]
 
 
