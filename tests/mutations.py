@@ -362,6 +362,13 @@ MUTATIONS = (
         "tests/swarm/directory/test_twin.py -k second_machine_waits",
     ),
     Mutation(
+        "a twin that has not heard the first words is never told",
+        "swarm/directory/tracker.py",
+        "looks <= ECHOES or looks.bit_count() == 1",
+        "looks <= ECHOES",
+        "tests/swarm/directory/test_twin.py -k ever_more_rarely",
+    ),
+    Mutation(
         "a ledger may be cut off",
         "ledger/ledger.py",
         "size >= self._size and ",
