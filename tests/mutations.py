@@ -357,9 +357,16 @@ MUTATIONS = (
     Mutation(
         "who waits for its twin does not tell it",
         "swarm/directory/tracker.py",
-        "                self._tell_twin()\n                echoes += 1\n",
-        "                echoes += 1\n",
+        "                    self._tell_twin()\n",
+        "                    pass\n",
         "tests/swarm/directory/test_twin.py -k second_machine_waits",
+    ),
+    Mutation(
+        "a twin that has not heard the first words is never told",
+        "swarm/directory/tracker.py",
+        "looks <= ECHOES or looks.bit_count() == 1",
+        "looks <= ECHOES",
+        "tests/swarm/directory/test_twin.py -k ever_more_rarely",
     ),
     Mutation(
         "a ledger may be cut off",
@@ -1009,9 +1016,30 @@ MUTATIONS = (
     Mutation(
         "of bad rows only those are counted that are told",
         "data/losses.py",
-        "        self.bad_rows = total = before + bad - known\n",
-        "        total = before + bad - known\n        self.bad_rows = max(before, 1)\n",
+        "        self.bad_rows = total = before + more\n",
+        "        total = before + more\n        self.bad_rows = max(before, 1)\n",
         "tests/data/test_formats.py -k between_two",
+    ),
+    Mutation(
+        "a broken picture is not told",
+        "data/images.py",
+        "                    item.bad(str(error))\n",
+        "",
+        "tests/data/test_images.py -k broken",
+    ),
+    Mutation(
+        "a broken picture counts in each pass",
+        "data/losses.py",
+        "            proven.add(number)\n",
+        "",
+        "tests/data/test_images.py -k once_in_all",
+    ),
+    Mutation(
+        "a picture does not know whose loss it is",
+        "data/losses.py",
+        "                item.bad = partial(self._prove, shard, item.number)\n",
+        "                pass\n",
+        "tests/tasks/test_swav.py -k bad_row",
     ),
 )
 

@@ -157,10 +157,10 @@ def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_cal
     heard: list[AnyEvent] = []
     peer = PeerConfig(folder=folder, devices="cpu", threads=1, microbatch=4)
     run = parse_run(values(folder, {}, data={"train": [{"dataset": str(tmp_path)}]}))
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UserError, match="the 4 faults of the data that the lines above name must be mended"):
         rehearse(run, peer, heard.append, threading.Event())
-    assert time.monotonic() - began < 30.0
+    assert time.process_time() - began < 30.0, "what others do on this machine does not count"
     told = [event.text for event in heard if isinstance(event, Warned | State)]
     assert not any("\n" in line for line in told)
     cut = "z-large-0.jsonl: 1 of the 1,000 rows that were read are left out"

@@ -28,6 +28,7 @@ class TinyTask:
     `TINY_SAME=1` makes all samples the same one, so that a step does not depend on who gave how many,
     `TINY_HOLD=PATH` lets it wait with every microbatch while that file exists,
     `TINY_FAULT` is described in tests/faults.py,
+    `TINY_JOIN=PATH` lets it wait until that file exists before it connects to the others,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
     """
 
@@ -38,6 +39,7 @@ class TinyTask:
         self._lost_at = int(os.environ.get("TINY_LOST_AT", "0"))
         self._pause = float(os.environ.get("TINY_PAUSE", "0"))
         self._batches = 0
+        wait_for("TINY_JOIN")
 
     def build_model(self) -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -76,8 +78,13 @@ class TinyTask:
 
 
 def wait_for_start() -> None:
-    start = os.environ.get("START_FILE")
-    while start and not os.path.exists(start):
+    wait_for("START_FILE")
+
+
+def wait_for(variable: str) -> None:
+    """Until the file exists that this variable of the environment names, if it does."""
+    file = os.environ.get(variable)
+    while file and not os.path.exists(file):
         time.sleep(0.02)
 
 

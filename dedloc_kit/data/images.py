@@ -5,20 +5,22 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dedloc_kit.data.formats import BadRow
+from dedloc_kit.data.losses import Unproven
 from dedloc_kit.data.shards import Shard, Warn, one_line, read_rows
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import Source
 
 Pixels = NDArray[np.uint8]
-Picture = TypeVar("Picture")
-Labelled: TypeAlias = tuple[Picture, int | str | None]
-"""A picture and its class, where that is known and wanted."""
+Label: TypeAlias = int | str | None
+"""A picture's class, where that is known and wanted."""
+Labelled: TypeAlias = tuple[Pixels, Label]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """What is decoded; Pillow knows others that start programs (PostScript) or that nobody fuzzes."""
@@ -26,11 +28,19 @@ MAX_PIXELS = 64_000_000
 """Of a picture when it is decoded, some 200 MB: a small file can hold a very large one."""
 MAX_IN_A_ROW = 2048
 """So many pictures that cannot be decoded, before any that can, are no accident."""
+_LOOKED_AT = 32
+"""Pixels along each side: a JPEG is decoded faster where few are wanted."""
 
 
-def encoded_images(
-    source: Source, shard: Shard, warn: Warn, label: str | None = None
-) -> Iterator[Labelled[bytes] | BadRow]:
+@dataclass(eq=False)
+class Encoded(Unproven):
+    """A picture as a file."""
+
+    data: bytes
+    label: Label
+
+
+def encoded_images(source: Source, shard: Shard, warn: Warn, label: str | None = None) -> Iterator[Encoded | BadRow]:
     """The pictures of a shard as files, each with what its column `label` holds, if there is to be one.
 
     Rows without that label are left out; where the columns hold something else than pictures and classes it is a bad
@@ -53,14 +63,23 @@ def encoded_images(
                 f"holds {kind}, not pictures, in column '{source.column}'; set the source's column to one that does",
             )
         else:
-            yield data, name
+            yield Encoded(number, data, name)
 
 
 def _file(value: Any) -> bytes | None:
-    """A picture's bytes, empty for a missing one; none if the value is no picture."""
+    """A picture's bytes, empty for a missing one; none if the value is of another kind."""
     # Only ever the bytes: a path in someone's data may point at anything on this machine.
     data = value.get("bytes", b"") if isinstance(value, dict) and value.keys() <= {"bytes", "path"} else value
     return data or b"" if data is None or isinstance(data, bytes) else None
+
+
+def flaw(value: Any) -> str:
+    """What is wrong with what should be a picture and holds bytes; empty if it is one."""
+    try:
+        decode(_file(value) or b"", _LOOKED_AT)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def decode(data: bytes, size: int) -> Pixels:
@@ -69,7 +88,7 @@ def decode(data: bytes, size: int) -> Pixels:
     Any kind of picture becomes red, green and blue, and a small one is enlarged. Raises ValueError if the file is
     broken, truncated, no picture at all or too large.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
@@ -83,40 +102,41 @@ def decode(data: bytes, size: int) -> Pixels:
             colours = picture.convert("RGBA") if picture.has_transparency_data else picture
             fitted = ImageOps.fit(colours.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
         return np.asarray(fitted)
+    except UnidentifiedImageError:
+        raise ValueError(f"holds no picture that can be decoded (none of {', '.join(FORMATS)})") from None
     except Exception as error:  # whatever a broken file makes its decoder raise
-        raise ValueError(one_line(error)) from None
+        raise ValueError(f"holds no picture that can be decoded ({one_line(error)})") from None
 
 
-def decoded(items: Iterator[Labelled[bytes]], size: int, warn: Warn) -> Iterator[Labelled[Pixels]]:
+def decoded(items: Iterator[Encoded], size: int) -> Iterator[Labelled]:
     """The pictures in their order, decoded a few ahead in threads (Pillow lets other threads run meanwhile).
 
-    Those that cannot be decoded are left out and counted; `warn` hears of the 1st, 10th, 100th ... Raises UserError
-    if none of very many at the beginning can be.
+    Those that cannot be decoded are left out and are bad rows of their source. Raises UserError if none of very many
+    at the beginning can be.
     """
     threads = min(8, os.cpu_count() or 1)
-    waiting: deque[Labelled[Future[Pixels]]] = deque()
+    waiting: deque[tuple[Future[Pixels], Encoded]] = deque()
     seen = broken = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
             while True:
                 while len(waiting) < 4 * threads and (item := next(items, None)) is not None:
-                    waiting.append((pool.submit(decode, item[0], size), item[1]))
+                    waiting.append((pool.submit(decode, item.data, size), item))
                 if not waiting:
                     return
                 seen += 1
-                future, label = waiting.popleft()
+                future, item = waiting.popleft()
                 try:
                     pixels = future.result()
                 except ValueError as error:
                     broken += 1
-                    if broken == 10 ** (len(str(broken)) - 1):
-                        warn(f"{broken} of {seen} pictures cannot be decoded and are left out (the last: {error})")
+                    item.bad(str(error))
                     if seen == broken == MAX_IN_A_ROW:
                         raise UserError(
-                            f"none of the first {broken} pictures can be decoded ({error}); "
+                            f"none of the first {broken} pictures can be used: the last row {error}; "
                             "check the source and its column"
                         ) from None
                     continue
-                yield pixels, label
+                yield pixels, item.label
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

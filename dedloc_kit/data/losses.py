@@ -1,7 +1,8 @@
 """What of the data cannot be used, counted: what is tolerated follows from how much is lost."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from dedloc_kit.data.formats import BadRow, Unusable
@@ -24,6 +25,20 @@ class Loss(str):
         return told
 
 
+def _ignore(_reason: str) -> None:
+    """Where nobody counts."""
+
+
+@dataclass(eq=False)
+class Unproven:
+    """A row of which only its use tells whether it is good. Whoever uses it says `bad(reason)` if it is not, at any
+    time, and the row is counted like every other bad one."""
+
+    number: int
+    """From 1 on."""
+    bad: Callable[[str], None] = field(default_factory=lambda: _ignore, init=False)
+
+
 @dataclass(eq=False)
 class Losses:
     """Of one source, over all passes; a file and its rows are counted once. What is new is told through `warn`."""
@@ -34,7 +49,9 @@ class Losses:
     unreadable: dict[str, Exception] = field(default_factory=dict)
     """Files that could not be read, or not to their end."""
     rows: dict[str, int] = field(default_factory=dict)
-    """Bad rows by file."""
+    """Bad rows by file, as they were read."""
+    proven: dict[str, set[int]] = field(default_factory=dict)
+    """By file, the numbers of the rows that turned out to be bad when they were used."""
     bad_rows: int = 0
     """In all files; other threads may read it at any time."""
 
@@ -51,17 +68,29 @@ class Losses:
             if first and not found:
                 self._count(shard, bad, first)
             found += 1
+            if isinstance(item, Unproven):
+                item.bad = partial(self._prove, shard, item.number)
             yield item
         if first and not found:
             raise Unusable(f"{shard.path} has no usable row among {bad}: row {first.number} {first.reason}")
 
     def _count(self, shard: Shard, bad: int, last: BadRow) -> None:
         """So many rows of a file are bad so far."""
-        known, before = self.rows.get(shard.path, 0), self.bad_rows
-        if bad <= known:
-            return
-        self.rows[shard.path] = bad
-        self.bad_rows = total = before + bad - known
+        known = self.rows.get(shard.path, 0)
+        if bad > known:
+            self.rows[shard.path] = bad
+            self._add(bad - known, shard, last)
+
+    def _prove(self, shard: Shard, number: int, reason: str) -> None:
+        proven = self.proven.setdefault(shard.path, set())
+        if number not in proven:
+            proven.add(number)
+            self._add(1, shard, BadRow(number, reason))
+
+    def _add(self, more: int, shard: Shard, last: BadRow) -> None:
+        """So many bad rows that were not known, and the last of them."""
+        before = self.bad_rows
+        self.bad_rows = total = before + more
         if not before or len(str(total)) > len(str(before)):
             so_far = f"row {last.number} of {shard.path} is left out: it {last.reason}"
             self._tell(so_far if total == 1 else f"{total} bad rows are left out so far; {so_far}")

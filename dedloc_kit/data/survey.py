@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dedloc_kit.data.formats import BadRow
+from dedloc_kit.data.images import flaw
 from dedloc_kit.data.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
 from dedloc_kit.data.splits import canonical
 from dedloc_kit.errors import UserError
@@ -116,8 +117,13 @@ def _look(source: Source, shard: Shard, seconds: float, found: Survey, warn: War
                 usable += 1
                 if value.strip():
                     found.note(value)
-            elif value is None or isinstance(value, bytes) or (isinstance(value, dict) and "bytes" in value):
+            elif value is None:
                 usable += 1
+            elif isinstance(value, bytes) or (isinstance(value, dict) and "bytes" in value):
+                if wrong := flaw(value):
+                    bad.append(BadRow(rows, wrong))
+                else:
+                    usable += 1
             else:
                 bad.append(BadRow(rows, f"holds {type(value).__name__}, not text, in the column '{source.column}'"))
             if rows >= ROWS or time.monotonic() > until:

@@ -23,7 +23,7 @@ from torch import nn
 from dedloc_kit.data.augmentation import Crops, Distortion, as_they_are, draw_crops, make_crops
 from dedloc_kit.data.classes import named, names_of
 from dedloc_kit.data.formats import BadRow
-from dedloc_kit.data.images import Labelled, Pixels, decoded, encoded_images
+from dedloc_kit.data.images import Encoded, Labelled, Pixels, decoded, encoded_images
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.errors import UserError
@@ -126,10 +126,10 @@ class Swav:
         data, size = self.run.data, self.options.picture_size
         files = mixture(data.train, encoded_images, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
         generator = np.random.default_rng(seed_of(seed, "crops"))
-        return self._batches(decoded(files, size, warn), microbatch, generator)
+        return self._batches(decoded(files, size), microbatch, generator)
 
     def _batches(
-        self, pictures: Iterator[Labelled[Pixels]], microbatch: int, generator: np.random.Generator
+        self, pictures: Iterator[Labelled], microbatch: int, generator: np.random.Generator
     ) -> Iterator[Batch]:
         while some := [pixels for pixels, _ in islice(pictures, microbatch)]:
             yield {"pictures": _stacked(some), **self._drawn(len(some), generator)}
@@ -244,15 +244,17 @@ class Swav:
             self._held_out = _HeldOut(pictures, torch.from_numpy(labels[order]), classes.tolist())
         return self._held_out
 
-    def _labelled(self, source: Source) -> Iterator[Labelled[Pixels]]:
+    def _labelled(self, source: Source) -> Iterator[Labelled]:
         """The source's pictures at the size of a large crop, with the names of their classes, in their order."""
 
-        def read(source: Source, shard: Shard, warn: Warn) -> Iterator[Labelled[bytes] | BadRow]:
+        def read(source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
             names = names_of(source, shard, self.options.label, warn)
             for item in encoded_images(source, shard, warn, self.options.label):
-                yield item if isinstance(item, BadRow) else (item[0], named(item[1], names))
+                if isinstance(item, Encoded):
+                    item.label = named(item.label, names)
+                yield item
 
-        return decoded(in_order(source, read, warn=_logger.warning), self.options.large.size, _logger.warning)
+        return decoded(in_order(source, read, warn=_logger.warning), self.options.large.size)
 
 
 def _stacked(pictures: Sequence[Pixels]) -> torch.Tensor:

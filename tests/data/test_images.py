@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dedloc_kit.data.images import MAX_IN_A_ROW, decode, decoded, encoded_images
+from dedloc_kit.data.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
+from dedloc_kit.data.losses import Loss
 from dedloc_kit.data.shards import Shard, find_shards
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.errors import UserError
@@ -95,30 +96,51 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_whole_picture_raises_one_kind_of_error(name: str) -> None:
-    with pytest.raises(ValueError, match="Error: "):
+    with pytest.raises(ValueError, match=r"holds no picture that can be decoded \((\w+Error: |none of JPEG, PNG)"):
         decode(BROKEN[name], 8)
 
 
 def test_broken_pictures_are_left_out_and_counted_and_the_rest_keeps_order_and_labels(tmp_path: Path) -> None:
     files: list[bytes | None] = [numbered(0), *BROKEN.values(), None, numbered(1), *[b"x"] * 6, numbered(2)]
-    write_pictures(tmp_path / "train.parquet", files, list(range(len(files))))
+    path = tmp_path / "train.parquet"
+    write_pictures(path, files, list(range(len(files))))
     source = Source(dataset=str(tmp_path), column="image")
     warnings: list[str] = []
     read = partial(encoded_images, label="label")
-    found = list(decoded(in_order(source, read, warn=no_warning), 4, warnings.append))
+    found = list(decoded(in_order(source, read, warn=warnings.append), 4))
     assert [(int(pixels[0, 0, 0]), label) for pixels, label in found] == [(0, 0), (1, 7), (2, 14)]
-    assert [text.split(" pictures")[0] for text in warnings] == ["1 of 2", "10 of 12"]
+    first, tenth = warnings
+    assert first.startswith(f"row 2 of {path} is left out: it holds no picture that can be decoded (none of JPEG")
+    assert tenth.startswith(f"10 bad rows are left out so far; row 12 of {path} is left out: it holds no picture")
+    assert isinstance(tenth, Loss)
+    assert tenth.losses.bad_rows == 12
+
+
+def test_a_broken_picture_is_counted_once_in_all_passes_however_they_are_shuffled(tmp_path: Path) -> None:
+    for name, broken in (("a", {3}), ("b", {0, 19})):
+        files: list[bytes | None] = [b"x" if each in broken else numbered(each) for each in range(20)]
+        write_pictures(tmp_path / f"{name}.parquet", files, [0] * 20)
+    told: list[str] = []
+    source = Source(dataset=str(tmp_path), column="image")
+    stream = decoded(mixture([source], encoded_images, seed=1, shuffle_buffer=8, warn=told.append), 4)
+    found = [int(pixels[0, 0, 0]) for pixels, _ in islice(stream, 5 * 37)]
+    assert set(found) == set(range(20))
+    (first,) = told
+    assert isinstance(first, Loss)
+    assert (first.losses.bad_rows, first.losses.unreadable) == (3, {})
 
 
 def test_a_stream_of_nothing_but_broken_pictures_ends_with_what_to_do() -> None:
-    broken = ((b"x", None) for _ in range(2 * MAX_IN_A_ROW))
+    broken = (Encoded(number, b"x", None) for number in range(2 * MAX_IN_A_ROW))
     with pytest.raises(UserError, match=r"none of the first 2048 pictures .*check the source"):
-        list(decoded(broken, 8, lambda _: None))
+        list(decoded(broken, 8))
 
 
 def test_a_path_in_the_data_is_never_opened(tmp_path: Path) -> None:
     write_pictures(tmp_path / "train.parquet", [None], [0])
-    assert list(encoded_images(*only_shard(tmp_path), no_warning)) == [(b"", None)]
+    (found,) = encoded_images(*only_shard(tmp_path), no_warning)
+    assert isinstance(found, Encoded)
+    assert (found.data, found.label) == (b"", None)
 
 
 def only_shard(folder: Path) -> tuple[Source, Shard]:
@@ -144,8 +166,8 @@ def test_a_column_that_holds_no_pictures_or_no_classes_is_named(tmp_path: Path) 
 
 def test_a_shard_of_broken_pictures_costs_that_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dedloc_kit.data.images.MAX_IN_A_ROW", 8)
-    files = [(numbered(7), None), *[(b"x", None)] * 100, (numbered(9), None)]
-    found = [int(pixels[0, 0, 0]) for pixels, _ in decoded(iter(files), 4, lambda _: None)]
+    files = [Encoded(number, data, None) for number, data in enumerate([numbered(7), *[b"x"] * 100, numbered(9)])]
+    found = [int(pixels[0, 0, 0]) for pixels, _ in decoded(iter(files), 4)]
     assert found == [7, 9]
 
 
@@ -155,7 +177,7 @@ def test_the_order_depends_on_the_seed_alone_however_the_threads_run(tmp_path: P
 
     def order(seed: int) -> list[int]:
         files = mixture([source], encoded_images, seed=seed, shuffle_buffer=50, warn=no_warning)
-        return [int(pixels[0, 0, 0]) for pixels, _ in islice(decoded(files, 2, no_warning), 400)]
+        return [int(pixels[0, 0, 0]) for pixels, _ in islice(decoded(files, 2), 400)]
 
     assert order(1) == order(1) != order(2)
     assert set(order(1)) == set(range(100)), "and it goes on after the last picture"
@@ -164,13 +186,13 @@ def test_the_order_depends_on_the_seed_alone_however_the_threads_run(tmp_path: P
 def test_only_a_few_pictures_are_decoded_ahead_and_the_threads_end_with_the_stream() -> None:
     taken = 0
 
-    def files() -> Iterator[tuple[bytes, None]]:
+    def files() -> Iterator[Encoded]:
         nonlocal taken
         while True:
             taken += 1
-            yield numbered(0), None
+            yield Encoded(taken, numbered(0), None)
 
-    stream = decoded(files(), 4, no_warning)
+    stream = decoded(files(), 4)
     for _ in range(5):
         next(stream)
     assert taken < 5 + 33
@@ -193,5 +215,5 @@ def test_pictures_come_from_a_tar_of_webdataset_too(tmp_path: Path) -> None:
                 tar.addfile(member, io.BytesIO(data))
     source = Source(dataset=str(tmp_path), column="png")
     read = partial(encoded_images, label="cls")
-    found = list(decoded(in_order(source, read, warn=no_warning), 4, no_warning))
+    found = list(decoded(in_order(source, read, warn=no_warning), 4))
     assert [(int(pixels[0, 0, 0]), label) for pixels, label in found] == [(0, 0), (1, 1), (2, 0)]

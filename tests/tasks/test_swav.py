@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.data.images import decode
+from dedloc_kit.data.losses import Loss
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Neighbours
 from dedloc_kit.tasks import create_task
@@ -58,6 +60,22 @@ def test_the_same_seed_gives_the_same_crops_and_another_seed_others(folder: Path
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["pictures"], other["pictures"])
     assert not torch.equal(first["large"], other["large"])
+
+
+def test_a_broken_picture_is_a_bad_row_of_the_data_and_the_others_are_trained_on(tmp_path: Path) -> None:
+    files = [encoded(draw(number)) for number in range(9)]
+    write_pictures(tmp_path / "train.parquet", [*files[:6], files[6][:-100], *files[7:]], [0] * 9)
+    striped(tmp_path, 8, "test")
+    task, _ = swav(tmp_path)
+    told: list[str] = []
+    stream = task.batches(8, 1, told.append)
+    found = torch.cat([next(stream)["pictures"] for _ in range(8)])
+    good = [torch.tensor(decode(data, 16)).permute(2, 0, 1) for data in (*files[:6], *files[7:])]
+    assert all(any(torch.equal(picture, each) for each in good) for picture in found)
+    assert all(any(torch.equal(picture, each) for picture in found) for each in good)
+    (loss,) = told
+    assert isinstance(loss, Loss), "so the volunteer tells it"
+    assert (loss.losses.files, loss.losses.bad_rows) == (1, 1)
 
 
 def test_training_learns_on_held_out_pictures_too(folder: Path) -> None:
@@ -238,7 +256,7 @@ def test_held_out_data_without_a_picture_says_what_to_do(tmp_path: Path) -> None
     task, model = swav(tmp_path)
     with pytest.raises(UserError, match="first 0 labelled pictures"):
         task.evaluate(model)
-    with pytest.raises(UserError, match="none of the first 2048 pictures can be decoded"):
+    with pytest.raises(UserError, match=r"none of the first 2048 pictures can be used: .* holds no picture"):
         next(batches(task))
 
 

@@ -127,6 +127,19 @@ def test_a_text_is_taken_apart_as_the_old_tokenizer_would(tmp_path: Path) -> Non
     for number, text in enumerate(spellings(new)):
         if text is not None and text.isascii():
             assert list(made.parts[number]) == old(text.decode(), add_special_tokens=False)["input_ids"]
+    merges = [("b", "c"), ("a", "b"), ("c", "d")]
+    old, new = byte_pairs(merges), byte_pairs([*merges, ("ab", "cd")])
+    assert old.tokenize("abcd") == ["a", "bc", "d"]
+    found = origins(new, old).parts[new.convert_tokens_to_ids("abcd")]
+    assert old.convert_ids_to_tokens(list(found)) == ["a", "bc", "d"], "although ab and cd are fewer"
+
+
+def byte_pairs(merges: list[tuple[str, str]]) -> Any:
+    """A tokenizer of bytes that joins these pairs, the first ones first."""
+    tokens = ["[UNK]", *"abcd", *map("".join, merges)]
+    made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges, unk_token="[UNK]"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
 
 
 def written(kind: str, vocabulary: list[str]) -> Any:

@@ -45,7 +45,7 @@ DHT_TIMEOUT = 10.0
 STORE_SECONDS = 1.0
 """For so long a report is waited for: those who answer have it long before those who do not are given up."""
 ECHOES = 5
-"""So often a peer that waits for its twin lets it know."""
+"""So often in a row a peer lets its twin know; while it waits, ever more rarely after that."""
 
 _log = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ class Tracker(threading.Thread):
 
         :param waiting: called once if there is a twin
         """
-        doubtful, echoes = time.monotonic() + TIME_TO_LIVE, 0
+        doubtful, looks = time.monotonic() + TIME_TO_LIVE, 0
         while not stop.is_set():
             with suppress(TimeoutError):
                 self.look()
@@ -290,11 +290,12 @@ class Tracker(threading.Thread):
             if said is None or (not self.twin.certain and time.monotonic() > doubtful):
                 self.twin.forget()
                 return
-            if self.twin.certain and echoes < ECHOES:
-                if not echoes:
+            if self.twin.certain:
+                looks += 1
+                if looks == 1:
                     waiting()
-                self._tell_twin()
-                echoes += 1
+                if looks <= ECHOES or looks.bit_count() == 1:  # what the twin says may have hidden every word so far
+                    self._tell_twin()
             stop.wait(FRESH_SECONDS)
 
     def give_way(self, stop: threading.Event) -> None:

@@ -49,6 +49,19 @@ def test_behind_a_proxy_of_this_machine_each_viewer_has_an_allowance(
     assert [get(dashboard, "/", word).status_code for word in ("<b>", "a" * 3_000)] == [200, 429]
 
 
+def test_viewers_leave_volunteers_and_the_organizer_their_own_allowance(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "READING", Limit(1, 0.01, 16))
+    assert [get(dashboard, "/").status_code for _ in range(2)] == [200, 429]
+    paths = "/api/invitation", "/requirements.txt", "/wheel/none.whl", "/organizer/login", "/api/organizer"
+    asked = {path: get(dashboard, path).status_code for path in paths}
+    assert 429 not in asked.values(), asked
+    monkeypatch.setattr(limits, "ENTRANCE", Limit(1, 0.01, 16))
+    assert [get(dashboard, path).status_code for path in paths[:2]][1] == 429, "which has an end too"
+    assert get(dashboard, "/", "1.2.3.4").status_code == 200
+
+
 def test_an_allowance_comes_back_with_time() -> None:
     bucket, limit = RateLimits(Starlette()), Limit(2, 0.5, 16)
     assert [bucket.wait("a", limit, now) for now in (0.0, 0.0, 0.0, 1.0, 2.0, 2.0, 100.0, 100.0, 100.0)] == [

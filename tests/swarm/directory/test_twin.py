@@ -19,7 +19,8 @@ from dedloc_kit.swarm.network.kinds import PROGRESS
 from tests.swarm.harness import RUN_ID, Peer, PlainDHT, Swarm, belief, progress, wait_until
 from tests.tiny import tiny_run
 
-SLOW = {"TINY_PAUSE": "0.05"}
+SLOW = {"TINY_PAUSE": "0.2"}
+"""A step takes some seconds: it leaves the processor to those who join, and time between its news to see a twin."""
 
 
 def test_who_came_later_is_a_twin_at_once_and_who_came_before_only_if_it_goes_on_speaking() -> None:
@@ -106,6 +107,24 @@ def test_who_has_waited_for_its_twin_goes_on(tmp_path: Path, monkeypatch: pytest
     assert not me.twin.certain
 
 
+def test_who_waits_goes_on_telling_its_twin_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.FRESH_SECONDS", 0.0)
+    me, now, stop = a_tracker(PlainDHT(), Signer(Identity(tmp_path / "key")), "b1"), get_dht_time(), threading.Event()
+    looks, told_at = 0, list[int]()
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        me.twin.see(progress(session="a1", since=1.0, time=now + looks))
+        if looks == MAX_LEFT + 70:
+            stop.set()
+
+    monkeypatch.setattr(me, "look", look)
+    monkeypatch.setattr(me, "_tell_twin", lambda: told_at.append(looks - MAX_LEFT))
+    me.await_twin(stop, lambda: None)
+    assert told_at == [1, 2, 3, 4, 5, 8, 16, 32, 64]
+
+
 @pytest.mark.parametrize("second", [True, False])
 def test_who_gives_way_to_its_twin_does_not_sign_it_off(tmp_path: Path, second: bool) -> None:
     dht: Any = PlainDHT()
@@ -127,14 +146,24 @@ def told(peer: Peer, what: str) -> Warned:
     return peer.wait_for(Warned, lambda event: "identity.key" in event.text and what in event.text)
 
 
+def one_key(*machines: Path) -> None:
+    first, *others = machines
+    Identity(first / "identity.key")
+    for other in others:
+        other.mkdir()
+        shutil.copy(first / "identity.key", other / "identity.key")
+
+
+@pytest.mark.slow
 def test_with_a_copied_key_the_second_machine_waits_and_both_are_told(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         coordinator = swarm.coordinator()
+        one_key(tmp_path / "first", tmp_path / "second")
         first = swarm.volunteer("first", SLOW, client_mode=True, microbatch=4)
-        first.wait_for_step(1)
-        (tmp_path / "second").mkdir()
-        shutil.copy(first.config.folder / "identity.key", tmp_path / "second" / "identity.key")
-        second = swarm.volunteer("second", SLOW, client_mode=True, microbatch=4)
+        came = tmp_path / "second comes"
+        second = swarm.volunteer("second", {**SLOW, "TINY_JOIN": str(came)}, client_mode=True, microbatch=4)
+        assert first.joined
+        came.touch()
         told(second, "this one waits until the other has left; to train on both, remove identity.key")
         told(first, "this one goes on and the other waits; to train on both, remove identity.key")
         first.wait_for_step(first.steps[-1].step.step + 2)
@@ -152,12 +181,11 @@ def test_with_a_copied_key_the_second_machine_waits_and_both_are_told(tmp_path: 
     ledger.close()
 
 
+@pytest.mark.slow
 def test_of_two_with_one_key_that_start_in_the_same_moment_one_gives_way(tmp_path: Path) -> None:
     with Swarm(tiny_run(global_batch=32), tmp_path) as swarm:
         swarm.coordinator()
-        Identity(tmp_path / "one" / "identity.key")
-        (tmp_path / "two").mkdir()
-        shutil.copy(tmp_path / "one" / "identity.key", tmp_path / "two" / "identity.key")
+        one_key(tmp_path / "one", tmp_path / "two")
         twins = [swarm.volunteer(name, SLOW, client_mode=True, microbatch=4) for name in ("one", "two")]
 
         def gave_way(peer: Peer) -> bool:
