@@ -1,6 +1,7 @@
 """What compression, overlapping and local steps cost in loss: the same samples of real text, the same number of steps.
 
     python benchmarks/convergence.py --text FOLDER --json FILE
+    python benchmarks/convergence.py --run RUN.toml --overrides FILE.toml      # a recipe's task, data and optimizer
 
 Four peers are played one after another in this process, on the same batches in the same order for every variant, so
 that nothing depends on timing: what differs is the algorithm alone. The all-reduce is the swarm's without its network:
@@ -32,12 +33,13 @@ from torch import Tensor, nn
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.data.tokenizer import train_tokenizer
-from dedloc_kit.run import RunConfig, Source, parse_run, seed_of
+from dedloc_kit.organizer.prepare import prepare_tokenizer
+from dedloc_kit.run import RunConfig, Source, load_run, parse_run, seed_of
 from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, Codec, Float16, codec_of, decode
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.tasks import Batch, Task, create_task
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 
@@ -140,7 +142,7 @@ class Learner:
         self.parameters = list(self.model.parameters())
         self.layout = FlatLayout.of(self.parameters)
         groups = task.parameter_groups(self.model, run.optimizer.weight_decay)
-        self.optimizer = Lamb(groups, lr=0.0, betas=run.optimizer.betas, eps=run.optimizer.epsilon)
+        self.optimizer = build_optimizer(run.optimizer, groups)
         self.step = 0
 
     def gradient(self, batch: Batch) -> Tensor:
@@ -261,6 +263,17 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
     )
 
 
+def with_albert(arguments: argparse.Namespace) -> list[Result]:
+    """Measure with a small ALBERT on `--text` or the demo's text."""
+    sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
+    with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
+        if not Path("tokenizer").exists():
+            found = [text for source in sources for text in in_order(source, texts, warn=print)]
+            prepare(found or collect_documents())
+        runs = {seed: run_of(arguments.steps, arguments.rate, seed) for seed in arguments.seeds}
+        return [result for seed, run in runs.items() for result in measure(run, arguments.variants, seed)]
+
+
 def table(results: Sequence[Result]) -> str:
     """Means over the seeds: the loss, its ratio to the plain loop's, how far the ratios lie apart, the bytes."""
     plain = {result.seed: result.loss for result in results if result.variant == "plain"}
@@ -276,21 +289,24 @@ def table(results: Sequence[Result]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Held-out loss after the same samples, for each way to train")
+    parser.add_argument("--run", type=Path, metavar="RUN.toml", help="a recipe instead of a small ALBERT on --text")
+    parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
-    parser.add_argument("--steps", type=int, default=400, help="global batches (default: 400)")
+    parser.add_argument("--steps", type=int, default=400, help="global batches without --run (default: 400)")
     parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="for weights and order of the text")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     arguments = parser.parse_args()
-    sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
-    with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
-        if not Path("tokenizer").exists():
-            found = [text for source in sources for text in in_order(source, texts, warn=print)]
-            prepare(found or collect_documents())
-        runs = {seed: run_of(arguments.steps, arguments.rate, seed) for seed in arguments.seeds}
+    if arguments.run:
+        recipe = load_run(arguments.run, arguments.overrides)
+        if not Path(str(recipe.task.options["tokenizer"])).exists():
+            prepare_tokenizer(recipe)
+        runs = {seed: recipe.model_copy(update={"seed": seed}) for seed in arguments.seeds}
         results = [result for seed, run in runs.items() for result in measure(run, arguments.variants, seed)]
+    else:
+        results = with_albert(arguments)
     print(table(results))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")

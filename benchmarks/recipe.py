@@ -1,9 +1,10 @@
 """Does a recipe, trained by several volunteers, learn what one plain loop learns from as many samples?
 
 First a coordinator and volunteers, each a process on this machine, train for all of the run's steps. Then one process
-without any code of the swarm takes as many steps with as many samples each, from the same first weights and with the
-same optimizer and schedule. Both are measured on the same held-out samples, with several seeds if asked. The folder
-keeps `swarm.safetensors` and `plain.safetensors` of each seed, which `dedloc evaluate FILE --run RUN.toml` takes.
+without any code of the swarm takes as many steps with as many samples each, in turn from as many shuffles of the data,
+from the same first weights and with the same optimizer and schedule. Both are measured on the same held-out samples,
+with several seeds if asked. The folder keeps `swarm.safetensors` and `plain.safetensors` of each seed, which
+`dedloc evaluate FILE --run RUN.toml` takes.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -128,7 +130,9 @@ def _plain(run: RunConfig, samples: list[int], folder: Path, options: argparse.N
     task, settings = create_task(run), run.optimizer
     model = task.build_model()
     optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
-    batches = task.batches(options.microbatch, seed_of(run.run_id, "plain"), print)
+    # Samples that follow each other are often of one document: from one place of the data alone they teach less.
+    seeds = [seed_of(run.run_id, "plain", volunteer) for volunteer in range(options.volunteers)]
+    batches = chain.from_iterable(zip(*(task.batches(options.microbatch, seed, print) for seed in seeds), strict=True))
     found = {0: task.evaluate(model)}
     evaluating, began = 0.0, time.monotonic()
     for step, wanted in enumerate(samples):
