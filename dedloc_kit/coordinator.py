@@ -27,6 +27,7 @@ from dedloc_kit.records import Contribution, Evaluation, GlobalStep, Instruction
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
+from dedloc_kit.start_line import measure_start
 from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
@@ -174,6 +175,7 @@ class _Coordinator:
         optimizer = self._me.optimizer
         peers_due = collect_due = 0.0
         self._start_evaluation()
+        self._evaluator.submit(measure_start, self._run, self._me.task, self._ledger)
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
             self.record_done()

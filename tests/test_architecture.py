@@ -27,7 +27,7 @@ ORDER = (
     {"evaluation", "steering"},
     {"access"},
     {"swarm"},
-    {"resuming", "publishing", "lasting"},
+    {"resuming", "publishing", "lasting", "start_line"},
     {"volunteer", "coordinator", "collector", "rehearsal"},
     {"worker"},
     {"session", "dashboard"},
@@ -50,7 +50,18 @@ FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
     *("memory", "hub", "client", "display", "regions", "steering", "access"),
 }
-ROLES = {"swarm", "ledger", "resuming", "lasting", "publishing", "volunteer", "coordinator", "collector", "rehearsal"}
+ROLES = {
+    "swarm",
+    "ledger",
+    "resuming",
+    "lasting",
+    "start_line",
+    "publishing",
+    "volunteer",
+    "coordinator",
+    "collector",
+    "rehearsal",
+}
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}
 HEAVY = {"torch", "hivemind"}
 # Readers of the ledger; every other way from a surface to a role goes through the worker.
