@@ -145,6 +145,7 @@ class _Role:
         optimizer = self._me.optimizer
         peers_due = collect_due = 0.0
         self._evaluator.start()
+        self._evaluator.measure_start()
         while not stop.wait(POLL_SECONDS):
             optimizer.check()
             self.record_done()

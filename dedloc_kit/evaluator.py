@@ -14,6 +14,7 @@ from dedloc_kit.events import AnyEvent, Evaluated, Peers
 from dedloc_kit.lasting import LastingRecord, despite_a_full_disk
 from dedloc_kit.records import Evaluation, GlobalStep
 from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.start_line import measure_start
 from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.tasks import Task
 from dedloc_kit.tasks.measuring import training_loss
@@ -66,6 +67,10 @@ class Evaluator:
             model, self._position = copy.deepcopy(self._state.model), self._state.position
         measure: Callable[[torch.nn.Module], Measured] = self._task.evaluate if held_out else self._losses
         self._running = self._thread.submit(measure, model)
+
+    def measure_start(self) -> None:
+        """Measure what the run goes on from, unless that is known, after what is measured now."""
+        self._thread.submit(measure_start, self._run, self._task, self._lasting.ledger)
 
     def finish(self, wait: bool = False) -> None:
         """Take what has been measured, if that is done.

@@ -54,6 +54,34 @@ MUTATIONS = (
         "tests/tasks/test_start.py -k another_model",
     ),
     Mutation(
+        "what a run has to beat is measured with another text",
+        "tasks/packed.py",
+        "        task.held_out_texts = texts\n",
+        "",
+        "tests/tasks/test_start.py -k its_own_vocabulary",
+    ),
+    Mutation(
+        "the coordinator does not measure what its run has to beat",
+        "coordinator.py",
+        "        self._evaluator.measure_start()\n",
+        "",
+        "tests/tasks/test_start.py -m slow -k from_the_swarm",
+    ),
+    Mutation(
+        "what a run has to beat is measured at every start",
+        "start_line.py",
+        "known.run_id == run.run_id",
+        "known.run_id != run.run_id",
+        "tests/test_start_line.py",
+    ),
+    Mutation(
+        "as good as the model that it began from counts as better",
+        "ledger/reading.py",
+        "FROM evaluations WHERE loss >= ?)",
+        "FROM evaluations WHERE loss > ?)",
+        "tests/dashboard/test_server.py -k since_when",
+    ),
+    Mutation(
         "a run that goes on from a model begins untrained",
         "coordinator.py",
         "            if state.step == 0:",
@@ -217,7 +245,7 @@ MUTATIONS = (
     Mutation(
         "the bytes of a document that is measured in part count in full",
         "tasks/packed.py",
-        "size += len(text.encode()) * min(1.0, (wanted - held) / max(1, tokens))",
+        "size += len(text.encode()) * part",
         "size += len(text.encode())",
         "tests/tasks/test_causal.py -k hardly_depend",
     ),

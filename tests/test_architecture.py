@@ -26,7 +26,7 @@ ORDER = (
     {"tasks", "ledger"},
     {"evaluation", "steering"},
     {"access"},
-    {"swarm", "lasting"},
+    {"swarm", "lasting", "start_line"},
     {"resuming", "publishing", "evaluator"},
     {"volunteer", "coordinator", "collector", "rehearsal"},
     {"worker"},
@@ -51,7 +51,7 @@ FOUNDATION = {
     *("memory", "hub", "client", "display", "regions", "steering", "access"),
 }
 ROLES = {
-    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator"),
+    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "start_line"),
     *("volunteer", "coordinator", "collector", "rehearsal"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

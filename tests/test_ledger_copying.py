@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Ledger, filling
+from dedloc_kit.ledger import Ledger, StartPoint, filling
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
 from tests.ledgers import GAP, NOON, a_step, given
@@ -40,6 +40,7 @@ def path(tmp_path: Path) -> Path:
     ledger.record_evaluation(
         0, Evaluation(loss=-9.5, metrics={"accuracy": 0.25}, samples=(GAP,), pictures=pictures), 1000.0
     )
+    ledger.record_start(StartPoint("ours-0123456789abcdef", "us/model", 4.5))
     ledger.close()
     return tmp_path / "ledger.sqlite"
 
@@ -122,7 +123,7 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         if name == "steps":
             table = table.drop_columns(["compute", "gather", "average", "apply"])
         parquet.write_table(table.replace_schema_metadata({b"dedloc_ledger": b"1"}), copy / f"{name}.parquet")
-    for name in ("people", "devices", "days", "visits", "troubles", "counts", "pictures"):
+    for name in ("people", "devices", "days", "visits", "troubles", "counts", "pictures", "start"):
         (copy / f"{name}.parquet").unlink()
     restore(empty, copy)
     before, after = Ledger(path), Ledger(empty)

@@ -39,6 +39,16 @@ class Evaluations(Answer):
     last: EvaluationPoint
 
 
+class Start(Answer):
+    """The model that the run goes on from, as it was published, on the run's held-out data."""
+
+    model: str
+    loss: float
+    """In the run's tokens, as that of its evaluations."""
+    better_since: int | None
+    """The global step of the evaluation since which the run is below it; null while it is not."""
+
+
 class Share(Answer):
     peer: str
     name: str
@@ -103,6 +113,8 @@ class RunState(Answer):
     samples_total: int
     loss: float | None
     evaluation: Evaluations | None
+    start: Start | None = None
+    """Of a run that goes on from a model, once that was measured."""
     seconds_per_step: float | None
     last_step_time: float | None
     eta_seconds: float | None

@@ -23,7 +23,7 @@ from urllib.parse import quote
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.ledger.reading import Contributor, Reader, TroubleKind
+from dedloc_kit.ledger.reading import Contributor, Reader, StartPoint, TroubleKind
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
 
@@ -187,6 +187,13 @@ class Ledger(Reader):
             self._connection.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", row)
             pictures = [(picture.digest, picture.pixels) for picture in evaluation.pictures]
             self._connection.executemany("INSERT OR IGNORE INTO pictures VALUES (?, ?)", pictures)
+
+    def record_start(self, start: StartPoint | None) -> None:
+        """Record what the run goes on from in place of what was recorded of it before."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM start")
+            if start is not None:
+                self._connection.execute("INSERT INTO start VALUES (?, ?, ?)", (start.run_id, start.model, start.loss))
 
     def record_presence(self, peers: Iterable[PeerSeen]) -> None:
         """Note who is here now, for the visits and the time given. Called often: most calls write nothing.

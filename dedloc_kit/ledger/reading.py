@@ -35,6 +35,18 @@ class EvaluationPoint:
 
 
 @dataclass(frozen=True)
+class StartPoint:
+    """What the model that a run goes on from, as it was published, makes of the run's held-out data."""
+
+    run_id: str
+    """The configuration under which it was measured."""
+    model: str
+    """Its name, for people."""
+    loss: float
+    """In the run's tokens, as that of its evaluations."""
+
+
+@dataclass(frozen=True)
 class Contributor:
     """What one peer gave over all its sessions; times by the coordinator's clock."""
 
@@ -137,6 +149,17 @@ class Reader:
         """The two ends of the evaluation curve; None while there is no evaluation."""
         points = self._evaluations("step IN ((SELECT min(step) FROM evaluations), (SELECT max(step) FROM evaluations))")
         return (points[0], points[-1]) if points else None
+
+    def start(self) -> StartPoint | None:
+        """The model that the run goes on from; None if it goes on from none, or that was not measured."""
+        rows = self._rows("SELECT run_id, model, loss FROM start")
+        return StartPoint(*rows[0]) if rows else None
+
+    def below_since(self, loss: float) -> int | None:
+        """The step of the evaluation from which on all losses are below this one; None while the newest is not."""
+        last_above = "(SELECT coalesce(max(step), -1) FROM evaluations WHERE loss >= ?)"
+        ((step,),) = self._rows(f"SELECT min(step) FROM evaluations WHERE step > {last_above}", (loss,))
+        return None if step is None else int(step)
 
     def samples_on_the_way(self, most: int) -> list[tuple[int, list[Sample]]]:
         """Steps with the samples of their evaluations, oldest first: the first, the newest and even ones in between."""

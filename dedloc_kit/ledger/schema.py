@@ -91,7 +91,11 @@ _VERSION_4 = """
 -- Those that samples name: each is here once, however many evaluations show it.
 CREATE TABLE pictures (digest TEXT PRIMARY KEY, pixels BLOB NOT NULL) WITHOUT ROWID;
 """
-VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
+_VERSION_5 = """
+-- The model that the run goes on from, as it was published, on the held-out data; one row at most.
+CREATE TABLE start (run_id TEXT PRIMARY KEY, model TEXT NOT NULL, loss REAL NOT NULL) WITHOUT ROWID;
+"""
+VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
 VERSION = len(VERSIONS)
 """What each version added to the one before."""
 

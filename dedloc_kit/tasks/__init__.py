@@ -131,6 +131,13 @@ class Continuing(Task, Protocol):
         """What the run's vocabulary is made of, if it goes on from a model; none otherwise. Raises UserError."""
         ...
 
+    def start_loss(self) -> float | None:
+        """The held-out loss, in the run's tokens, of the model that it goes on from, as that was published.
+
+        None if it goes on from none, or if two vocabularies do not compare. Raises UserError if it is not there.
+        """
+        ...
+
 
 def first_model(task: Task) -> torch.nn.Module:
     """The model that a run begins with."""

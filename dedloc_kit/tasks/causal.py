@@ -18,7 +18,7 @@ from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.architecture import DECODERS, softcap
 from dedloc_kit.tasks.continuation import Continuations
 from dedloc_kit.tasks.output_loss import output_loss
-from dedloc_kit.tasks.packed import PackedOptions, PackedTask
+from dedloc_kit.tasks.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 from dedloc_kit.tasks.text import evaluating, parse_options, tensors
 
 _USAGE = """\
@@ -79,7 +79,7 @@ class Causal(PackedTask):
                 tokens += labels
             samples = self._continuations.written(model) if self._continuations else ()
         loss, bits = nats / tokens, nats / math.log(2) / self._bytes
-        told = {"perplexity": math.exp(min(loss, 30.0)), "bits per byte": bits}
+        told = {"perplexity": math.exp(min(loss, 30.0)), BITS_PER_BYTE: bits}
         metrics = {name: value for name, value in told.items() if value < 1e9}  # not if it has diverged
         return Evaluation(loss=loss, metrics=metrics, samples=samples)
 

@@ -1,5 +1,6 @@
 """What the tasks have in common that train a model of transformers, named in `run.toml`, on packed documents."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,16 @@ from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.tokenizer import load_tokenizer
 from dedloc_kit.data.tokens import Document, vocabulary_hash
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import RunConfig, seed_of
-from dedloc_kit.tasks import Renewed
+from dedloc_kit.records import Evaluation
+from dedloc_kit.run import RunConfig, TaskConfig, seed_of
+from dedloc_kit.tasks import Renewed, create_task
 from dedloc_kit.tasks.architecture import Family
 from dedloc_kit.tasks.start import Start
 from dedloc_kit.tasks.text import TextOptions, TextTask, seeded_weights
 from dedloc_kit.tasks.vocabulary import Origins, origins, transplant
 
+BITS_PER_BYTE = "bits per byte"
+"""What a decoder takes of the held-out text: it compares between vocabularies."""
 _EVALUATION_TOKENS = 8192
 """At once."""
 
@@ -52,11 +56,13 @@ class HeldOut:
     packs: list[Pack]
     documents: list[Document]
     """What was packed."""
+    texts: list[str]
+    """Of the documents in the packs, the last one cut where the packs end."""
     bytes: float
     """Of the texts in the packs, as UTF-8."""
 
 
-class PackedTask(TextTask):
+class PackedTask(TextTask, ABC):
     """The common part of a task; see `dedloc_kit.tasks.Task` for what each method promises.
 
     :param edges: the tokens before and after each document, by the tokenizer
@@ -101,11 +107,35 @@ class PackedTask(TextTask):
             transplant(self._published(self._start), model, self._origins, seed_of(self.run.run_id, "vocabulary"))
         return model
 
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> Evaluation: ...
+
     def renewed(self) -> Renewed | None:
         if self._start is None:
             return None
         made = self._origins
         return Renewed(made.copied, made.averaged, made.drawn)
+
+    def start_loss(self) -> float | None:
+        if self._start is None:
+            return None
+        if vocabulary_hash(load_tokenizer(self._start.name)) == self.vocabulary_hash:
+            return self.evaluate(self.first_model()).loss
+        if not self.family.causal:  # which tokens are hidden, and how easy they are to guess, is up to the vocabulary
+            return None
+        theirs, mine = self._with_its_vocabulary(), self.evaluate(self.build_model())
+        bits: float | None = theirs.evaluate(theirs.first_model()).metrics.get(BITS_PER_BYTE)
+        # A loss in our tokens has as many bits per byte whatever the model.
+        return None if bits is None else bits * mine.loss / mine.metrics[BITS_PER_BYTE]
+
+    def _with_its_vocabulary(self) -> Any:
+        """The same task with the tokenizer of the model that it goes on from, evaluated on all of the same text."""
+        options = {key: each for key, each in self.run.task.options.items() if key not in ("tokenizer", "vocabulary")}
+        texts = self.held_out_packs().texts
+        options["evaluation_samples"] = 1 + sum(len(text.encode()) for text in texts)
+        task: Any = create_task(self.run.model_copy(update={"task": TaskConfig(name=self.run.task.name, **options)}))
+        task.held_out_texts = texts
+        return task
 
     def _published(self, start: Start) -> Any:
         """The model that training goes on from, with its own vocabulary; raises UserError if it is not the run's."""
@@ -145,18 +175,21 @@ class PackedTask(TextTask):
         wanted = options.evaluation_samples * options.sequence_length + self._lookahead
         edges = 1 if self.begin == self.end else 2
         documents: list[Document] = []
+        texts: list[str] = []
         held, size = 0, 0.0
         for item in items:
             text = item if isinstance(item, str) else self.tokenizer.decode(item.ids.tolist())
             parts = list(self.texts.documents([item]))
             tokens = sum(len(part.ids) + edges for part in parts)
             documents += parts
-            size += len(text.encode()) * min(1.0, (wanted - held) / max(1, tokens))
+            part = min(1.0, (wanted - held) / max(1, tokens))
+            texts.append(text[: round(part * len(text))])
+            size += len(text.encode()) * part
             held += tokens
             if held >= wanted:
                 break
         rows = max(1, _EVALUATION_TOKENS // options.sequence_length)
-        counts = [min(rows, options.evaluation_samples - start) for start in range(0, options.evaluation_samples, rows)]
+        counts = (min(rows, options.evaluation_samples - start) for start in range(0, options.evaluation_samples, rows))
         packs = [
             Pack(pack.ids[:count], pack.positions[:count])
             for count, pack in zip(counts, self.packer.packs(documents, rows), strict=False)
@@ -164,4 +197,4 @@ class PackedTask(TextTask):
         if not packs:
             raise UserError(f"{source.dataset} holds less text than one sample; choose other held-out data")
         packed = sum(pack.positions.size for pack in packs)
-        return HeldOut(packs, documents, size * packed / min(held, wanted))
+        return HeldOut(packs, documents, texts, size * packed / min(held, wanted))

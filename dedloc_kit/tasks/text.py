@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -69,6 +69,8 @@ class TextTask:
         self.texts = DocumentTokenizer(self.tokenizer, options.language if sentences else None)
         self.vocabulary_hash = vocabulary_hash(self.tokenizer)
         self._longest = options.sequence_length
+        self.held_out_texts: Sequence[str] | None = None
+        """In place of the run's held-out data."""
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         """Biases and scales of normalisations are the parameters of one dimension; they do not decay."""
@@ -89,6 +91,8 @@ class TextTask:
         source = self.run.data.evaluation
         if source is None:
             raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
+        if self.held_out_texts is not None:
+            return source, iter(self.held_out_texts)
         return source, in_order(source, self._read, warn=_logger.warning)
 
     def _read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document | BadRow]:

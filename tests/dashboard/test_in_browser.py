@@ -15,7 +15,7 @@ from dedloc_kit.dashboard.http.login import Keys
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, StepDone
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.records import INVITATION_FILE
@@ -34,6 +34,7 @@ from tests.dashboard.community import (
     STEPS,
     TURNED,
     continued_texts,
+    evaluation,
     peer_id,
     record_step,
     sample_picture,
@@ -370,6 +371,46 @@ def test_the_curve_follows_its_controls(page: Page, dashboard: Dashboard) -> Non
     assert chart.evaluate("chart => chart.data.length") == rough - 1  # nothing faint behind the line
     page.get_by_text("The curve as a table").click()
     expect(page.get_by_role("region", name="The curve as a table").get_by_role("row")).not_to_have_count(0)
+
+
+def test_the_model_that_a_run_goes_on_from_is_a_line_across_the_curve_and_a_sentence(
+    page: Page, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    given = [0] * PEOPLE
+    for step in range(1, 41):
+        record_step(ledger, step, time.time() - 3000 + 60 * step, [0, 1], given)
+        if step % 10 == 0:
+            ledger.record_evaluation(step, evaluation(step), time.time() - 3000 + 60 * step)
+    served = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    with ExitStack() as stack:
+        served.start()
+        stack.callback(served.stop)
+        served.publish(EVERYONE)
+        opened(page, served)
+        expect_charts(page, 1)
+        sentence, key = page.locator(".compared"), page.locator(".key.start")
+        expect(sentence).to_be_hidden()
+        expect(key).to_be_hidden()
+        ledger.record_start(StartPoint("ours-0123456789abcdef", MARKUP, 6.5))
+        expect(sentence).to_have_text(
+            f"Better than the model it began from, {MARKUP}, since step 30: held-out loss 5.372, that of the model "
+            "6.500."
+        )
+        expect(key).to_have_text("the model it began from 6.500")
+        dashed = "document.querySelector('.chart').data.find((trace) => trace.line?.dash === 'dash')"
+        page.wait_for_function(dashed)
+        assert page.evaluate(f"(({{x, y}}) => [...x, ...y])({dashed})") == [1, 40, 6.5, 6.5]
+        shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
+        for theme, width in shown:
+            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+            page.evaluate(CHARTS_FIT)
+            photograph(page, f"start-{width}-{theme}")
+            assert barriers(page) == []
+        ledger.record_evaluation(50, evaluation(0), time.time())
+        expect(sentence).to_contain_text("Not yet better than the model it began from")
 
 
 def test_the_model_is_heard_now_and_before(page: Page, dashboard: Dashboard) -> None:

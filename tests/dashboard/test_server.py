@@ -19,7 +19,7 @@ from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import Wheel, running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Failed, Left, Peers, State, StepDone, Warned
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.records import Announcement, Contribution, Decay, Evaluation, FillMask, GlobalStep, Invitation, Refusal
 from dedloc_kit.run import RunConfig, parse_run
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, fill, joined, seen
@@ -310,6 +310,21 @@ def test_the_state_tells_what_was_recorded(dashboard: Dashboard, path: Path) -> 
     assert (state["evaluation"]["first"]["loss"], state["evaluation"]["last"]["loss"]) == (5.0, 4.5)
     assert state["seconds_per_step"] == 5.0
     assert state["contributor_count"] == 1
+
+
+def test_since_when_a_run_beats_the_model_that_it_goes_on_from_is_told(dashboard: Dashboard, path: Path) -> None:
+    ledger, told = Ledger(path), []
+    ledger.record_evaluation(0, Evaluation(loss=5.0), 1.0)
+    assert state_of(dashboard)["start"] is None
+    ledger.record_start(StartPoint("old-1", "us/other", 3.0))
+    ledger.record_start(StartPoint("tiny-2", "us/model", 4.5))
+    for step, loss in ((10, 4.4), (20, 4.5), (30, 4.3), (40, 4.2)):
+        ledger.record_evaluation(step, Evaluation(loss=loss), 1.0)
+        told.append(state_of(dashboard)["start"])
+    assert told[0] == {"model": "us/model", "loss": 4.5, "better_since": 10}
+    assert [each["better_since"] for each in told] == [10, None, 30, 30], "as good is not better, and it must last"
+    ledger.record_start(None)
+    assert state_of(dashboard)["start"] is None
 
 
 def test_what_the_model_can_do_is_told_and_pushed(dashboard: Dashboard, path: Path) -> None:

@@ -21,7 +21,7 @@ from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.encoder import Encoder
 from dedloc_kit.tasks.start import Undescribed, fingerprint
 from tests.loopback_hub import LoopbackHub, loopback_hub
-from tests.swarm.harness import Swarm, difference
+from tests.swarm.harness import DEADLINE, Swarm, difference, ledger_of, wait_until
 from tests.text_runs import MODEL, text_run, write_text
 
 SHAPE = {**MODEL, "max_position_embeddings": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
@@ -126,6 +126,24 @@ def test_a_new_vocabulary_begins_far_better_than_chance(folder: Path, hub: Loopb
     assert task.evaluate(model).metrics["bits per byte"] > 0
 
 
+def test_the_published_model_is_measured_with_its_own_vocabulary_on_the_same_text(
+    folder: Path, hub: LoopbackHub
+) -> None:
+    start, new = f"us/model@{hub.revision('us/model', 0)}", str(folder / "new")
+    assert causal(text_run(folder, "causal")).start_loss() is None
+    kept = causal(run_from(folder, start))
+    assert kept.start_loss() == kept.evaluate(kept.first_model()).loss
+    for samples in (20, 100_000):  # a part of the held-out text, and all of it
+        task = causal(run_from(folder, start, tokenizer=new, evaluation_samples=samples))
+        found, untrained, read = task.start_loss(), task.evaluate(task.build_model()), task.held_out_packs()
+        assert found is not None
+        assert sum(len(text.encode()) for text in read.texts) == pytest.approx(read.bytes, rel=0.05)
+        theirs = causal(run_from(folder, start, evaluation_samples=100_000))
+        theirs.held_out_texts = read.texts if samples == 20 else None
+        bits = theirs.evaluate(theirs.first_model()).metrics["bits per byte"]
+        assert found / untrained.loss == pytest.approx(bits / untrained.metrics["bits per byte"])
+
+
 def test_an_encoder_may_go_on_too(folder: Path) -> None:
     published = folder / "encoder"
     first = create_task(text_run(folder, "encoder", architecture="bert"))
@@ -139,7 +157,13 @@ def test_an_encoder_may_go_on_too(folder: Path) -> None:
     options = {**run.task.options, **start, "architecture": "bert", "model": shape}
     task = create_task(run.model_copy(update={"task": TaskConfig(name="encoder", **options)}))
     assert isinstance(task, Encoder)
-    assert task.evaluate(task.first_model()).loss == first.evaluate(model).loss
+    assert task.evaluate(task.first_model()).loss == task.start_loss() == first.evaluate(model).loss
+    train_tokenizer(iter(["a river, a sea"] * 9), 300, folder / "words", "bpe", "encoder")
+    renewed = create_task(
+        run.model_copy(update={"task": TaskConfig(name="encoder", **options | {"tokenizer": str(folder / "words")})})
+    )
+    assert isinstance(renewed, Encoder)
+    assert renewed.start_loss() is None, "losses of other tokens do not compare"
 
 
 def broken(folder: Path, published: Path, change: Callable[[Path], None]) -> RunConfig:
@@ -245,6 +269,13 @@ def test_volunteers_get_the_start_from_the_swarm(folder: Path, tmp_path: Path) -
     first = dict(causal(run).first_model().named_parameters())
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=2, task_module=None)
+        ledger = ledger_of(coordinator)
+        wait_until(lambda: ledger.start() is not None, "the start is not measured", DEADLINE)
+        start = ledger.start()
+        assert start is not None
+        assert (start.run_id, start.model) == (run.run_id, "published")
+        assert start.loss == pytest.approx(causal(run).start_loss(), rel=1e-4)
+        ledger.close()
         shutil.rmtree(published)
         volunteer = swarm.volunteer("volunteer", {}, microbatch=4, until_step=2, task_module=None)
         volunteer.wait_for(Left)

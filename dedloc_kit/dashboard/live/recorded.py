@@ -104,6 +104,7 @@ _NOTHING: dict[str, Any] = {
     "samples_total": 0,
     "loss": None,
     "evaluation": None,
+    "start": None,
     "seconds_per_step": None,
     "last_step_time": None,
     "contributor_count": 0,
@@ -120,11 +121,19 @@ def _summed_up(ledger: Ledger, people: list[Person]) -> dict[str, Any]:
         "samples_total": sum(person.samples for person in people),
         "loss": next((step.loss for step in reversed(recent) if step.loss is not None), None),
         "evaluation": {"first": asdict(ends[0]), "last": asdict(ends[1])} if ends else None,
+        "start": _start(ledger),
         "seconds_per_step": _pace(recent),
         "last_step_time": recent[-1].time if recent else None,
         "contributor_count": len(people),
         "device_seconds": sum(person.seconds for person in people),
     }
+
+
+def _start(ledger: Ledger) -> dict[str, Any] | None:
+    start = ledger.start()
+    if start is None:
+        return None
+    return {"model": start.model, "loss": start.loss, "better_since": ledger.below_since(start.loss)}
 
 
 def _pace(steps: list[GlobalStep]) -> float | None:

@@ -43,8 +43,9 @@ export function curve(signal) {
   const keys = {
     training: build("span", { class: "key training" }),
     evaluation: build("span", { class: "key evaluation" }),
+    start: build("span", { class: "key start" }),
   };
-  const legend = build("p", { class: "note legend" }, keys.training, keys.evaluation);
+  const legend = build("p", { class: "note legend" }, keys.training, keys.evaluation, keys.start);
   const beside = tableBeside(
     "The curve as a table",
     ["Global step", "Training loss", "Evaluation loss", "Samples", "Time"],
@@ -53,7 +54,10 @@ export function curve(signal) {
   const part = section("What it has learned", controls, picture, empty, beside.element);
   part.head.append(legend);
 
+  let line; // what is drawn of the model that the run goes on from
+
   function update() {
+    line = run.state?.start?.loss;
     const none = !run.history.steps.length && !run.history.evaluations.length;
     empty.hidden = !none;
     for (const one of [picture, legend, controls, beside.element]) one.hidden = none;
@@ -62,11 +66,13 @@ export function curve(signal) {
     setText(keys.training, `training ${loss(steps.findLast((step) => step.loss !== null)?.loss)}`);
     setText(keys.evaluation, `evaluation ${loss(evaluations.at(-1)?.loss)}`);
     keys.evaluation.hidden = !evaluations.length;
+    setText(keys.start, `the model it began from ${loss(line)}`);
+    keys.start.hidden = line === undefined;
     draw();
     beside.refresh();
   }
 
-  subscribe((what) => what === "history" && update(), signal);
+  subscribe((what) => (what === "history" || run.state?.start?.loss !== line) && update(), signal);
   queueMicrotask(update); // the element is part of the page by then
   return { element: part.section };
 }
@@ -106,9 +112,12 @@ function make(chosen) {
     marker: { color: token("--evaluation"), size: 6, symbol: "diamond" },
     hovertemplate: "%{y:.3f}",
   };
+  const traces = chosen.smoothing && !few ? [raw, training, evaluation] : [training, evaluation];
+  const start = run.state?.start;
+  if (start) traces.push(across([...raw.x, ...evaluation.x], start.loss));
   const log = chosen.scale === "log";
   return {
-    traces: chosen.smoothing && !few ? [raw, training, evaluation] : [training, evaluation],
+    traces,
     layout: {
       // A drag zooms where it would not keep a finger from scrolling; a double click goes back.
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
@@ -121,6 +130,18 @@ function make(chosen) {
       yaxis: { type: log ? "log" : "linear", ...(log ? { dtick: "D1", minor: {} } : {}) },
     },
     label: describe(steps, evaluations),
+  };
+}
+
+/** A line at one loss, along all of these places. */
+function across(places, value) {
+  const ends = [places.reduce((a, b) => (b < a ? b : a)), places.reduce((a, b) => (b > a ? b : a))];
+  return {
+    x: ends,
+    y: [value, value],
+    mode: "lines",
+    line: { color: token("--muted"), width: 1.5, dash: "dash" },
+    hoverinfo: "skip",
   };
 }
 

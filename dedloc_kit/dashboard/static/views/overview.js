@@ -25,6 +25,7 @@ export async function show(root, { signal }) {
   const how = build("p", { class: "how", text: configuration ? howItWorks(configuration.run) : "" });
   const join = joinPanel();
   const numbers = figures();
+  const compared = build("p", { class: "how compared", hidden: true });
   const batch = batchPanel();
   const banner = announcement();
   const notice = noticePanel();
@@ -39,6 +40,7 @@ export async function show(root, { signal }) {
       build("div", { class: "masthead" }, build("div", { class: "introduction" }, name, about, how), join.element),
       notice.element,
       numbers.element,
+      compared,
       batch.element,
     ),
     build("div", { class: "page" }, banner.element, learned.element, said.element, news.section),
@@ -50,6 +52,8 @@ export async function show(root, { signal }) {
     setText(name.firstChild, state.name);
     if (state.about) setText(about, state.about);
     numbers.update(state);
+    setText(compared, comparison(state));
+    compared.hidden = !compared.textContent;
     batch.update(state, run.connected);
     banner.update(state.announcement);
     join.update(state);
@@ -149,6 +153,17 @@ function figures() {
   }
 
   return { element, update };
+}
+
+/** Whether the run beats the model that it goes on from; nothing if it does not, or neither was measured yet. */
+function comparison({ start, evaluation }) {
+  if (!start || !evaluation) return "";
+  const since = start.better_since;
+  const better = since === null ? "Not yet better" : "Better";
+  return (
+    `${better} than the model it began from, ${start.model}${since === null ? "" : `, since step ${count(since)}`}: ` +
+    `held-out loss ${loss(evaluation.last.loss)}, that of the model ${loss(start.loss)}.`
+  );
 }
 
 /** What a reader should know before the numbers, while the run does not simply train. */
