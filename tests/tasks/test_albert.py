@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,23 +252,3 @@ def test_an_export_is_what_transformers_loads_and_its_code_works_as_it_is(
 
     exec(usage.code, {})
     assert "token_str" in capsys.readouterr().out
-
-
-def test_an_export_takes_a_text_longer_than_its_samples_where_there_is_no_dedloc_kit(
-    folder: Path, tmp_path: Path
-) -> None:
-    task = create_task(configure(folder))
-    assert isinstance(task, Exportable)
-    task.export(task.build_model(), tmp_path / "model", "owner/name")
-    use = """if True:
-        import sys
-        sys.modules["dedloc_kit"] = None  # importing it fails
-        from transformers import AutoModelForMaskedLM, pipeline
-        fill = pipeline("fill-mask", model=sys.argv[1])
-        long = fill.tokenizer.mask_token + " river bank" * 500
-        print(len(fill(long, tokenizer_kwargs={"truncation": True})), fill.tokenizer.model_max_length)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", use, str(tmp_path / "model")], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout.split() == ["5", "32"], done.stderr[-2000:]

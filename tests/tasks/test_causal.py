@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.organizer.pretokenize import prepare_shards
 from dedloc_kit.records import Continuation
 from dedloc_kit.run import Source
-from dedloc_kit.tasks import Exportable, create_task
+from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.causal import Causal
-from tests.text_runs import END, text_run, write_text
+from tests.text_runs import text_run, write_text
 
 
 def fail(text: str) -> None:
@@ -156,38 +154,6 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
     assert after.loss < 0.7 * before.loss
     assert after.metrics["bits per byte"] < 0.7 * before.metrics["bits per byte"]
     assert after.samples != before.samples
-
-
-def test_an_export_writes_on_where_there_is_no_dedloc_kit(folder: Path, tmp_path: Path) -> None:
-    task = task_of(folder)
-    assert isinstance(task, Exportable)
-    model: Any = task.build_model().eval()
-    usage = task.export(model, tmp_path / "model", str(tmp_path / "model"))
-    assert (usage.library, usage.pipeline) == ("transformers", "text-generation")
-    assert not [path for path in (tmp_path / "model").iterdir() if path.suffix in {".bin", ".pt", ".pkl", ".py"}]
-    use = """if True:
-        import sys, torch
-        sys.modules["dedloc_kit"] = None  # importing it fails
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        model, tokenizer = (each.from_pretrained(sys.argv[1]) for each in (AutoModelForCausalLM, AutoTokenizer))
-        ids = tokenizer("the river", return_tensors="pt")
-        print(ids.input_ids[0].tolist(), tokenizer.model_max_length)
-        print(float(model(**ids).logits[0, -1].sum()))
-        exec(sys.argv[2])
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", use, str(tmp_path / "model"), usage.code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    ids, scores, *written = done.stdout.splitlines()
-    spelled = [task.tokenizer.convert_tokens_to_ids(END), *task.tokenizer.backend_tokenizer.encode("the river").ids]
-    assert ids == f"{spelled} 32", "it begins as each document in training"
-    assert float(scores) == pytest.approx(model(input_ids=torch.tensor([spelled])).logits[0, -1].sum().item(), abs=1e-3)
-    assert written[0].startswith("Put the beginning of a text here")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch.nn import functional
 from dedloc_kit.data.masking import IGNORED, word_starts
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import FillMask
-from dedloc_kit.tasks import Exportable, create_task
+from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.encoder import Encoder
 from tests.text_runs import WORDS, text_run, write_text
 
@@ -105,30 +103,6 @@ def test_a_few_steps_lower_the_training_and_the_held_out_loss(folder: Path, arch
         optimizer.step()
         optimizer.zero_grad()
     assert task.evaluate(model).loss < 0.9 * before.loss
-
-
-def test_an_export_fills_masks_where_there_is_no_dedloc_kit(folder: Path, tmp_path: Path) -> None:
-    task = task_of(folder)
-    assert isinstance(task, Exportable)
-    usage = task.export(task.build_model(), tmp_path / "model", str(tmp_path / "model"))
-    use = """if True:
-        import sys
-        sys.modules["dedloc_kit"] = None  # importing it fails
-        from transformers import AutoModelForMaskedLM, AutoTokenizer
-        model, tokenizer = (each.from_pretrained(sys.argv[1]) for each in (AutoModelForMaskedLM, AutoTokenizer))
-        long = tokenizer(tokenizer.mask_token + " river bank" * 500, truncation=True, return_tensors="pt")
-        print(tuple(model(**long).logits.shape), tokenizer.model_max_length)
-        exec(sys.argv[2])
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", use, str(tmp_path / "model"), usage.code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.startswith(f"(1, 32, {len(task.tokenizer)}) 32\n"), done.stderr[-2000:]
-    assert "token_str" in done.stdout
 
 
 def test_a_tokenizer_without_a_mask_is_refused(folder: Path) -> None:
