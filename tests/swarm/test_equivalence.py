@@ -87,7 +87,7 @@ def text_run(task: str, folder: Path) -> RunConfig:
     return parse_run(
         {
             "name": f"{task}-test",
-            "global_batch": 384,
+            "global_batch": 192,
             "task": {
                 "name": f"told-{task}",
                 "tokenizer": str(folder / "tokenizer"),
