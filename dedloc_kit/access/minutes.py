@@ -20,7 +20,7 @@ class PerMinute:
         self._since, self._all = clock(), 0
         self._taken: Counter[str] = Counter()
 
-    def take(self, name: str) -> bool:
+    def allows(self, name: str) -> bool:
         """One more for this one, unless its share or everybody's is used up."""
         now = self._clock()
         if now >= self._since + MINUTE:

@@ -230,7 +230,7 @@ class OrdersInForce:
         self._seen: Version | None = None
         self._orders = Orders()
 
-    def look(self) -> Orders:
+    def current(self) -> Orders:
         """The orders that hold now."""
         seen = version(self._path)
         if seen != self._seen:
