@@ -75,7 +75,7 @@ class _Collector:
         before = self.step
         self._ledger.close()
         try:
-            source = self._copies.take(beyond=before)
+            source = self._copies.restore_newer(beyond=before)
         finally:
             self._open()
         if source is not None:

@@ -100,7 +100,7 @@ class _Role:
         self._ledger = self._lasting.ledger
         self._evaluator = Evaluator(run, me.task, me.optimizer.state, self._lasting, emit)
         self._orders = OrdersInForce(peer.folder)
-        self._checkpoint_asked = self._orders.look().checkpoint
+        self._checkpoint_asked = self._orders.current().checkpoint
         self._tried: Rewinding | None = None
         self._ended_at: int | None = None
         self._twin_told = False
@@ -174,7 +174,7 @@ class _Role:
 
     def _obey(self) -> None:
         """Act on the organizer's orders, and pass them on to the volunteers."""
-        orders, optimizer = self._orders.look(), self._me.optimizer
+        orders, optimizer = self._orders.current(), self._me.optimizer
         if not orders.finish:
             optimizer.end_after(self._peer.last_step(self._run))
         elif optimizer.step < optimizer.last_step:  # the step under way is the last one, if there is anyone to do it
@@ -213,7 +213,7 @@ class _Role:
     def _ordered_end(self) -> int | None:
         """The last global step, if it is not the one that the configuration says."""
         optimizer = self._me.optimizer
-        return optimizer.last_step if self._orders.look().finish or optimizer.state.decay else None
+        return optimizer.last_step if self._orders.current().finish or optimizer.state.decay else None
 
     def _has_volunteers(self) -> bool:
         return any(not progress.follower for progress in self._me.optimizer.tracker.others().values())
@@ -281,7 +281,7 @@ class _Role:
     def _rescue(self) -> None:
         """Write anew what has to last and is gone, from what is held here, and tell the organizer."""
         with despite_a_full_disk():
-            self._lasting.look(self._me.optimizer.state.copy)
+            self._lasting.repair(self._me.optimizer.state.copy)
         self._tell_of_lost()
 
     def _look_for_twin(self, stop: threading.Event) -> None:
@@ -319,7 +319,7 @@ class _Role:
         self._disk_due = time.monotonic() + DISK_SECONDS
         with despite_a_full_disk():
             self._ledger.record_presence(peers.peers)
-            failed, rejected = self._me.optimizer.tracker.incidents.take()
+            failed, rejected = self._me.optimizer.tracker.incidents.drain()
             for failure in failed:
                 self._ledger.record_trouble("failed", failure.text, step=failure.step)
             for reason, count in rejected.items():
@@ -334,7 +334,7 @@ class _Role:
             _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 
     def _peers(self) -> Peers:
-        tracker, orders = self._me.optimizer.tracker, self._orders.look()
+        tracker, orders = self._me.optimizer.tracker, self._orders.current()
         # On the page nobody is further than is proven.
         newest = tracker.newest(self._me.optimizer.state.position).step
         others = {

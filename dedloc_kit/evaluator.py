@@ -33,12 +33,7 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        run: RunConfig,
-        task: Task,
-        state: TrainingState,
-        lasting: LastingRecord,
-        emit: Callable[[AnyEvent], None],
+        self, run: RunConfig, task: Task, state: TrainingState, lasting: LastingRecord, emit: Callable[[AnyEvent], None]
     ) -> None:
         self._run, self._task, self._state, self._lasting, self._emit = run, task, state, lasting, emit
         # What the losses are compared with: where those of the run began.
@@ -120,11 +115,9 @@ class Evaluator:
 
     def _losses(self, model: torch.nn.Module) -> tuple[float, float]:
         """Its loss on data to train on, and that of the untrained model."""
-        seed = seed_of(self._run.run_id, "check")
-        now, untrained = (
-            training_loss(self._task, each, seed, _log.warning) for each in (model, self._task.build_model())
-        )
-        return now, untrained
+        task, seed = self._task, seed_of(self._run.run_id, "check")
+        untrained = training_loss(task, task.build_model(), seed, _log.warning)
+        return training_loss(task, model, seed, _log.warning), untrained
 
     def _judge(self, step: int, measured: Measured) -> None:
         """Mark which states are lost. Raises UserError or OSError if that cannot be written down."""

@@ -186,9 +186,7 @@ def model_files(repository: str, commit: str, patterns: list[str]) -> Path:
                 f"{repository} is gated: ask for access on huggingface.co/{repository}, then {_LOG_IN}"
             ) from None
         except RepositoryNotFoundError:
-            raise UserError(
-                f"there is no {repository} on the Hub that you may read; check the name, or {_LOG_IN}"
-            ) from None
+            raise _not_there(repository) from None
         except RevisionNotFoundError:
             raise UserError(f"{repository} has no commit {commit}; its page lists the commits") from None
 
@@ -260,9 +258,7 @@ def _download(repository: str, revision: str | None) -> Path:
         try:
             state = Path(hf_hub_download(repository, STATE_FILE, revision=revision))
         except RepositoryNotFoundError:
-            raise UserError(
-                f"there is no {repository} on the Hub that you may read; check the name, or {_LOG_IN}"
-            ) from None
+            raise _not_there(repository) from None
         except RevisionNotFoundError:
             raise UserError(f"{repository} has no revision {revision}; its page lists the commits") from None
         except RemoteEntryNotFoundError:
@@ -300,6 +296,10 @@ def asking(what: str) -> Iterator[None]:
         raise UserError(f"that is no name of a repository on the Hub ({_one_line(error)})") from None
     except Exception as error:  # connections fail with exceptions of several libraries and versions
         raise HubUnavailable(_one_line(error)) from None
+
+
+def _not_there(repository: str) -> UserError:
+    return UserError(f"there is no {repository} on the Hub that you may read; check the name, or {_LOG_IN}")
 
 
 def _one_line(error: Exception) -> str:

@@ -112,7 +112,7 @@ class LastingRecord:
         kept = set(self.checkpoints.kept())
         self._sizes = {path: size for path, size in self._sizes.items() if path in kept}
 
-    def look(self, state: Callable[[], Found]) -> None:
+    def repair(self, state: Callable[[], Found]) -> None:
         """Write anew what is not as it must be; raises UserError or OSError if that fails.
 
         :param state: gives a copy of the current state

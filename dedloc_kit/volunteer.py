@@ -122,7 +122,7 @@ def volunteer(
             organizer, twin = _Organizer(me, invitation, peer.last_step(run), emit), _Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
-                twin.look()
+                twin.check()
                 _train_on(devices, me, run, emit)
                 _remember(memory, me)
             emit(State(text="leaving"))
@@ -201,7 +201,7 @@ class _Twin:
     def __init__(self, me: SwarmPeer, emit: Callable[[AnyEvent], None]) -> None:
         self._twin, self._emit, self._told = me.optimizer.tracker.twin, emit, False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Tell of it, once; raises UserError if it is this peer that has to give way."""
         if self._twin.second:
             raise UserError(f"{TWIN}: this one gives way and waits until the other has left; {OWN_KEY}")

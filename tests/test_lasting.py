@@ -91,10 +91,10 @@ def test_a_ledger_that_is_lost_while_the_run_goes_on_is_whole_again(
 ) -> None:
     record(kept, *range(1, steps + 1))
     kept.evaluation(3, Evaluation(loss=1.5), 3.0)
-    kept.look(lambda: state(steps))
+    kept.repair(lambda: state(steps))
     assert kept.lost() == []
     how(folder / LEDGER_FILE)
-    kept.look(lambda: state(steps))
+    kept.repair(lambda: state(steps))
     assert kept.lost() == ["the ledger"]
     assert steps_in(folder) == list(range(1, steps + 1))
     record(kept, steps + 1)
@@ -152,16 +152,16 @@ def test_a_checkpoint_that_is_gone_or_cut_off_is_told_and_the_newest_written_ane
     for step in (1, 2, 3):
         kept.checkpoint(state(step), None)
     newest, before = kept.checkpoints.kept()
-    kept.look(lambda: state(3))
+    kept.repair(lambda: state(3))
     assert kept.lost() == []
     how(before)
-    kept.look(lambda: state(3))
+    kept.repair(lambda: state(3))
     assert kept.lost() == [before.name]
     how(newest)
-    kept.look(lambda: state(3))
+    kept.repair(lambda: state(3))
     assert kept.lost() == ["the newest checkpoint"]
     assert load(newest)[1].step == 3
-    kept.look(lambda: state(3))
+    kept.repair(lambda: state(3))
     assert kept.lost() == []
     kept.close()
 
@@ -173,11 +173,11 @@ def test_a_small_file_that_is_gone_or_damaged_is_written_anew(
 ) -> None:
     (folder / INVITATION_FILE).write_text('{"url": "two"}')  # its starter writes it again when addresses change
     kept.checkpoints.ruined.judge(7, False)
-    kept.look(lambda: state(0))
+    kept.repair(lambda: state(0))
     assert kept.lost() == []
     before = (folder / name).read_bytes()
     how(folder / name)
-    kept.look(lambda: state(0))
+    kept.repair(lambda: state(0))
     assert kept.lost() == [(folder / name).name]
     assert (folder / name).read_bytes() == before
     assert (folder / name).stat().st_mode & 0o077 == 0, "a key is nobody else's"
@@ -189,9 +189,9 @@ def test_with_all_checkpoints_gone_it_is_still_known_which_training_had_diverged
 ) -> None:
     kept.checkpoint(state(6), None)
     kept.checkpoints.ruined.judge(4, False)
-    kept.look(lambda: state(6))
+    kept.repair(lambda: state(6))
     shutil.rmtree(folder / "checkpoints")
-    kept.look(lambda: state(6))
+    kept.repair(lambda: state(6))
     assert kept.lost() == [RUINED_FILE, "the newest checkpoint", "the ledger's copy"]
     kept.close()
     assert 6 in Checkpoints(folder / "checkpoints").ruined, "nothing starts from what was written there again"
@@ -218,7 +218,7 @@ def test_a_coordinator_does_not_go_on_with_another_key(tmp_path: Path) -> None:
 def test_a_copy_that_is_gone_is_made_again(folder: Path, kept: LastingRecord) -> None:
     record(kept, 1)
     (folder / "checkpoints" / COPY_FILE).unlink()
-    kept.look(lambda: state(1))
+    kept.repair(lambda: state(1))
     assert kept.lost() == ["the ledger's copy"]
     assert (folder / "checkpoints" / COPY_FILE).exists()
     kept.close()
@@ -230,6 +230,6 @@ def test_the_checkpoint_to_which_a_run_is_to_go_back_stays_though_the_newest_is_
     kept.checkpoints.protect(1)
     kept.checkpoint(state(3), None)
     kept.checkpoints.path(3).unlink()
-    kept.look(lambda: state(4))
+    kept.repair(lambda: state(4))
     kept.checkpoint(state(5), None)
     assert [load(path)[1].step for path in kept.checkpoints.kept()] == [5, 4, 1]

@@ -34,7 +34,7 @@ from dedloc_kit.records import Invitation, Progress
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import GroupService, Join, Member, Verdict
 from dedloc_kit.swarm.averaging.service import AveragingService
-from dedloc_kit.swarm.membership.admission import ask
+from dedloc_kit.swarm.membership.admission import request_access
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Endpoint, encode
@@ -208,7 +208,9 @@ async def questions(target: Target) -> None:
 
     async def knock(p2p: P2P) -> None:
         while True:
-            answer = await target.tried("question", ask(p2p, target.invitation.organizer, target.run_id, "x" * 1024))
+            answer = await target.tried(
+                "question", request_access(p2p, target.invitation.organizer, target.run_id, "x" * 1024)
+            )
             target.acts[f"answer: {answer and answer.denial}"] += 1
 
     async with _outside(target) as p2p:
@@ -245,7 +247,7 @@ async def identities(target: Target) -> None:
         """By turns the batch is full by one peer's samples, and a peer is ahead of all others."""
         while True:
             claim = _claim(target.run_id, step + number % 2, MAX_BATCHES * global_batch)
-            await target.tried("question", ask(p2p, target.invitation.organizer, target.run_id, ""))
+            await target.tried("question", request_access(p2p, target.invitation.organizer, target.run_id, ""))
             await target.tried("claim", _claimed(p2p, target, identity, claim))
             await target.tried("group", _join(p2p, target))
             await asyncio.sleep(VISIT_SECONDS)

@@ -76,7 +76,7 @@ class Ours:
             "allreduce", 1, 0.0, global_batch=int(job["peers"]), averaging={"compression": job["compression"]}
         )
         entry = way_in(self._run, job)
-        node, signer = entry.start(entry.look()), entry.signer
+        node, signer = entry.start(entry.surroundings()), entry.signer
         self._node, self.peer, self.addresses = node, signer.peer, addresses_of(node)
         layout, info = FlatLayout.of(gradients), StateInfo(run_id=self._run.run_id, step=0, rounds=())
         source = StateSource(lambda: nullcontext(({}, [])), lambda: info)

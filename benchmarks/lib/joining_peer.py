@@ -43,7 +43,7 @@ class Ours:
     def __init__(self, job: dict[str, Any], state: list[Tensor]) -> None:
         run = simulated_run(_RUN, 1, 0.0, global_batch=1)
         entry = way_in(run, job)
-        self._node = entry.start(entry.look())
+        self._node = entry.start(entry.surroundings())
         self.peer, self.addresses = self._node.peer_id.to_base58(), addresses_of(self._node)
         info = StateInfo(run_id=run.run_id, step=1, rounds=("ab",))
         self._state = state

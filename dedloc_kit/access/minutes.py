@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 
 MINUTE = 60.0
 
@@ -12,17 +11,16 @@ class PerMinute:
 
     :param each: for one of them, by any name
     :param in_all: also bounds how many names are remembered
-    :param clock: seconds
     """
 
-    def __init__(self, each: int, in_all: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._each, self._in_all, self._clock = each, in_all, clock
-        self._since, self._all = clock(), 0
+    def __init__(self, each: int, in_all: int) -> None:
+        self._each, self._in_all = each, in_all
+        self._since, self._all = time.monotonic(), 0
         self._taken: Counter[str] = Counter()
 
-    def take(self, name: str) -> bool:
+    def allows(self, name: str) -> bool:
         """One more for this one, unless its share or everybody's is used up."""
-        now = self._clock()
+        now = time.monotonic()
         if now >= self._since + MINUTE:
             self._since, self._all = now, 0
             self._taken.clear()

@@ -87,9 +87,9 @@ class Office:
 
     def known(self, peer: str) -> Admitted | None:
         """Whether this peer was let in before and still may take part; raises Denied if it may no more."""
-        if peer in self._orders.look().kicked_peers:
+        if peer in self._orders.current().kicked_peers:
             raise Denied("kicked")
-        admitted = self._admissions.look().peers.get(peer)
+        admitted = self._admissions.current().peers.get(peer)
         if admitted is None:
             return None
         self._check(admitted)
@@ -109,7 +109,7 @@ class Office:
         shared = {name.lower() for name in access.organizations} & {name.lower() for name in organizations}
         if not shared and account not in {name.lower() for name in access.accounts}:
             raise Denied("not listed")
-        if account in self._book.look().revoked:
+        if account in self._book.current().revoked:
             raise Denied("revoked")
         now = time.time()
         return Admitted(name=account, minted=now, until=now + HUB_SECONDS)
@@ -119,9 +119,9 @@ class Office:
 
         One whose last token has expired makes room: it may show its code again.
         """
-        now, before = time.time(), self._admissions.look()
+        now, before = time.time(), self._admissions.current()
         peers = {p: a for p, a in before.peers.items() if a.until > now and p != peer}
-        revoked = self._book.look().revoked.get(admitted.name, -1.0)
+        revoked = self._book.current().revoked.get(admitted.name, -1.0)
         others = [p for p, a in peers.items() if a.name == admitted.name and a.minted > revoked]
         if len(others) >= admitted.machines:
             idle = min(others, key=self._last_asked)
@@ -137,17 +137,17 @@ class Office:
     def crowded(self) -> frozenset[str]:
         """Those who wanted to bring more machines lately than their invitations are for."""
         since = time.time() - PASS_SECONDS
-        return frozenset(name for name, at in self._admissions.look().crowded.items() if at > since)
+        return frozenset(name for name, at in self._admissions.current().crowded.items() if at > since)
 
     def refused(self) -> tuple[str, ...]:
         """Peers that may not take part any more, the newest cases first.
 
         In a run that is not open only those that may still have a valid token: nobody else needs to be told of.
         """
-        cases = [(kicked.time, kicked.peer) for kicked in self._orders.look().kicked]
+        cases = [(kicked.time, kicked.peer) for kicked in self._orders.current().kicked]
         if self._run.access.who != "open":
-            revoked = self._book.look().revoked
-            for peer, admitted in self._admissions.look().peers.items():
+            revoked = self._book.current().revoked
+            for peer, admitted in self._admissions.current().peers.items():
                 if revoked.get(admitted.name, -1.0) >= admitted.minted:
                     cases.append((revoked[admitted.name], peer))
             cases = [(since, peer) for since, peer in cases if since > time.time() - PASS_SECONDS]
@@ -158,7 +158,7 @@ class Office:
 
     def _check(self, admitted: Admitted) -> None:
         """Raises Denied unless it still holds."""
-        if self._book.look().revoked.get(admitted.name, -1.0) >= admitted.minted:
+        if self._book.current().revoked.get(admitted.name, -1.0) >= admitted.minted:
             raise Denied("revoked")
         if admitted.until <= time.time():
             raise Denied("expired")

@@ -18,7 +18,7 @@ from dedloc_kit.machine.dialling import own_address
 from dedloc_kit.machine.ports import advice
 from dedloc_kit.machine.proxies import proxy_obstacle
 from dedloc_kit.machine.surroundings import obstacles
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look, tpu
+from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.memory import of_first_peers, recall
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.worker import Worker, reach_job
@@ -115,7 +115,7 @@ def _unsatisfied(extra: str) -> Iterator[str]:
 
 
 def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Finding]:
-    machine = look(folder or Path.cwd())
+    machine = machine_at(folder or Path.cwd())
     yield Finding(str(machine))
     for said in filter(None, (tpu(), _apple())):
         what, _, fix = said.partition("; ")
@@ -240,13 +240,13 @@ def _reached(run_id: str, peers: tuple[str, ...], port: int) -> Reached | UserEr
     """What some of these peers of a run say who try to connect to this machine."""
     heard: list[Reached] = []
 
-    def take(event: AnyEvent) -> None:
+    def hear(event: AnyEvent) -> None:
         if isinstance(event, Reached):
             heard.append(event)
 
     with tempfile.TemporaryDirectory(prefix="dedloc-doctor-") as folder:
         job = reach_job(run_id, peers, Path(folder), port)
-        worker = Worker("reach", job, folder=Path(folder), on_event=take)
+        worker = Worker("reach", job, folder=Path(folder), on_event=hear)
         try:
             worker.wait()
         finally:

@@ -128,7 +128,7 @@ class Dashboard:
 
     def publish(self, event: AnyEvent) -> None:
         """Show an event of the coordinator; any thread may call this at any time, also after the end."""
-        self._view.take(event)
+        self._view.hear(event)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._news.set)

@@ -87,10 +87,10 @@ def write_corpus(folder: Path, characters: int = CHARACTERS) -> Path:
     return folder
 
 
-def collect_documents(characters: int = CHARACTERS, source_bytes: int = SOURCE_BYTES) -> list[str]:
+def collect_documents(characters: int = CHARACTERS) -> list[str]:
     """Cleaned documentation strings, no paragraph twice, in an order that only the texts decide.
 
-    They come from the files that are richest in text, up to `characters` of text or `source_bytes` of source code.
+    They come from the files that are richest in text, up to `characters` of text or SOURCE_BYTES of source code.
     """
     seen: set[bytes] = set()
     texts: list[str] = []
@@ -102,7 +102,7 @@ def collect_documents(characters: int = CHARACTERS, source_bytes: int = SOURCE_B
             if text:
                 texts.append(text)
                 total += len(text)
-        if total >= characters or parsed >= source_bytes:
+        if total >= characters or parsed >= SOURCE_BYTES:
             break
     return sorted(texts, key=_digest)
 

@@ -55,7 +55,7 @@ class Machine:
         return ", ".join([*parts, *(kind if count == 1 else f"{count} x {kind}" for kind, count in kinds.items())])
 
 
-def look(folder: Path) -> Machine:
+def machine_at(folder: Path) -> Machine:
     """This machine as it is now; `folder` need not exist yet."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     memory, free = _memory()

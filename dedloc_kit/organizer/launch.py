@@ -187,7 +187,7 @@ def launch(
 
         def on_event(event: AnyEvent) -> None:
             display.show(event)
-            alerts.take(event)
+            alerts.hear(event)
             if isinstance(event, Peers) and not reached.is_set() and any(not peer.follower for peer in event.peers):
                 reached.set()
                 display.line("the first volunteer is here: others can reach this machine", "green")
@@ -247,7 +247,7 @@ def _serve(
         if hint := advice(coordinator.addresses, there.port or (443 if there.scheme == "https" else 80)):
             display.line(hint, "yellow")
         while not coordinator.ended.wait(RENEWAL_SECONDS):
-            alerts.look()
+            alerts.check()
             if coordinator.invitation() != invitation:
                 invitation = coordinator.invitation()
                 try:

@@ -232,7 +232,7 @@ def _check_language(code: str) -> None:
 
 
 def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
-    def ask(question: str, default: str = "", check: Callable[[str], object] = str) -> str:
+    def prompt(question: str, default: str = "", check: Callable[[str], object] = str) -> str:
         """The answer; one that makes no sense is asked for again, for the others would be lost with it."""
         while True:
             answer = Prompt.ask(question, default=default, show_default=bool(default), console=console).strip()
@@ -247,21 +247,21 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
         parse_source(answer, base.data.train[0].column, Path(plan.name))
 
     if plan.about is None:
-        plan.about = ask("What is it for? A sentence for volunteers")
+        plan.about = prompt("What is it for? A sentence for volunteers")
     if plan.language is None and isinstance(base.task.options.get("tokenizer"), str):
         usual = str(base.task.options.get("language", DEFAULT_LANGUAGE))
-        plan.language = ask("Its language, as ISO 639 code", usual, _check_language)
+        plan.language = prompt("Its language, as ISO 639 code", usual, _check_language)
     if plan.start is None and "start" in base.task.options:
         console.print(f"The recipe goes on from {public_name(str(base.task.options['start']))}")
-        plan.start = ask("Another one, OWNER/NAME@COMMIT; nothing to keep it", check=_check_start) or None
+        plan.start = prompt("Another one, OWNER/NAME@COMMIT; nothing to keep it", check=_check_start) or None
     if not plan.datasets:
         console.print(f"What to train on: {escape(_SOURCE)}=WEIGHT, on the Hub or a folder; nothing ends the list")
     while not plan.datasets:
-        while answer := ask(f"Dataset {len(plan.datasets) + 1}", check=check_source):
+        while answer := prompt(f"Dataset {len(plan.datasets) + 1}", check=check_source):
             plan.datasets.append(answer)
     if plan.evaluation is None:
         question = f"Held-out data to measure on, {escape(_SOURCE)}; nothing if there is none"
-        plan.evaluation = ask(question, check=check_source) or None
+        plan.evaluation = prompt(question, check=check_source) or None
 
 
 def _page(run: RunConfig, base: str) -> str:

@@ -23,7 +23,7 @@ class Copies:
     def __init__(self, url: str | None, repository: str | None, folder: Path) -> None:
         self._url, self._repository, self._folder = url, repository, folder
 
-    def take(self, beyond: int) -> str | None:
+    def restore_newer(self, beyond: int) -> str | None:
         """Let the ledger be a copy that reaches beyond this global step; whose it is, none if there is no such copy."""
         for source, fetched in (("the coordinator's", self._from_coordinator), ("that on the Hub", self._from_hub)):
             with tempfile.TemporaryDirectory(dir=self._folder) as place:

@@ -16,7 +16,7 @@ from dedloc_kit.session.session import Session
 from dedloc_kit.session.snapshot import Snapshot
 
 REFRESH_SECONDS = 0.5
-_BARS = "▁▂▃▄▅▆▇█"
+_BARS, _WIDTH = "▁▂▃▄▅▆▇█", 40
 _COLOURS = {"training": "green", "waiting": "yellow", "restarting": "yellow", "paused": "yellow", "failed": "red"}
 
 
@@ -139,11 +139,11 @@ def _facts(now: Snapshot) -> list[tuple[str, str]]:
     return facts
 
 
-def sparkline(values: list[float], width: int = 40) -> str:
+def sparkline(values: list[float]) -> str:
     """The values as a row of small bars, averaged to the width."""
-    size = max(1, len(values) / width)
+    size = max(1, len(values) / _WIDTH)
     groups = [
-        values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))] for i in range(min(width, len(values)))
+        values[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))] for i in range(min(_WIDTH, len(values)))
     ]
     means = [sum(group) / len(group) for group in groups]
     low, high = min(means), max(means)

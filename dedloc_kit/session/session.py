@@ -18,7 +18,7 @@ from dedloc_kit.machine.account import CODE, Account, who_am_i
 from dedloc_kit.machine.home import next_session, peer_folder
 from dedloc_kit.machine.meters import Meters, Reading
 from dedloc_kit.machine.proxies import proxy_obstacle
-from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, look, tpu
+from dedloc_kit.machine.survey import check, check_clock, check_connections, clock_skew, machine_at, tpu
 from dedloc_kit.memory import initial_peers
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, parse_peer
@@ -139,7 +139,7 @@ class Session:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
         from huggingface_hub.constants import ENDPOINT
 
-        for text in check(look(self._folder), invitation.parameters, devices=peer.devices):
+        for text in check(machine_at(self._folder), invitation.parameters, devices=peer.devices):
             self._warn(text)
         if no_use := tpu():
             self._warn(no_use)

@@ -72,7 +72,7 @@ class Alerts:
         self._push_failing: float | None = None
         self._push_failure = ""
 
-    def take(self, event: AnyEvent) -> None:
+    def hear(self, event: AnyEvent) -> None:
         """Learn from one event of the coordinator."""
         with self._lock:
             self._heard = now = time.monotonic()
@@ -97,7 +97,7 @@ class Alerts:
                 case _:
                     pass
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Notice what no event tells: silence, a run that is stuck, a full disk, a Hub that fails for long."""
         with self._lock:
             now = time.monotonic()

@@ -27,7 +27,7 @@ class Followed(Generic[T]):
         self._path, self._read = path, read
         self._kept: tuple[Version | None, T] | None = None
 
-    def look(self) -> T:
+    def current(self) -> T:
         """What it says now."""
         now = version(self._path)  # before it is read: what changes meanwhile is seen the next time
         if self._kept is None or self._kept[0] != now:

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Announcement, Count, PeerId, PeerText, RateFactor, Record, Time
-from dedloc_kit.steering.followed import Version, version
+from dedloc_kit.steering.followed import Followed
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.validation import describe
 
@@ -226,17 +226,16 @@ class OrdersInForce:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._book, self._path = OrderBook(folder), folder / ORDERS_FILE
-        self._seen: Version | None = None
-        self._orders = Orders()
+        self._book, self._orders = OrderBook(folder), Orders()
+        self._file = Followed(folder / ORDERS_FILE, self._read)
 
-    def look(self) -> Orders:
+    def current(self) -> Orders:
         """The orders that hold now."""
-        seen = version(self._path)
-        if seen != self._seen:
-            self._seen = seen
-            try:
-                self._orders = self._book.read()
-            except UserError as error:
-                _log.warning("%s; the orders of before still hold", error)
+        return self._file.current()
+
+    def _read(self) -> Orders:
+        try:
+            self._orders = self._book.read()
+        except UserError as error:
+            _log.warning("%s; the orders of before still hold", error)
         return self._orders

@@ -36,7 +36,7 @@ class Rejections:
             self._untaken[reason] += times
             return reason, self._all[reason]
 
-    def take(self) -> Counter[str]:
+    def drain(self) -> Counter[str]:
         """Those since the last call."""
         with self._lock:
             untaken, self._untaken = self._untaken, Counter()
@@ -63,8 +63,8 @@ class Incidents:
         if count.bit_length() > (count - times).bit_length():  # the first, second, fourth, eighth ... time
             _log.warning("a record was ignored (%d times so far): %s", count, reason)
 
-    def take(self) -> tuple[list[FailedRound], Counter[str]]:
+    def drain(self) -> tuple[list[FailedRound], Counter[str]]:
         """The rounds that failed since the last call, and how many records were ignored for which reason."""
         with self._lock:
             failed, self._failed = self._failed, []
-        return failed, self._rejections.take()
+        return failed, self._rejections.drain()

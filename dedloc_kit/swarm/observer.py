@@ -216,7 +216,7 @@ def watching(
     :param secret: what lets a volunteer in as well, see `Entry`
     """
     entry = Entry(run, peer, initial_peers, organizer, secret)
-    node, signer = entry.start(entry.look()), entry.signer
+    node, signer = entry.start(entry.surroundings()), entry.signer
     try:
         gate = entry.gate
         belief = Belief(signer.peer, organizer, lambda: gate.notice)

@@ -127,7 +127,7 @@ def connected(
         preferred_port=preferred_port,
     )
     with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
-        looking = line.submit(entry.look)
+        looking = line.submit(entry.surroundings)
         task = create_task(run, peer.task_module)
     dht, signer, gate = entry.start(looking.result()), entry.signer, entry.gate
     office = None
@@ -198,7 +198,7 @@ def exchange_of(
         p2p = await node.replicate_p2p()
         try:
             endpoint = Endpoint(p2p, run.run_id)
-            donor = Donor(owner.ask, source.layout)
+            donor = Donor(owner.query, source.layout)
             transfer = TransferService(endpoint, donor)
             groups = GroupService(signer.peer, endpoint, client_mode=bool(node.client_mode))
             averaging = AveragingService(endpoint, groups, signer, run, vector, donor, rules)

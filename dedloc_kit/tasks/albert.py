@@ -20,7 +20,7 @@ from dedloc_kit.records import Evaluation, FillMask
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
 from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
-from dedloc_kit.tasks.text import TextOptions, TextTask, evaluating, parse_options, seeded_weights, tensors
+from dedloc_kit.tasks.text import TextOptions, TextTask, evaluating, labels_of, parse_options, seeded_weights, tensors
 
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
@@ -130,7 +130,7 @@ class Albert(TextTask):
                 loss += _loss(token_scores, order_scores, batch).item() * size
                 samples += size
                 masked += len(token_scores)
-                guessed += (token_scores.argmax(-1) == _labels(batch)).sum().item()
+                guessed += (token_scores.argmax(-1) == labels_of(batch)).sum().item()
                 ordered += (order_scores.argmax(-1) == batch["sentence_order_label"]).sum().item()
             filled: tuple[FillMask, ...] = ()
             if self._fill_mask:
@@ -178,11 +178,6 @@ def _scores(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]
 
 def _loss(token_scores: torch.Tensor, order_scores: torch.Tensor, batch: Batch) -> torch.Tensor:
     # In float32 even under autocast: a sum over the vocabulary in half precision is too coarse.
-    masked_loss = functional.cross_entropy(token_scores.float(), _labels(batch))
+    masked_loss = functional.cross_entropy(token_scores.float(), labels_of(batch))
     order_loss = functional.cross_entropy(order_scores.float(), batch["sentence_order_label"])
     return masked_loss + order_loss
-
-
-def _labels(batch: Batch) -> torch.Tensor:
-    """What `_scores` are to be measured by."""
-    return batch["labels"][batch["labels"] != IGNORED]

@@ -21,7 +21,7 @@ from dedloc_kit.tasks.architecture import ENCODERS
 from dedloc_kit.tasks.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 from dedloc_kit.tasks.output_loss import best_tokens, output_loss
 from dedloc_kit.tasks.packed import PackedOptions, PackedTask
-from dedloc_kit.tasks.text import evaluating, parse_options, tensors
+from dedloc_kit.tasks.text import evaluating, labels_of, parse_options, tensors
 
 
 class EncoderOptions(PackedOptions):
@@ -56,7 +56,7 @@ class Encoder(PackedTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         transformer: Any = model
-        return output_loss(self._hidden(model, batch), transformer.get_output_embeddings(), _labels(batch))
+        return output_loss(self._hidden(model, batch), transformer.get_output_embeddings(), labels_of(batch))
 
     def _hidden(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         """What the output layer gets of the masked tokens alone: nothing else is scored."""
@@ -71,7 +71,7 @@ class Encoder(PackedTask):
         with evaluating(model) as device:
             for kept in batches:
                 batch = {name: values.to(device) for name, values in kept.items()}
-                hidden, labels = self._hidden(model, batch), _labels(batch)
+                hidden, labels = self._hidden(model, batch), labels_of(batch)
                 loss += output_loss(hidden, output, labels).item() * len(labels)
                 masked += len(labels)
                 guessed += (best_tokens(hidden, output) == labels).sum().item()
@@ -94,10 +94,6 @@ class Encoder(PackedTask):
         """What `AutoModel`, `AutoModelForMaskedLM` and `AutoTokenizer` of transformers load."""
         self.save(model, folder)
         return fill_mask_usage(repository)
-
-
-def _labels(batch: Batch) -> torch.Tensor:
-    return batch["labels"][batch["labels"] != IGNORED]
 
 
 def _edges(tokenizer: Any) -> tuple[int, int]:

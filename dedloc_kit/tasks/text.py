@@ -15,6 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from dedloc_kit.data.formats import BadRow
+from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture, texts
@@ -141,3 +142,8 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
 def tensors(arrays: dict[str, Any]) -> Batch:
     """Arrays as a batch."""
     return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
+
+
+def labels_of(batch: Batch) -> torch.Tensor:
+    """The hidden tokens of a batch, in its order: what the scores at their places are to be measured by."""
+    return batch["labels"][batch["labels"] != IGNORED]

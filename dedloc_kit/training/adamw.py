@@ -20,6 +20,8 @@ class AdamW(Eager, torch.optim.AdamW):
     same, which take six to nine times as long.
     """
 
+    kept = ("step", "exp_avg", "exp_avg_sq")
+
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
@@ -39,12 +41,3 @@ class AdamW(Eager, torch.optim.AdamW):
 
     # Without the decorator that imports the compiler; see Eager.
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
-
-    def state_tensors(self) -> list[Tensor]:
-        """The live state as `step, exp_avg, exp_avg_sq` of each parameter, in the order of the groups."""
-        return [
-            self.state[param][key]
-            for group in self.param_groups
-            for param in group["params"]
-            for key in ("step", "exp_avg", "exp_avg_sq")
-        ]

@@ -27,6 +27,8 @@ class Lamb(LayerwiseOptimizer):
     On the CPU the same state and gradients lead to the same bits whatever the number of threads.
     """
 
+    kept = ("step", "exp_avg", "exp_avg_sq")
+
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
@@ -59,15 +61,6 @@ class Lamb(LayerwiseOptimizer):
             }
             if param.numel() > self._room.numel():
                 self._room = torch.empty(param.numel(), dtype=torch.float32, device=param.device)
-
-    def state_tensors(self) -> list[Tensor]:
-        """The live state as `step, exp_avg, exp_avg_sq` of each parameter, in the order of the groups."""
-        return [
-            self.state[param][key]
-            for group in self.param_groups
-            for param in group["params"]
-            for key in ("step", "exp_avg", "exp_avg_sq")
-        ]
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for some in _that_fit(params, self._room.numel()):

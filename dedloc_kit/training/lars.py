@@ -25,6 +25,8 @@ class Lars(LayerwiseOptimizer):
     the number of threads.
     """
 
+    kept = ("momentum",)
+
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
@@ -46,10 +48,6 @@ class Lars(LayerwiseOptimizer):
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             self.state[param] = {"momentum": torch.zeros_like(param, dtype=torch.float32)}
-
-    def state_tensors(self) -> list[Tensor]:
-        """The live momentum of each parameter, in the order of the groups."""
-        return [self.state[param]["momentum"] for group in self.param_groups for param in group["params"]]
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for param in params:

@@ -1,8 +1,7 @@
 """What the optimizers for large batches have in common: each parameter tensor gets a step by its own norms."""
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,24 +14,13 @@ _BLOCK = 4096
 class LayerwiseOptimizer(Eager, torch.optim.Optimizer):
     """An optimizer that updates the parameters which have a gradient, group by group."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; returns the closure's loss, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]  # nobody has a closure
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if params:
                 self._update(params, group)
-        return loss
 
     @abstractmethod
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:

@@ -16,18 +16,11 @@ class NesterovSGD(Eager, torch.optim.SGD):
     per parameter, exists from the construction on, so that a peer can load it before its first step.
     """
 
+    kept = ("momentum_buffer",)
+
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float, momentum: float) -> None:
         super().__init__(params, lr=lr, momentum=momentum, nesterov=momentum > 0)
         if momentum > 0:
             for group in self.param_groups:
                 for param in group["params"]:
                     self.state[param]["momentum_buffer"] = torch.zeros_like(param)
-
-    def state_tensors(self) -> list[Tensor]:
-        """The live momentum of each parameter, in the order of the groups; nothing without momentum."""
-        return [
-            self.state[param]["momentum_buffer"]
-            for group in self.param_groups
-            for param in group["params"]
-            if "momentum_buffer" in self.state[param]
-        ]

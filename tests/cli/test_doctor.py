@@ -11,7 +11,7 @@ from dedloc_kit.cli.doctor import Finding, examine
 from dedloc_kit.cli.main import main
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.machine.account import Account
-from dedloc_kit.machine.survey import LARGEST_SKEW, look
+from dedloc_kit.machine.survey import LARGEST_SKEW, machine_at
 from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.network.identity import Identity
@@ -123,7 +123,7 @@ def test_a_disk_on_which_the_checkpoints_do_not_fit_is_said(tmp_path: Path, monk
     (tmp_path / "checkpoints").mkdir()
     with (tmp_path / "checkpoints" / "step-1.safetensors").open("wb") as checkpoint:
         checkpoint.truncate(10**9)  # a hole: it takes no room itself
-    monkeypatch.setattr(doctor, "look", lambda folder: replace(look(folder), free_disk=4 * 10**9))
+    monkeypatch.setattr(doctor, "machine_at", lambda folder: replace(machine_at(folder), free_disk=4 * 10**9))
     assert "--keep-checkpoints" in told(found(tmp_path), "4.0 GB of the disk are free, a checkpoint takes 1.0 GB").fix
 
 

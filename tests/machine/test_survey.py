@@ -20,7 +20,7 @@ from dedloc_kit.machine.survey import (
     check_connections,
     clock_skew,
     cores,
-    look,
+    machine_at,
     skew_between,
 )
 from tests.swarm.harness import wait_until
@@ -53,7 +53,7 @@ def limits(folder: Path, **files: object) -> None:
 
 
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
-    seen = look(tmp_path / "not" / "there" / "yet")
+    seen = machine_at(tmp_path / "not" / "there" / "yet")
     assert 1 <= seen.cores <= (os.cpu_count() or 1)
     assert 0 < seen.free_memory <= seen.memory
     assert seen.free_disk > 0
@@ -94,14 +94,14 @@ def test_gpus_are_found_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path:
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert look(tmp_path).gpus == (Gpu("Tesla T4", 15360 << 20, 15000 << 20),)
+    assert machine_at(tmp_path).gpus == (Gpu("Tesla T4", 15360 << 20, 15000 << 20),)
     assert "--id=1" in (tmp_path / "asked").read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert look(tmp_path).gpus == ()
+    assert machine_at(tmp_path).gpus == ()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     for broken in ("exit 9", "echo No devices were found"):
         tool.write_text(f"#!/bin/sh\n{broken}\n")
-        assert look(tmp_path).gpus == ()
+        assert machine_at(tmp_path).gpus == ()
 
 
 def test_a_machine_that_is_large_enough_is_not_talked_about() -> None:

@@ -35,20 +35,20 @@ class Watched:
         self.join(0)
 
     def join(self, step: int) -> None:
-        self.alerts.take(Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1))
+        self.alerts.hear(Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1))
 
     def do_step(self, loss: float | None = 2.0, seconds: float = 1.0) -> None:
         self.clock.pass_by(seconds)
         self.step += 1
         step = GlobalStep(step=self.step, round="ab", time=1.0, samples=64, loss=loss, peers=2, seconds=0.1)
-        self.alerts.take(StepDone(step=step, contributions={}))
+        self.alerts.hear(StepDone(step=step, contributions={}))
 
     def wait(self, seconds: float, peers: Peers | None = None) -> None:
         """Let time pass while the coordinator speaks, as it does every second."""
         for _ in range(int(seconds / 30)):
             self.clock.pass_by(30.0)
-            self.alerts.take(peers if peers is not None else Peers(peers=()))
-            self.alerts.look()
+            self.alerts.hear(peers if peers is not None else Peers(peers=()))
+            self.alerts.check()
 
     def texts(self) -> list[str]:
         return [alert.text for alert in self.told]
@@ -113,7 +113,7 @@ def test_the_first_steps_and_steps_without_a_loss_tell_nothing(watched: Watched)
 
 
 def test_a_run_that_is_stuck_is_told_with_who_is_there_and_when_it_goes_on(watched: Watched) -> None:
-    watched.alerts.take(HERE)
+    watched.alerts.hear(HERE)
     watched.do_step()
     watched.wait(STALL - 60, HERE)
     assert watched.told == []
@@ -152,13 +152,13 @@ def test_a_disk_that_is_almost_full_is_told_and_that_there_is_room_again(
     with (tmp_path / "checkpoints" / "step-00000001.safetensors").open("wb") as checkpoint:
         checkpoint.truncate(1_000_000_000)
     disk.free = 3.5e9
-    watched.alerts.look()
+    watched.alerts.check()
     assert watched.told == []
     disk.free = 2.5e9
-    watched.alerts.look()
-    watched.alerts.look()
+    watched.alerts.check()
+    watched.alerts.check()
     disk.free = 9e9
-    watched.alerts.look()
+    watched.alerts.check()
     full, room = watched.texts()
     assert "has only 2.5 GB left" in full
     assert "room again" in room
@@ -167,11 +167,11 @@ def test_a_disk_that_is_almost_full_is_told_and_that_there_is_room_again(
 def test_a_coordinator_that_stops_falls_silent_or_starts_again_is_told(watched: Watched) -> None:
     assert watched.told == [], "a new run is no alert"
     watched.clock.pass_by(alerts.SILENCE_SECONDS + 1)
-    watched.alerts.look()
-    watched.alerts.look()
-    watched.alerts.take(HERE)
-    watched.alerts.look()
-    watched.alerts.take(Failed(text="no memory"))
+    watched.alerts.check()
+    watched.alerts.check()
+    watched.alerts.hear(HERE)
+    watched.alerts.check()
+    watched.alerts.hear(Failed(text="no memory"))
     watched.join(7)
     assert {alert.kind for alert in watched.told} == {"coordinator"}
     silent, speaks, stopped, again = watched.texts()
@@ -183,27 +183,27 @@ def test_a_coordinator_that_stops_falls_silent_or_starts_again_is_told(watched: 
 
 def test_a_coordinator_that_cannot_even_start_is_no_alert(tmp_path: Path) -> None:
     told: list[Alert] = []
-    Alerts(tmp_path, 10, STALL, told.append).take(Failed(text="there is no tokenizer"))
+    Alerts(tmp_path, 10, STALL, told.append).hear(Failed(text="there is no tokenizer"))
     assert told == []
 
 
 def test_pushes_that_fail_for_long_are_told_with_why_and_when_they_succeed_again(watched: Watched) -> None:
-    watched.alerts.take(PushFailed(text="the Hub answers 503"))
+    watched.alerts.hear(PushFailed(text="the Hub answers 503"))
     watched.wait(alerts.HUB_SECONDS - 60)
-    watched.alerts.take(PushFailed(text="the Hub answers 500"))
+    watched.alerts.hear(PushFailed(text="the Hub answers 500"))
     assert watched.told == []
     watched.wait(120)
     (failing,) = watched.texts()
     assert failing == "pushes to the Hub have failed for 10 min: the Hub answers 500"
-    watched.alerts.take(Pushed(step=3, url="https://hub.example"))
+    watched.alerts.hear(Pushed(step=3, url="https://hub.example"))
     watched.wait(120)
     assert watched.texts()[1:] == ["pushes to the Hub succeed again, with global step 3"]
 
 
 def test_alerts_are_kept_in_the_folder_newest_first(watched: Watched, tmp_path: Path) -> None:
-    watched.alerts.take(Failed(text="one"))
-    watched.alerts.take(Warned(text="no alert"))
-    watched.alerts.take(Failed(text="two"))
+    watched.alerts.hear(Failed(text="one"))
+    watched.alerts.hear(Warned(text="no alert"))
+    watched.alerts.hear(Failed(text="two"))
     assert [alert.text for alert in raised_alerts(tmp_path, 10)] == [
         "the coordinator stopped: two",
         "the coordinator stopped: one",
@@ -213,19 +213,19 @@ def test_alerts_are_kept_in_the_folder_newest_first(watched: Watched, tmp_path: 
 
 def test_a_full_disk_does_not_keep_an_alert_from_being_told(tmp_path: Path, clock: Clock) -> None:
     gone = Watched(tmp_path / "gone", clock)
-    gone.alerts.take(Failed(text="no space left"))
+    gone.alerts.hear(Failed(text="no space left"))
     assert gone.texts() == ["the coordinator stopped: no space left"]
 
 
 def test_what_the_coordinator_found_gone_is_told_at_once_and_no_other_warning(watched: Watched) -> None:
-    watched.alerts.take(Warned(text="the hub is slow"))
-    watched.alerts.take(Warned(text="the ledger had gone", alert=True))
+    watched.alerts.hear(Warned(text="the hub is slow"))
+    watched.alerts.hear(Warned(text="the ledger had gone", alert=True))
     assert [(alert.kind, alert.text) for alert in watched.told] == [("record", "the ledger had gone")]
 
 
 def test_a_training_that_has_diverged_is_told_once_with_the_way_out_and_when_it_is_over(watched: Watched) -> None:
     for problem in ["", "the training has diverged: so", "the training has diverged: or so", "", ""]:
-        watched.alerts.take(Peers(peers=(VOLUNTEER,), problem=problem))
+        watched.alerts.hear(Peers(peers=(VOLUNTEER,), problem=problem))
     begun, over = watched.told
     assert begun.kind == over.kind == "divergence"
     assert begun.text.startswith("the training has diverged: so; ")

@@ -16,24 +16,24 @@ def kick_some(folder: Path, who: str) -> None:
 
 
 def test_without_a_file_no_order_holds(tmp_path: Path) -> None:
-    assert OrdersInForce(tmp_path).look() == Orders()
+    assert OrdersInForce(tmp_path).current() == Orders()
 
 
 def test_orders_are_seen_as_soon_as_they_are_given(tmp_path: Path) -> None:
     book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path)
     book.pause()
-    assert in_force.look().paused
+    assert in_force.current().paused
     book.resume()
-    assert not in_force.look().paused
+    assert not in_force.current().paused
     book.announce("Thanks to all!")
     book.kick("QmOne", "Mallory")
-    orders = in_force.look()
+    orders = in_force.current()
     assert orders.announcement is not None
     assert orders.announcement.text == "Thanks to all!"
     assert orders.kicked_peers == {"QmOne"}
     book.announce("")
     book.readmit("QmOne", "Mallory")
-    assert in_force.look() == Orders()
+    assert in_force.current() == Orders()
 
 
 def test_a_finished_run_is_not_paused_and_resume_reopens_it(tmp_path: Path) -> None:
@@ -74,17 +74,17 @@ def test_a_damaged_file_is_said_once_and_the_orders_of_before_hold(
 ) -> None:
     book, in_force = OrderBook(tmp_path), OrdersInForce(tmp_path)
     book.pause()
-    assert in_force.look().paused
+    assert in_force.current().paused
     (tmp_path / "orders.json").write_bytes(text.encode(errors="surrogateescape"))
-    assert in_force.look().paused
-    assert in_force.look().paused
+    assert in_force.current().paused
+    assert in_force.current().paused
     (warning,) = warned
     assert str(tmp_path / "orders.json") in warning
     assert "remove it" in warning
     with pytest.raises(UserError, match="is damaged"):  # or the kicked ones would come back
         book.finish()
     (tmp_path / "orders.json").unlink()
-    assert in_force.look() == Orders()
+    assert in_force.current() == Orders()
 
 
 @pytest.mark.parametrize("text", ["x" * 201, "two\nlines", "\x1b[31m"])

@@ -190,16 +190,3 @@ def test_half_precision_parameters_keep_float32_state() -> None:
     optimizer.step()
     assert {tensor.dtype for tensor in optimizer.state_tensors()} == {torch.float32}
     assert param.tolist() == [0.75] * 4
-
-
-def test_a_closure_runs_with_gradients_and_its_loss_comes_back() -> None:
-    param = torch.nn.Parameter(torch.tensor([2.0]))
-    optimizer = Lamb([param], lr=0.1)
-
-    def closure() -> float:
-        loss = (param**2).sum()
-        param.grad = torch.autograd.grad(loss, param)[0]
-        return loss.item()
-
-    assert optimizer.step(closure) == 4.0
-    assert param.item() < 2.0

@@ -62,7 +62,7 @@ class RunView:
         self._peers_changed = False
         self._listed: tuple[list[Person], set[str], list[schemas.PersonRow], int] = ([], set(), [], 0)
 
-    def take(self, event: AnyEvent) -> None:
+    def hear(self, event: AnyEvent) -> None:
         """Learn from one event of the coordinator."""
         with self._lock:
             self._heard = time.monotonic()

@@ -140,7 +140,7 @@ class _Search:
     def follows(self, peer: str) -> bool:
         return peer in self._followers
 
-    def take(self, member: Member) -> "asyncio.Future[Verdict]":
+    def admit(self, member: Member) -> "asyncio.Future[Verdict]":
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._followers[member.peer] = member, verdict
         return verdict
@@ -273,7 +273,7 @@ class GroupService(Service):
             await stream.send(encode(Verdict(verdict="no", leader=search.leader if search else "")))
             await stream.closed()
             return
-        told = search.take(join.member)
+        told = search.admit(join.member)
         left = asyncio.create_task(stream.closed(search.request.patience))
         try:
             await stream.send(encode(Verdict(verdict="wait")))

@@ -183,7 +183,7 @@ class Tracker(threading.Thread):
         """They have just fallen silent: for the next seconds the directory does not ask them, nor wait for them."""
         avoid(self._dht, peers)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Fetch everyone's progress now."""
         with self._looking:
             wide = self._looks % WIDE_LOOK == 0
@@ -271,7 +271,7 @@ class Tracker(threading.Thread):
         """Returns when the next look is due."""
         if time.monotonic() < due:
             return due
-        self.look()
+        self.refresh()
         self._connect()
         return time.monotonic() + self._period
 
@@ -285,7 +285,7 @@ class Tracker(threading.Thread):
         doubtful, looks = time.monotonic() + TIME_TO_LIVE, 0
         while not stop.is_set():
             with suppress(TimeoutError):
-                self.look()
+                self.refresh()
             said = self.twin.there(TIME_TO_LIVE)
             if said is None or (not self.twin.certain and time.monotonic() > doubtful):
                 self.twin.forget()

@@ -130,7 +130,7 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
 
 
 def _take(allowance: PerMinute, name: str) -> None:
-    if not allowance.take(name):
+    if not allowance.allows(name):
         raise Denied("busy")
 
 
@@ -139,7 +139,7 @@ async def serve(run: RunConfig, office: Office, signer: Signer, _dht: DHT, node:
     await Endpoint(node.p2p, run.run_id).add(Admission(run, office, signer, Hosts(node.p2p).of))
 
 
-async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:
+async def request_access(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswer | None:
     """Ask the coordinator for a token; none if it does not answer."""
     question = AccessRequest(run_id=run_id, secret=secret)
     try:
@@ -151,7 +151,7 @@ async def ask(p2p: P2P, organizer: str, run_id: str, secret: str) -> AccessAnswe
 
 async def ask_again(organizer: str, run_id: str, _dht: DHT, node: DHTNode) -> AccessAnswer | None:
     """The same in the process of a node, for the next token."""
-    return await ask(node.p2p, organizer, run_id, "")
+    return await request_access(node.p2p, organizer, run_id, "")
 
 
 def come_in(run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str = "") -> None:
@@ -205,10 +205,10 @@ async def _knock(
             ) from None
         return None
     try:
-        answer = await ask(p2p, gate.organizer, gate.run_id, "")
+        answer = await request_access(p2p, gate.organizer, gate.run_id, "")
         if answer is None or not secret or answer.denial not in _CURABLE:
             return answer
         await asyncio.to_thread(check_secret, secret, run, gate.organizer)
-        return await ask(p2p, gate.organizer, gate.run_id, secret)
+        return await request_access(p2p, gate.organizer, gate.run_id, secret)
     finally:
         await p2p.shutdown()

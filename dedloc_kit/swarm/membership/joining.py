@@ -37,7 +37,7 @@ class Entry:
         self._organizer, self._may_start_alone, self._preferred_port = organizer, may_start_alone, preferred_port
         self.gate = Gate(run.run_id, organizer or self.signer.peer, self.signer, restricted=run.access.who != "open")
 
-    def look(self) -> Surroundings:
+    def surroundings(self) -> Surroundings:
         """Be let in and look around; forks nothing, so it may run in a thread. Raises UserError."""
         if self.gate.restricted and self._organizer is not None:
             come_in(self._run, self.gate, self.identity, self._initial_peers, self._secret)

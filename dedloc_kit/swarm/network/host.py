@@ -72,7 +72,7 @@ class Owner:
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
 
-    async def ask(self, question: Any) -> Any:
+    async def query(self, question: Any) -> Any:
         """What the `answer` that the host was made with gives for this."""
         number = next(self._numbers)
         future = self._asked[number] = asyncio.get_running_loop().create_future()

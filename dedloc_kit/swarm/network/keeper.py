@@ -80,7 +80,7 @@ class Keeper(RecordValidatorBase):
 
     def refused(self) -> Counter[str]:
         """How many records were refused for which reason since the last call."""
-        return self._rejections.take()
+        return self._rejections.drain()
 
     def _unfit(self, record: DHTRecord) -> str:
         """Why this record is refused unread; empty if it fits."""

@@ -245,6 +245,6 @@ class CatchUp:
 
     def _look(self) -> None:
         try:
-            self._tracker.look()
+            self._tracker.refresh()
         except Exception as error:
             _log.warning("the swarm's directory does not answer (%.100r)", error)

@@ -62,7 +62,7 @@ class Donor:
         while request.what == "sketch":
             await stream.send(encode(await alive_until(stream, self._questions.answer(peer, request))))
             request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
-        with self._places[request.what].take(peer, strict=self.line_free.is_set()) as place:
+        with self._places[request.what].place_for(peer, strict=self.line_free.is_set()) as place:
             while True:
                 if place:
                     await self._give(request, stream, place)

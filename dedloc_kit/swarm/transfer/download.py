@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from dedloc_kit.swarm.network.service import Stream
-from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES, Download, Header, Request, ask
+from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES, Download, Header, Request, request_header
 
 STREAMS = 6
 """From different donors if there are several. One libp2p stream alone leaves a long line idle again and again."""
@@ -34,7 +34,7 @@ async def head(open_stream: OpenStream, donor: str, request: Request, seconds: f
     """What a donor answers, without the content; None if it does not within so many seconds."""
     try:
         async with asyncio.timeout(seconds), open_stream(donor) as stream:
-            return await ask(request, stream)
+            return await request_header(request, stream)
     except (OSError, EOFError, ValueError):
         return None
 
@@ -81,7 +81,7 @@ class Downloader:
 
         warned = set[str]()
 
-        async def take(donor: str) -> None:
+        async def download_from(donor: str) -> None:
             answer, reason = await self._ask(donor)
             if reason and donor not in warned:
                 warned.add(donor)
@@ -93,7 +93,7 @@ class Downloader:
             while queue and self._download.wants_more:
                 donor = queue.popleft()
                 if donor not in answers:
-                    await take(donor)
+                    await download_from(donor)
 
         async with asyncio.TaskGroup() as group:
             first = group.create_task(work())
@@ -107,7 +107,7 @@ class Downloader:
                     again = [donor for donor in self._donors if answers.get(donor) in ("failed", "busy")]
                     for donor in again[:STREAMS]:
                         del answers[donor]
-                        group.create_task(take(donor))
+                        group.create_task(download_from(donor))
         return answers
 
     async def _ask(self, donor: str) -> tuple[str, str]:

@@ -68,7 +68,7 @@ class Places:
         return len(self._held)
 
     @contextmanager
-    def take(self, peer: str, *, strict: bool) -> Iterator[Place | None]:
+    def place_for(self, peer: str, *, strict: bool) -> Iterator[Place | None]:
         """A place for this task of a peer; none if it has to wait.
 
         :param strict: whether those who are overdue have to make room

@@ -68,7 +68,7 @@ class Header(Record):
     """Unless the request named the version."""
 
 
-async def ask(request: Request, stream: Stream) -> Header:
+async def request_header(request: Request, stream: Stream) -> Header:
     """What a donor has, without its content if the request wants no bytes of it.
 
     Raises ValueError if it sends what no honest donor sends, OSError or EOFError if it breaks off or stalls.

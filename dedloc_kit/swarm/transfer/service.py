@@ -88,7 +88,7 @@ class TransferService(Service):
         """A download is of no use any more, or over."""
         self._downloads.pop(number)[0].cancel()
 
-    async def ask(self, peer: str, request: Request) -> Header | None:
+    async def header_of(self, peer: str, request: Request) -> Header | None:
         """What another peer answers, without the content; None if it does not."""
         return await head(self._open, peer, request, ANSWER_SECONDS)
 
@@ -179,7 +179,7 @@ class Transfers:
 
     def ask_for_sketch(self, peer: str, version: str, seed: bytes) -> Future[Header | None]:
         """Ask another peer about the state of this version that it holds."""
-        return self._host.call(TransferService.ask, peer, Request(what="sketch", version=version, seed=seed))
+        return self._host.call(TransferService.header_of, peer, Request(what="sketch", version=version, seed=seed))
 
     def _download(
         self,

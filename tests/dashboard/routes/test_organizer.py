@@ -103,7 +103,7 @@ def test_the_organizer_sees_orders_alerts_and_checkpoints_the_newest_first(
 ) -> None:
     alerts = Alerts(tmp_path, 10, 60.0, lambda _: None)
     for step in (1, 2):
-        alerts.take(Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1))
+        alerts.hear(Joined(run_id="r", peer="c", session="a", addresses=(), step=step, device="CPU", parameters=1))
     give(dashboard, browser, "pause")
     values = give(dashboard, browser, "announce", {"text": "Half way!"}).json()
     assert values == browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).json()

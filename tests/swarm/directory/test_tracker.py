@@ -57,14 +57,14 @@ def test_a_look_asks_several_nodes_only_now_and_then_and_then_finds_who_only_oth
     mine, other, newcomer = (Signer(Identity(tmp_path / name)) for name in ("mine", "other", "newcomer"))
     says(dht, other)
     me = a_tracker(dht, mine)
-    me.look()
+    me.refresh()
     assert (list(me.others()), dht.asked_several) == ([other.peer], 1), "the first look asks several"
     says(dht, newcomer)
     dht.unheard = {newcomer.subkey: None}
     for _ in range(WIDE_LOOK - 1):
-        me.look()
+        me.refresh()
     assert (list(me.others()), dht.asked_several) == ([other.peer], 1)
-    me.look()
+    me.refresh()
     assert set(me.others()) == {other.peer, newcomer.peer}
 
 
@@ -75,9 +75,9 @@ def test_a_peer_is_not_gone_because_one_node_did_not_hear_of_it(tmp_path: Path, 
     old = None if ago is None else says(dht, other, ago)
     says(dht, other)
     me = a_tracker(dht, mine)
-    me.look()
+    me.refresh()
     dht.unheard = {other.subkey: old}
-    me.look()
+    me.refresh()
     assert get_dht_time() - me.others()[other.peer].time < SILENT_SECONDS
     assert dht.asked_several == 2
 
@@ -122,7 +122,7 @@ def test_nobody_is_believed_that_claims_more_samples_than_a_batch_can_be_made_of
     directory = Directory(dht, PROGRESS, RUN_ID, reject=pytest.fail)
     for signer, samples in ((honest, MAX_BATCHES * batch), (boasts, MAX_BATCHES * batch + 1)):
         directory.store(signer, progress(samples=samples), peers=1)
-    me.look()
+    me.refresh()
     assert me.others().keys() == {honest.peer}
     assert len(warned) == 1
     assert f"claims {MAX_BATCHES * batch + 1} samples" in warned[0]
@@ -137,11 +137,11 @@ def test_a_peer_that_failed_again_and_again_is_backed_off_and_one_that_is_only_d
     for failing, back in ((me.suspicion.doubt, True), (me.suspicion.suspect, False)):
         for _ in range(3):
             says(dht, other)
-            me.look()
+            me.refresh()
             failing({other.peer})
         assert not me.others()
         says(dht, other)
-        me.look()
+        me.refresh()
         assert bool(me.others()) is back
 
 
@@ -151,11 +151,11 @@ def test_no_round_waits_for_an_organizer_that_failed_again_and_again_but_its_wor
     me = a_tracker(dht, mine, organizer.peer)
     for _ in range(4):
         says(dht, organizer)
-        me.look()
+        me.refresh()
         me.suspicion.suspect({organizer.peer})
     assert not me.others(), "not what it said before"
     says(dht, organizer)
-    me.look()
+    me.refresh()
     assert me.others().keys() == me.suspicion.backed_off() == {organizer.peer}
 
 
@@ -163,7 +163,7 @@ def test_nobody_is_alone_because_of_looks_over_a_line_that_was_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = a_tracker(Spotty(), Signer(Identity(tmp_path / "mine")))
-    me.look()
+    me.refresh()
     assert me.alone()
     with monkeypatch.context() as down:
         down.setattr(me.connections, "cut_off", lambda: True)

@@ -41,7 +41,7 @@ class Liar:
         self.run = parse_run(who["run"])
         config = PeerConfig(folder=Path(who["folder"]), host="127.0.0.1", client_mode=False)
         entry = Entry(self.run, config, who["peers"], who["organizer"], who["code"])
-        self.node, self.signer = entry.start(entry.look()), entry.signer
+        self.node, self.signer = entry.start(entry.surroundings()), entry.signer
         task = TinyTask(self.run)
         self.state = TrainingState(
             task.build_model(),

@@ -32,7 +32,7 @@ from dedloc_kit.swarm.membership.admission import (
     QUESTIONS_OF_AN_ADDRESS,
     STRANGERS_QUESTIONS,
     Admission,
-    ask,
+    request_access,
 )
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network import connections
@@ -185,7 +185,7 @@ def test_a_code_that_is_passed_around_lets_in_as_many_machines_as_it_says_and_th
 
     def come(key: str) -> AccessAnswer:
         async def asks(p2p: P2P) -> Any:
-            return await ask(p2p, swarm.invitation.organizer, BY_CODE.run_id, code)
+            return await request_access(p2p, swarm.invitation.organizer, BY_CODE.run_id, code)
 
         answer = outside(swarm, asks, Identity(tmp_path / key).path)
         assert isinstance(answer, AccessAnswer)
@@ -359,7 +359,7 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
     gate = Gate(BY_CODE.run_id, swarm.invitation.organizer, Signer(Identity(tmp_path / "b.key")), restricted=True)
     for settings in ({}, {"client_mode": False}):
         bob = entry("bob", **settings)
-        around = bob.look()
+        around = bob.surroundings()
         assert not around.reach.client_mode
         address = f"/ip4/127.0.0.1/tcp/{around.port}/p2p/{bob.signer.peer}"
         assert gate.vouched(bob.signer.peer, (address,), around.reach.words[0]) == (address,)

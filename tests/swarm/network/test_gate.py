@@ -23,7 +23,7 @@ from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, AccessAnswer, Acc
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.averaging.group import GroupService, Join, Member, Verdict
 from dedloc_kit.swarm.averaging.service import AveragingService, Opening
-from dedloc_kit.swarm.membership.admission import Admission, ask
+from dedloc_kit.swarm.membership.admission import Admission, request_access
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.reach import Question, Reachability
@@ -145,7 +145,7 @@ def folder_of(swarm: Swarm) -> Path:
 
 
 async def asked(p2p: P2P, swarm: Swarm, secret: str = "") -> AccessAnswer:
-    answer = await ask(p2p, swarm.invitation.organizer, RUN.run_id, secret)
+    answer = await request_access(p2p, swarm.invitation.organizer, RUN.run_id, secret)
     assert answer is not None
     return answer
 

@@ -34,7 +34,7 @@ class Counter:
         await asyncio.Event().wait()
 
     async def of_owner(self, question: Any) -> Any:
-        return await self._owner.ask(question)
+        return await self._owner.query(question)
 
     async def fill(self, values: torch.Tensor) -> None:
         values.fill_(7.0)

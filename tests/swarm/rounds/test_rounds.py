@@ -65,7 +65,7 @@ class Peer:
         )
         directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
         directory.store(self.other, told if samples is not None else None, peers=1)
-        self.tracker.look()
+        self.tracker.refresh()
 
 
 def a_receipt(step: int) -> Receipt:
@@ -146,7 +146,7 @@ def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path) -> N
     me = Peer(tmp_path)
     me.gradients.add(1.0, 10, 0)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it has not looked yet"
-    me.tracker.look()
+    me.tracker.refresh()
     complete = me.rounds.gather_if_due(samples_per_second=1.0)
     assert complete is not None
     assert [contribution.samples for contribution in complete.contributions.values()] == [10]
@@ -164,7 +164,7 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
     assert not me.tracker.others()
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None
     for _ in range(4):
-        me.tracker.look()  # its connections are dead: it finds nobody
+        me.tracker.refresh()  # its connections are dead: it finds nobody
         assert me.rounds.gather_if_due(samples_per_second=1.0) is None
         now += TIME_TO_LIVE / 4
     me.hear(5, time=now)
@@ -183,7 +183,7 @@ def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, m
     while (complete := me.rounds.gather_if_due(samples_per_second=1.0)) is None and now < began + 10 * TIME_TO_LIVE:
         me.rounds.call_off()
         now += 4.0
-        me.tracker.look()
+        me.tracker.refresh()
     assert complete is not None
     assert now > began + 1.5 * TIME_TO_LIVE, "it was looked for after its record had lapsed"
 
@@ -226,7 +226,7 @@ def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
     tmp_path: Path, loss: float, said: float
 ) -> None:
     me = Peer(tmp_path)
-    me.tracker.look()
+    me.tracker.refresh()
     me.gradients.add(loss, 10, 0)
     complete = me.rounds.gather_if_due(samples_per_second=1.0)
     assert complete is not None
@@ -235,7 +235,7 @@ def test_a_loss_beyond_all_bounds_is_told_as_the_bound_and_ends_nobody(
 
 def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: Path) -> None:
     me, said = Peer(tmp_path), []
-    me.tracker.look()
+    me.tracker.refresh()
     for step, samples in enumerate((10, 12)):
         me.gradients.add(1.0, samples, step)
         complete = me.rounds.gather_if_due(samples_per_second=1.0)

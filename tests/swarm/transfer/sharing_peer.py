@@ -186,7 +186,7 @@ class Peer:
         async def make(owner: Owner) -> AsyncIterator[Sequence[object]]:
             p2p = await self.node.replicate_p2p()
             endpoint = Endpoint(p2p, RUN)
-            service = Counting(endpoint, Donor(owner.ask, source.layout))
+            service = Counting(endpoint, Donor(owner.query, source.layout))
             await endpoint.add(service)
             try:
                 yield [service]

@@ -23,7 +23,7 @@ class Visitor:
         asked = asyncio.Event()
 
         async def stay() -> None:
-            with self._where.take(self._name, strict=strict) as self.place:
+            with self._where.place_for(self._name, strict=strict) as self.place:
                 asked.set()
                 if self.place:
                     await asyncio.Event().wait()
@@ -134,7 +134,7 @@ def test_a_peer_that_goes_on_to_another_version_lets_go_of_the_one_before() -> N
                 assert await a.asks()
 
             async def takes(version: str) -> None:
-                with a._where.take("a", strict=True) as place:
+                with a._where.place_for("a", strict=True) as place:
                     assert place is not None
                     place.begin(version)
 
