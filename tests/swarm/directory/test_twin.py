@@ -119,7 +119,7 @@ def test_who_waits_goes_on_telling_its_twin_ever_more_rarely(tmp_path: Path, mon
         if looks == MAX_LEFT + 70:
             stop.set()
 
-    monkeypatch.setattr(me, "look", look)
+    monkeypatch.setattr(me, "refresh", look)
     monkeypatch.setattr(me, "_tell_twin", lambda: told_at.append(looks - MAX_LEFT))
     me.await_twin(stop, lambda: None)
     assert told_at == [1, 2, 3, 4, 5, 8, 16, 32, 64]
