@@ -245,7 +245,7 @@ MUTATIONS = (
     Mutation(
         "the bytes of a document that is measured in part count in full",
         "tasks/packed.py",
-        "size += len(text.encode()) * min(1.0, (wanted - held) / max(1, tokens))",
+        "size += len(text.encode()) * part",
         "size += len(text.encode())",
         "tests/tasks/test_causal.py -k hardly_depend",
     ),

@@ -24,6 +24,7 @@ from dedloc_kit.session.session import Session
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.session.sessions import wait_for
 from tests.swarm.harness import wait_until
+from tests.text_runs import write_text
 
 COMMAND = [sys.executable, "-m", "dedloc_kit.cli"]
 
@@ -83,9 +84,10 @@ def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
 def prepared(hub: LoopbackHub, recipe: list[str], changes: dict[str, str]) -> Path:
     """The run's configuration, made from a recipe, data and a tokenizer that are on the Hub.
 
+    The data is what lies in the folder `corpus`.
+
     :param changes: lines of the recipe by how they begin, and what stands there instead
     """
-    write_corpus(Path("corpus"), 600_000)
     hub.commits["datasets/us/corpus"] = [files_of(Path("corpus"))]
     data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]
     dedloc("new", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
@@ -122,6 +124,7 @@ def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(600)
 def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
+        write_corpus(Path("corpus"), 600_000)
         changes = {"global_batch = ": "global_batch = 64", "access = ": 'access = "invite"'}
         run, folder = prepared(hub, ["albert-demo"], changes), tmp_path / "run"
         assert "to finish" in dedloc("check", run, "--volunteers", "2xCPU,20xT4@50mbit", "--threads", "1")
@@ -167,10 +170,9 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
         assert loaded.stdout.strip() == "128", loaded.stderr
 
 
-def published_model(folder: Path) -> None:
+def published_model(texts: list[str], folder: Path) -> None:
     """A small decoder with a vocabulary of its own, as others have published it."""
-    texts = ["the river runs to the sea, by day and by night", "a bridge of stone, a mill, and a road"] * 20
-    train_tokenizer(iter(texts), 320, folder, "bpe", "causal")
+    train_tokenizer(iter(texts), 265, folder, "bpe", "causal")
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = LlamaConfig(**small, vocab_size=len(load_tokenizer(str(folder))), max_position_embeddings=64)
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -181,11 +183,11 @@ def published_model(folder: Path) -> None:
 def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published_model(Path("base"))
+    published_model(write_text(tmp_path), Path("base"))
     changes = {
         "global_batch = ": "global_batch = 32",
         'name = "encoder"': 'name = "causal"\nevaluation_samples = 16',
-        "vocabulary = ": "vocabulary = 400",
+        "vocabulary = ": "vocabulary = 290",
         "sequence_length = ": "sequence_length = 32",
         "learning_rate = ": "learning_rate = 1e-6",
         "local_batch = ": "local_batch = 8",
@@ -218,7 +220,8 @@ def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
         published = hub.files("us/model")
         assert "ledger/start.parquet" in published
         ours, theirs = (load(files["model.safetensors"]) for files in (published, files_of(Path("base"))))
-        assert ours["model.embed_tokens.weight"].shape == (400, 32)
+        rows = [len(each["model.embed_tokens.weight"]) for each in (ours, theirs)]
+        assert rows == [290, 265]
         for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight"):
             assert not torch.equal(ours[name], theirs[name])
             assert float((ours[name] - theirs[name]).abs().max()) < 0.01 * float(theirs[name].abs().max())
