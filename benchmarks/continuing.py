@@ -1,11 +1,13 @@
 """What a model that exists is worth as a beginning, with a new vocabulary: bits per byte of held-out text as it learns.
 
-    python benchmarks/continuing.py --text FOLDER ... --json FILE
+    python -m benchmarks.continuing --text FOLDER ... --json FILE
+    python -m benchmarks.continuing --text FOLDER ... --keep recipes/continue/start-smoke
 
 A small decoder learns one half of the documents; the other half, with a vocabulary of its own, is then learned from
 scratch, from the old model with random embeddings, from it with each token the mean of the old ones that spell it, and
 the same with nothing but the embeddings trained at first. All see the same samples. Without --text it takes the demo's
-text, the documentation strings of this Python.
+text, the documentation strings of this Python. With --keep only the old model is made, in a folder, as others publish
+theirs: for a run that goes on from it.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer, training_text
 from dedloc_kit.run import Source, parse_run
 from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.start import fingerprint
 from dedloc_kit.tasks.vocabulary import Origins, origins, transplant
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 6, 12
@@ -78,6 +81,16 @@ def curve(task: Any, model: Any, steps: int, frozen: int = 0) -> list[float]:
     return found
 
 
+def keep(folder: Path, steps: int, where: Path) -> None:
+    """Make the old model alone, and write it to a new folder `where`."""
+    task = task_of(folder, "old")
+    model = task.build_model()
+    print("bits per byte:", *(f"{each:.3f}" for each in curve(task, model, steps)), flush=True)
+    where.mkdir(parents=True)
+    task.save(model, where, begin=task.begin)
+    print(f'start_sha256 = "{fingerprint(where)}"')
+
+
 def measure(folder: Path, steps: int) -> dict[str, list[float]]:
     before, after = task_of(folder, "old"), task_of(folder, "new")
     old = before.build_model()
@@ -103,11 +116,17 @@ def main() -> None:
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
     parser.add_argument("--steps", type=int, default=300, help="of each training (default: 300)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the curves there as well")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="make nothing but the old model, and write it there"
+    )
     arguments = parser.parse_args()
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
     documents = [text for source in sources for text in in_order(source, texts, warn=print)] or collect_documents()
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), documents)
+        if arguments.keep:
+            keep(Path(folder), arguments.steps, arguments.keep)
+            return
         curves = measure(Path(folder), arguments.steps)
     if arguments.json:
         arguments.json.write_text(json.dumps(curves, indent=1), encoding="utf-8")

@@ -24,6 +24,8 @@ class LoopbackHub:
     def __init__(self) -> None:
         self.commits: dict[str, list[Files]] = {}
         self.private: set[str] = set()
+        self.gated: set[str] = set()
+        """What everybody may look up, but not read."""
         self.names: dict[str, str] = {}
         """Who is known by which token; the one of all tests needs none."""
         self.organizations: dict[str, list[str]] = {}
@@ -185,6 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _resolve(self, repository: str, revision: str, name: str) -> None:
         files = self.hub.at(repository, revision)
+        if repository in self.hub.gated:
+            self._answer(403, {"error": "ask for access"}, {"X-Error-Code": "GatedRepo"})
+            return
         if files is None:
             self._answer(404, {"error": "none"}, {"X-Error-Code": "RevisionNotFound"})
             return

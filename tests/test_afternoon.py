@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from dedloc_kit.access.office import invite
 from dedloc_kit.data.docstrings import write_corpus
+from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.ledger import Ledger
 from dedloc_kit.session.session import Session
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.session.sessions import wait_for
 from tests.swarm.harness import wait_until
+from tests.text_runs import write_text
 
 COMMAND = [sys.executable, "-m", "dedloc_kit.cli"]
 
@@ -75,33 +81,52 @@ def volunteer(folder: Path, name: str, code: str = "") -> Iterator[Session]:
         assert session.ended.wait(90.0)
 
 
-def prepared(hub: LoopbackHub) -> Path:
-    """The run's configuration, made from a recipe, data and a tokenizer that are on the Hub."""
-    write_corpus(Path("corpus"), 600_000)
-    files = [path for path in Path("corpus").rglob("*") if path.is_file()]
-    hub.commits["datasets/us/corpus"] = [{str(path.relative_to("corpus")): path.read_bytes() for path in files}]
+def prepared(hub: LoopbackHub, recipe: list[str], changes: dict[str, str]) -> Path:
+    """The run's configuration, made from a recipe, data and a tokenizer that are on the Hub.
+
+    The data is what lies in the folder `corpus`.
+
+    :param changes: lines of the recipe by how they begin, and what stands there instead
+    """
+    hub.commits["datasets/us/corpus"] = [files_of(Path("corpus"))]
     data = ["--dataset", "us/corpus=1", "--evaluation", "us/corpus::test"]
-    dedloc("new", "our-model", "--recipe", "albert-demo", *data, "--language", "en", "--about", "Ours, for us.")
+    dedloc("new", "our-model", "--recipe", *recipe, *data, "--language", "en", "--about", "Ours, for us.")
     run = Path("our-model") / "run.toml"
+    change(run, changes)
     said = dedloc("tokenizer", run, "--push", "us/tokenizer")
     pinned = re.search(r'tokenizer = "us/tokenizer@\w+"', said)
     assert pinned is not None, said
-    text = run.read_text(encoding="utf-8")
-    text = text.replace("global_batch = 256", "global_batch = 64").replace('access = "open"', 'access = "invite"')
-    lines = [pinned[0] if line.startswith("tokenizer = ") else line for line in text.splitlines()]
-    run.write_text("\n".join(lines), encoding="utf-8")
+    change(run, {"tokenizer = ": pinned[0]})
     return run
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def change(run: Path, changes: dict[str, str]) -> None:
+    lines = run.read_text(encoding="utf-8").splitlines()
+    for beginning, instead in changes.items():
+        (at,) = [number for number, line in enumerate(lines) if line.startswith(beginning)]
+        lines[at] = instead
+    run.write_text("\n".join(lines), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DEDLOC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("COLUMNS", "500")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DEDLOC_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    monkeypatch.setenv("COLUMNS", "500")
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
-        run, folder = prepared(hub), tmp_path / "run"
+        write_corpus(Path("corpus"), 600_000)
+        changes = {"global_batch = ": "global_batch = 64", "access = ": 'access = "invite"'}
+        run, folder = prepared(hub, ["albert-demo"], changes), tmp_path / "run"
         assert "to finish" in dedloc("check", run, "--volunteers", "2xCPU,20xT4@50mbit", "--threads", "1")
         with launched(run, folder):
             wait_until(lambda: "invitation.json" in hub.files("us/model"), "the invitation is not on the Hub", 60.0)
@@ -143,3 +168,60 @@ def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: p
             [sys.executable, "-c", load], capture_output=True, text=True, check=False, env=os.environ
         )
         assert loaded.stdout.strip() == "128", loaded.stderr
+
+
+def published_model(texts: list[str], folder: Path) -> None:
+    """A small decoder with a vocabulary of its own, as others have published it."""
+    train_tokenizer(iter(texts), 265, folder, "bpe", "causal")
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = LlamaConfig(**small, vocab_size=len(load_tokenizer(str(folder))), max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_model(write_text(tmp_path), Path("base"))
+    changes = {
+        "global_batch = ": "global_batch = 32",
+        'name = "encoder"': 'name = "causal"\nevaluation_samples = 16',
+        "vocabulary = ": "vocabulary = 290",
+        "sequence_length = ": "sequence_length = 32",
+        "learning_rate = ": "learning_rate = 1e-6",
+        "local_batch = ": "local_batch = 8",
+    }
+    with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
+        hub.commits["us/base"] = [files_of(Path("base"))]
+        start = f"us/base@{hub.revision('us/base')}"
+        run, folder = prepared(hub, ["continue", "--start", start], changes), tmp_path / "run"
+        with launched(run, folder):
+            ledger = Ledger(folder / "ledger.sqlite", read_only=True)
+            wait_until(lambda: ledger.start() is not None, "the start is not measured", 120.0)
+            # From here on nobody gets its weights but from the swarm.
+            del hub.files("us/base")["model.safetensors"]
+            for path in (tmp_path / "cache" / "models--us--base").rglob("model.safetensors"):
+                path.resolve().unlink()
+                path.unlink()
+            wait_until(lambda: "invitation.json" in hub.files("us/model"), "the invitation is not on the Hub", 60.0)
+            here = [volunteers.enter_context(volunteer(tmp_path, name)) for name in ("alice", "bob")]
+            for session in here:
+                wait_for(session, lambda now: now.session_samples > 0)
+            dedloc("finish", folder)
+            for session in here:
+                assert wait_for(session, lambda now: now.over).phase == "finished"
+        measured, evaluated = ledger.start(), ledger.first_and_last_evaluation()
+        ledger.close()
+        assert measured is not None
+        assert evaluated is not None
+        assert measured.model == "us/base"
+        assert measured.loss > evaluated[0].loss, "it has not learned either, and has more tokens to tell for a text"
+        published = hub.files("us/model")
+        assert "ledger/start.parquet" in published
+        ours, theirs = (load(files["model.safetensors"]) for files in (published, files_of(Path("base"))))
+        rows = [len(each["model.embed_tokens.weight"]) for each in (ours, theirs)]
+        assert rows == [290, 265]
+        for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight"):
+            assert not torch.equal(ours[name], theirs[name])
+            assert float((ours[name] - theirs[name]).abs().max()) < 0.01 * float(theirs[name].abs().max())

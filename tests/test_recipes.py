@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import continuing
 from dedloc_kit.data.tokenizer import train_tokenizer
 from dedloc_kit.organizer.new import PURPOSES
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run import RunConfig, Source, load_run
-from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks import create_task, first_model
 from dedloc_kit.tasks.architecture import DECODERS, ENCODERS
 from dedloc_kit.training.optimizers import build_optimizer
 
@@ -63,8 +64,36 @@ def test_the_small_form_of_a_recipe_learns(name: str, tmp_path: Path) -> None:
             "data": small.data.model_copy(update=data),
         }
     )
+    losses = learned(run)
+    assert min(losses[-2:]) < losses[0] - 0.3
+
+
+def test_the_small_form_of_going_on_takes_the_model_that_the_benchmark_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [f"{number} times {TEXT}" for number in range(100)]
+    monkeypatch.setattr(continuing, "VOCABULARY", 300)
+    monkeypatch.setattr(continuing, "EVALUATIONS", 1)
+    continuing.prepare(tmp_path, documents)
+    continuing.keep(tmp_path, 1, tmp_path / "start")
+    sha256 = re.fullmatch('start_sha256 = "(.*)"', capsys.readouterr().out.splitlines()[-1])
+    assert sha256 is not None
+    small = load_run(recipe("continue") / "run.toml", recipe("continue") / "smoke.toml")
+    place = {"start": str(tmp_path / "start"), "start_sha256": sha256[1], "tokenizer": str(tmp_path / "new-tokenizer")}
+    source = Source(dataset=str(tmp_path / "new"))
+    run = small.model_copy(
+        update={
+            "task": small.task.model_copy(update=place),
+            "data": small.data.model_copy(update={"train": (source,), "evaluation": None}),
+        }
+    )
+    learned(run)
+
+
+def learned(run: RunConfig) -> list[float]:
+    """The losses of a few steps."""
     task = create_task(run)
-    model = task.build_model()
+    model = first_model(task)
     optimizer = build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
     losses = []
     for batch in islice(task.batches(8, 0, print), 8):
@@ -75,4 +104,4 @@ def test_the_small_form_of_a_recipe_learns(name: str, tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert min(losses[-2:]) < losses[0] - 0.3
+    return losses

@@ -100,10 +100,17 @@ def choices() -> dict[str, str]:
 
 
 def next_commands(folder: Path) -> list[str]:
-    """What the organizer does now, as commands."""
+    """What the organizer does now, as commands; behind a # what there is to know."""
     path = folder / "run.toml"
-    tokenizer = isinstance(load_run(path).task.options.get("tokenizer"), str)
-    return [*([f"dedloc tokenizer {path}"] if tokenizer else []), f"dedloc check {path}", f"dedloc launch {path}"]
+    run = load_run(path)
+    options, check = run.task.options, f"dedloc check {path}"
+    commands = [f"dedloc tokenizer {path}"] if isinstance(options.get("tokenizer"), str) else []
+    if commands and "start" in options:
+        commands[0] += "    # or remove the line `tokenizer` there: then the model keeps the words that it has"
+        if run.data.evaluation is not None:
+            model = str(options["start"]).partition("@")[0]
+            check += f" --compare {model}    # what words of your own are worth, and where it begins with both"
+    return [*commands, check, f"dedloc launch {path}"]
 
 
 def parse_source(text: str, column: str, folder: Path) -> Source:

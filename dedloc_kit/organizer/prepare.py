@@ -26,7 +26,9 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); set DEDLOC_HOME to another folder") from None
-    tokenizer = run.task.options.get("tokenizer")
+    tokenizer, start = (run.task.options.get(key) for key in ("tokenizer", "start"))
+    if isinstance(start, str) and _lacking(start):
+        raise UserError(f"the recipe {name} goes on from a model in {start}; make it as {source / 'README.md'} says")
     if any(_lacking(part.dataset) for part in run.data.train):
         if not isinstance(tokenizer, str):
             raise UserError(f"the pictures of the recipe {name} are not on this machine; choose a recipe of text")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
@@ -76,6 +77,9 @@ class Family:
         text_part = f"{architecture}{_TEXT_PART}"
         name = text_part if text_part in self.known else architecture
         if name not in self.known or name not in CONFIG_MAPPING:
+            if architecture in (ENCODERS if self.causal else DECODERS).known:
+                task = "encoder" if self.causal else "causal"
+                raise UserError(f'a {architecture} is for the task {task}; set task.name = "{task}"')
             nearest = difflib.get_close_matches(architecture, self.known, n=1, cutoff=0.0)[0].removesuffix(_TEXT_PART)
             raise UserError(
                 f"task.architecture '{architecture[:80]}' is none that transformers has for this task; "
@@ -260,5 +264,6 @@ def _differ(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
 
 def _unpackable(model: Any, reason: str) -> UserError:
     return UserError(
-        f"task.architecture: {model.config.model_type} cannot be trained on packed documents ({reason}); choose another"
+        f"task.architecture: {model.config.model_type} cannot be trained on packed documents ({reason}); choose "
+        f"another, or a newer transformers than {transformers.__version__}"
     )

@@ -57,6 +57,10 @@ class Start:
                 f"the newest one on huggingface.co/{where}/commits/main"
             )
 
+    def look(self) -> None:
+        """Raise UserError if it is not there, is no model, or may not be read."""
+        _ = self.config
+
     @property
     def folder(self) -> Path | None:
         """Where it is if it is the organizer's."""

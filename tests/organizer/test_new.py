@@ -61,10 +61,21 @@ def test_a_language_is_put_where_the_recipe_has_none() -> None:
     assert load_run(Path("our-toy/run.toml")).task.options["language"] == "sw"
 
 
-def test_a_run_goes_on_from_the_model_that_is_named() -> None:
+def test_a_run_goes_on_from_the_model_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     start = f"owner/model@{'0123456789' * 4}"
-    assert main(["new", "ours", "--recipe", "continue", *WIKIPEDIA, "--start", start]) == 0
-    assert load_run(Path("ours/run.toml")).task.options["start"] == start
+    told = []
+    for name, more in (("ours", []), ("theirs", ["--evaluation", "a/b"])):
+        assert main(["new", name, "--recipe", "continue", *WIKIPEDIA, "--start", start, *more]) == 0
+        assert load_run(Path(f"{name}/run.toml")).task.options["start"] == start
+        told += [line.strip() for line in capsys.readouterr().out.splitlines() if " dedloc " in line]
+    assert [line.partition("    #")[0] for line in told] == [
+        "dedloc tokenizer ours/run.toml",
+        "dedloc check ours/run.toml",
+        "dedloc launch ours/run.toml",
+        "dedloc tokenizer theirs/run.toml",
+        "dedloc check theirs/run.toml --compare owner/model",
+        "dedloc launch theirs/run.toml",
+    ]
 
 
 def test_local_data_is_named_as_seen_from_the_run_s_folder(elsewhere: Path) -> None:

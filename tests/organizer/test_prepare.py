@@ -115,6 +115,16 @@ def test_a_demo_whose_data_is_not_here_takes_the_corpus_that_every_machine_has(
     assert Path(run.task.options["tokenizer"]).is_dir()
 
 
+def test_a_demo_whose_start_is_not_here_says_where_it_is_told_how_to_make_it(shipped: Path, tmp_path: Path) -> None:
+    (shipped / "corpus.txt").rename(shipped / "data.txt")
+    text = (shipped / "run.toml").read_text(encoding="utf-8")
+    (shipped / "run.toml").write_text(text.replace("[task]", '[task]\nstart = "./start"'))
+    with pytest.raises(UserError, match=r"goes on from a model in .*start; make it as .*README\.md says"):
+        prepare_demo("recipe", tmp_path / "demo")
+    (shipped / "start").mkdir()
+    assert prepare_demo("recipe", tmp_path / "demo").task.options["start"] == str(shipped / "start")
+
+
 def test_a_demo_of_pictures_that_are_not_here_is_refused(shipped: Path, tmp_path: Path) -> None:
     pictures = 'name = "p"\nglobal_batch = 8\ntask = {name = "swav"}\ndata = {train = [{dataset = "./none"}]}'
     (shipped / "run.toml").write_text(pictures)

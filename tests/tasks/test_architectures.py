@@ -54,6 +54,8 @@ def test_a_packed_document_is_what_it_is_alone(family: Family, architecture: str
     [
         (DECODERS, "lama", {}, r"task.architecture 'lama' is none .* did you mean 'llama'\?"),
         (ENCODERS, "modern-bert", {}, r"did you mean 'modernbert'\?"),
+        (ENCODERS, "qwen3", {}, 'a qwen3 is for the task causal; set task.name = "causal"'),
+        (DECODERS, "modernbert", {}, 'a modernbert is for the task encoder; set task.name = "encoder"'),
         (DECODERS, "llama", {"hiden_size": 8}, r"task.model.hiden_size is not a known key of llama; .*'hidden_size'"),
         (DECODERS, "llama", {"vocab_size": 8}, "task.model.vocab_size is for the tokenizer to say; leave it out"),
         (
@@ -71,7 +73,12 @@ def test_a_packed_document_is_what_it_is_alone(family: Family, architecture: str
             "mamba cannot be trained on packed .*see each",
         ),
         (DECODERS, "bert", {**SMALL}, "bert cannot be trained on packed documents .*; choose another"),
-        (ENCODERS, "roberta", {**SMALL}, "roberta cannot be trained on packed documents .*; choose another"),
+        (
+            ENCODERS,
+            "roberta",
+            {**SMALL},
+            r"roberta cannot be trained on packed .*; choose another, or a newer transformers than \d",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -47,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub:
         files = {path.name: path.read_bytes() for path in (folder / "published").iterdir()}
+        hub.commits["us/gated"], hub.gated = [files], {"us/gated"}
         hub.commits["us/model"] = [files, {**files, "config.json": b"{}", "more": b""}]
         yield hub
 
@@ -235,7 +236,10 @@ def test_another_model_than_the_runs_file_says_is_refused(folder: Path) -> None:
         ("us/model@COMMIT", {"architecture": "qwen3"}, 'task.architecture is "qwen3", and us/model@'),
         ("us/model@COMMIT", {"sequence_length": 65}, "task.sequence_length must be at most"),
         ("us/model@" + "0" * 40, {"tokenizer": "TOKENIZER"}, "us/model has no commit 0000"),
+        ("us/model@" + "0" * 40, {}, "us/model has no commit 0000"),
         ("us/none@" + "0" * 40, {"tokenizer": "TOKENIZER"}, "there is no us/none on the Hub that you may read"),
+        ("us/none@" + "0" * 40, {}, "there is no us/none on the Hub that you may read; check the name, or log in"),
+        ("us/gated@" + "0" * 40, {}, "us/gated is gated: ask for access on huggingface.co/us/gated, then log in"),
     ],
 )
 def test_a_start_that_cannot_be_is_told_when_the_task_is_made(
