@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,20 +18,15 @@ NOTHING_HELD_OUT = {"train": [{"dataset": "none/none"}]}
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("data", "measured"), [({}, "held-out loss"), ({"data": NOTHING_HELD_OUT}, "measured loss")], ids=["some", "none"]
-)
-def test_a_run_with_a_mad_learning_rate_says_that_it_has_diverged_and_resumes_from_before(
-    tmp_path: Path, data: dict[str, Any], measured: str
-) -> None:
-    run = tiny_run(global_batch=16, optimizer=MAD, **data)
+def test_a_run_with_a_mad_learning_rate_says_that_it_has_diverged_and_resumes_from_before(tmp_path: Path) -> None:
+    run = tiny_run(global_batch=16, optimizer=MAD)
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(checkpoint_every=1, evaluate_every=1000)
         swarm.volunteer("volunteer", {"TINY_PAUSE": "0.02"}, microbatch=4)
         coordinator.wait_for_step(1)
         told = coordinator.wait_for(Peers, lambda event: bool(event.problem))
         assert "the training has diverged" in told.problem
-        found = coordinator.wait_for(Peers, lambda event: measured in event.problem)
+        found = coordinator.wait_for(Peers, lambda event: "held-out loss" in event.problem)
         assert found.problem.endswith("is not a finite number")
         assert not any(isinstance(e, Evaluated) and not math.isfinite(e.loss) for e in coordinator.events)
     newest = max(int(path.stem[5:]) for path in (tmp_path / "coordinator" / "checkpoints").glob("step-*.safetensors"))

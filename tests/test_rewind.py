@@ -53,7 +53,6 @@ def assert_one_history(coordinator: Peer, *rewound: int) -> None:
     "sections",
     [
         pytest.param({}, id="gradients"),
-        pytest.param({"averaging": {"overlap": False}}, id="exact"),
         pytest.param({"averaging": {"mode": "local-steps", "local_batch": 8}}, id="local steps"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.run import seed_of
 from dedloc_kit.tasks import create_task
@@ -56,6 +58,7 @@ def test_in_a_run_with_a_microbatch_volunteers_take_it_without_a_trial(tmp_path:
     assert not any(isinstance(event, State) and "at once" in event.text for event in volunteer.events)
 
 
+@pytest.mark.slow
 def test_a_device_whose_memory_runs_out_for_good_is_left_out_and_the_host_goes_on_with_the_other(
     tmp_path: Path,
 ) -> None:
@@ -88,6 +91,7 @@ def memory_warnings(volunteer: Peer) -> list[str]:
     return [event.text for event in volunteer.events if isinstance(event, Warned) and "memory" in event.text]
 
 
+@pytest.mark.slow
 def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that_is(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

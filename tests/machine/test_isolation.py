@@ -34,6 +34,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_coordinator_and_a_volunteer_train_in_a_folder_whose_files_hide_libraries(tmp_path: Path, trap: Path) -> None:
     with Swarm(tiny_run(), tmp_path / "swarm") as swarm:
         swarm.coordinator()

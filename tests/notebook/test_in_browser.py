@@ -97,6 +97,7 @@ def processes_in(home: Path) -> dict[int, str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_volunteer_joins_watches_pauses_and_leaves_in_jupyterlab_4(tmp_path: Path) -> None:
     take_part(tmp_path, sys.executable, ipywidgets="8", pictures="panel-lab4", resume=False)
 

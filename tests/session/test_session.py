@@ -59,6 +59,7 @@ def test_a_session_shows_what_it_gives_pauses_and_counts_everything_when_it_leav
         assert left.total_samples == left.session_samples
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_goes_on_by_itself_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_run_that_is_over_ends_the_session_with_thanks(tmp_path: Path) -> None
         assert over.problem is None
 
 
+@pytest.mark.slow
 def test_volunteers_do_what_the_organizer_orders_wait_read_and_end_after_the_step_under_way(tmp_path: Path) -> None:
     folder = tmp_path / "coordinator"
     with (
@@ -171,6 +173,7 @@ def test_a_training_that_never_gets_to_work_is_not_started_for_ever(
         assert "ValueError" in failed.details
 
 
+@pytest.mark.slow
 def test_a_training_that_stops_three_times_for_one_reason_without_a_sample_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ USE = """if True:
 """
 
 
+@pytest.mark.slow
 def test_what_the_tasks_of_text_publish_works_where_there_is_no_dedloc_kit(tmp_path: Path) -> None:
     write_text(tmp_path)
     models: dict[str, Any] = {}

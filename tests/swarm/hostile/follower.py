@@ -40,7 +40,7 @@ class Liar:
         torch.set_num_threads(1)
         self.run = parse_run(who["run"])
         config = PeerConfig(folder=Path(who["folder"]), host="127.0.0.1", client_mode=False)
-        entry = Entry(self.run, config, who["peers"], who["organizer"], who["code"])
+        entry = Entry(self.run, config, who["peers"], who["organizer"])
         self.node, self.signer = entry.start(entry.surroundings()), entry.signer
         task = TinyTask(self.run)
         self.state = TrainingState(

@@ -410,6 +410,7 @@ async def stalled(p2p: P2P, donor: PeerID) -> Any:
     return stream
 
 
+@pytest.mark.slow
 def test_stalled_downloads_hold_a_version_for_each_place_and_a_newcomer_gets_the_newest(tmp_path: Path) -> None:
     peers = sharing.Swarm(tmp_path)
     try:

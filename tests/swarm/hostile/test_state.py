@@ -11,10 +11,7 @@ from typing import Any
 import pytest
 from hivemind.p2p import P2P, PeerID
 
-from dedloc_kit.access.office import invite
 from dedloc_kit.events import Left, LocalProgress, Peers, Warned
-from dedloc_kit.machine.account import CODE
-from dedloc_kit.records import INVITATION_FILE
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import decode, encode
 from dedloc_kit.swarm.transfer.donor import MAX_UPLOADS
@@ -39,10 +36,10 @@ PAUSE = {"TINY_PAUSE": "0.05"}
 class Liar(Puppet):
     """The hostile process of `follower.py`."""
 
-    def __init__(self, swarm: Swarm, folder: Path, code: str = "") -> None:
+    def __init__(self, swarm: Swarm, folder: Path) -> None:
         super().__init__("tests.swarm.hostile.follower", folder)
         invitation = swarm.invitation
-        who = {"run": invitation.run, "folder": str(folder), "peers": invitation.peers, "code": code}
+        who = {"run": invitation.run, "folder": str(folder), "peers": invitation.peers}
         self.peer: str = self._do({**who, "organizer": invitation.organizer})["peer"]
 
     def claims(self, step: int, round: str, sketch: tuple[float, ...] = ()) -> None:
@@ -60,8 +57,8 @@ class Liar(Puppet):
 
 
 @contextmanager
-def a_liar(swarm: Swarm, folder: Path, code: str = "") -> Iterator[Liar]:
-    liar = Liar(swarm, folder, code)
+def a_liar(swarm: Swarm, folder: Path) -> Iterator[Liar]:
+    liar = Liar(swarm, folder)
     try:
         yield liar
     finally:
@@ -75,18 +72,14 @@ def assert_nobody_followed(*peers: Peer) -> None:
         assert max(steps) < 500
 
 
-@pytest.mark.parametrize("access", ["open", pytest.param("invite", marks=pytest.mark.slow)])
-def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_path: Path, access: str) -> None:
-    run = tiny_run("claimed", global_batch=32, access=access)
+@pytest.mark.slow
+def test_a_lone_follower_that_claims_the_newest_step_is_followed_by_nobody(tmp_path: Path) -> None:
+    run = tiny_run("claimed", global_batch=32)
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator()
-        codes = []
-        if access == "invite":
-            (coordinator.config.folder / INVITATION_FILE).write_text(swarm.invitation.model_dump_json())
-            codes = [invite(coordinator.config.folder, name, days=1) for name in ("asha", "mallory")]
-        volunteer = swarm.volunteer("volunteer", PAUSE | ({CODE: codes[0]} if codes else {}), microbatch=4)
+        volunteer = swarm.volunteer("volunteer", PAUSE, microbatch=4)
         coordinator.wait_for_step(2)
-        with a_liar(swarm, tmp_path / "liar", codes[1] if codes else "") as liar:
+        with a_liar(swarm, tmp_path / "liar") as liar:
             liar.claims(900, "f" * 40, (1.0, 2.0, 3.0, 4.0))
             coordinator.wait_for(Warned, lambda event: "900" in event.text)
             told = coordinator.steps[-1].step.step
