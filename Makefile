@@ -22,11 +22,11 @@ demo: install
 test test-slow: export OMP_WAIT_POLICY = passive
 
 test: install
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 # Only the modules that hold slow tests: each of the processes imports what it collects.
 test-slow: install
-	$(BIN)/python -m pytest -m slow -n 3 --dist worksteal $$(grep -rl --include='test_*.py' mark.slow tests)
+	$(BIN)/python -m pytest -m slow -n 4 --dist worksteal $$(grep -rl --include='test_*.py' mark.slow tests)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -4,16 +4,9 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from dedloc_kit.tasks.albert import Albert
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.encoder import Encoder
 from tests.tiny import wait_for_start
-
-
-class ToldAlbert(Albert):
-    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[dict[str, Tensor]]:
-        wait_for_start()
-        yield from super().batches(microbatch, seed, warn)
 
 
 class ToldCausal(Causal):
@@ -28,4 +21,4 @@ class ToldEncoder(Encoder):
         yield from super().batches(microbatch, seed, warn)
 
 
-TASKS = {"told-albert": ToldAlbert, "told-causal": ToldCausal, "told-encoder": ToldEncoder}
+TASKS = {"told-causal": ToldCausal, "told-encoder": ToldEncoder}

@@ -56,7 +56,7 @@ def test_three_uneven_peers_make_the_same_five_steps_as_one_plain_loop(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["albert", "causal", "encoder"])
+@pytest.mark.parametrize("name", ["causal", "encoder"])
 def test_a_text_task_with_an_unreadable_shard_makes_the_same_steps_as_one_plain_loop(name: str, tmp_path: Path) -> None:
     run = text_run(name, tmp_path)
     coordinator, volunteers = three_uneven_volunteers(run, tmp_path, "tests.told_tasks")
@@ -82,8 +82,6 @@ def text_run(task: str, folder: Path) -> RunConfig:
     (data / "train-00001-of-00003.parquet").write_bytes(b"PAR1 this is not Parquet PAR1")
     train_tokenizer(iter(documents), 1000, folder / "tokenizer")
     model = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-    if task == "albert":  # no dropout: it draws at random, and nobody else draws the same
-        model |= {"embedding_size": 32, "max_position_embeddings": 64, "classifier_dropout_prob": 0}
     return parse_run(
         {
             "name": f"{task}-test",
