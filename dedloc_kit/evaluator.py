@@ -65,7 +65,7 @@ class Evaluator:
 
     def measure_start(self) -> None:
         """Measure what the run goes on from, unless that is known, after what is measured now."""
-        self._thread.submit(measure_start, self._run, self._task, self._lasting.ledger)
+        self._thread.submit(measure_start, self._run, self._task, self._lasting.ledger).add_done_callback(_report)
 
     def finish(self, wait: bool = False) -> None:
         """Take what has been measured, if that is done.
@@ -132,3 +132,9 @@ class Evaluator:
         ruined.judge(step if sound else self._divergence.first_lost(step), sound)
         if step < rewound:  # it was still measured when the run went back
             ruined.judge(rewound, True)
+
+
+def _report(start: Future[None]) -> None:
+    """Nobody waits for it, but what went wrong is not to be lost."""
+    if not start.cancelled() and (error := start.exception()) is not None:
+        _log.error("the model that the run goes on from could not be measured", exc_info=error)

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from dedloc_kit.evaluator import Evaluator
@@ -97,3 +98,15 @@ def test_without_held_out_data_only_a_doubt_is_measured_and_ends_what_others_cla
     run.evaluator.finish(wait=True)
     assert run.problem() == ""
     assert not any(step in run.lasting.checkpoints.ruined for step in range(run.state.step + 1))
+
+
+def test_what_goes_wrong_with_the_model_that_it_goes_on_from_stands_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Measured(tmp_path)
+    monkeypatch.setattr("dedloc_kit.evaluator.measure_start", lambda *_: 1 / 0)
+    run.evaluator.measure_start()
+    run.evaluator.start()
+    run.evaluator.finish(wait=True)  # what is begun later is done later
+    assert run.steps == [0]
+    assert "ZeroDivisionError" in caplog.text
