@@ -181,6 +181,18 @@ def test_a_view_fits_every_screen_in_light_and_dark_and_has_no_barriers(
         assert barriers(page) == []
 
 
+def assert_fits_and_has_no_barriers(page: Page, name: str) -> None:
+    """On a telephone by day and on a desk by night."""
+    shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
+    for theme, width in shown:
+        page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        page.evaluate(CHARTS_FIT)
+        photograph(page, f"{name}-{width}-{theme}")
+        assert barriers(page) == []
+
+
 def barriers(page: Page) -> list[str]:
     """What axe-core finds serious or critical."""
     found = Axe().run(page, {"exclude": [MORE_OF_THE_SAME]}, {"resultTypes": ["violations"]}).response["violations"]
@@ -401,14 +413,7 @@ def test_the_model_that_a_run_goes_on_from_is_a_line_across_the_curve_and_a_sent
         dashed = "document.querySelector('.chart').data.find((trace) => trace.line?.dash === 'dash')"
         page.wait_for_function(dashed)
         assert page.evaluate(f"(({{x, y}}) => [...x, ...y])({dashed})") == [1, 40, 6.5, 6.5]
-        shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
-        for theme, width in shown:
-            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
-            page.set_viewport_size({"width": width, "height": 900})
-            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-            page.evaluate(CHARTS_FIT)
-            photograph(page, f"start-{width}-{theme}")
-            assert barriers(page) == []
+        assert_fits_and_has_no_barriers(page, "start")
         ledger.record_evaluation(50, evaluation(0), time.time())
         expect(sentence).to_contain_text("Not yet better than the model it began from")
 
@@ -442,14 +447,7 @@ def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) ->
         expect(page.get_by_role("img", name=f"{MARKUP}, similarity 0.50").first).to_be_attached()
         expect(page.locator(".neighbours .lacking")).not_to_have_count(0)
         expect(page.get_by_text("Some pictures are not here: a mirror has those")).to_be_visible()
-        shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
-        for theme, width in shown:
-            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
-            page.set_viewport_size({"width": width, "height": 900})
-            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-            page.evaluate(CHARTS_FIT)
-            photograph(page, f"similar-{width}-{theme}")
-            assert barriers(page) == []
+        assert_fits_and_has_no_barriers(page, "similar")
 
 
 def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_path: Path) -> None:
@@ -470,13 +468,7 @@ def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_
         cards.nth(0).get_by_text("Before, and in the text").click()
         expect(cards.nth(0).locator("dt")).to_have_text(["untrained", "step 20", "the text"])
         expect(cards.nth(0).locator("dd")).to_have_text(["the river 0 times", "the river 20 times", "the sea."])
-        shown: tuple[tuple[Literal["light", "dark"], int], ...] = (("light", 360), ("dark", 1280))
-        for theme, width in shown:
-            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
-            page.set_viewport_size({"width": width, "height": 900})
-            assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-            photograph(page, f"continued-{width}-{theme}")
-            assert barriers(page) == []
+        assert_fits_and_has_no_barriers(page, "continued")
 
 
 def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) -> None:
