@@ -23,11 +23,11 @@ from pyarrow import parquet
 
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.stream import in_order, texts
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer, training_text
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
 from dedloc_kit.run import Source, parse_run
 from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.start import fingerprint
-from dedloc_kit.tasks.vocabulary import Origins, origins, transplant
+from dedloc_kit.tasks.text.start import fingerprint
+from dedloc_kit.tasks.text.vocabulary import Origins, origins, transplant
 
 BATCH, EVALUATIONS, HELD_OUT = 16, 6, 12
 VOCABULARY, CHARACTERS = 4000, 2_000_000

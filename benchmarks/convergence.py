@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.stream import in_order, texts
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run import RunConfig, Source, load_run, parse_run, seed_of
 from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, Codec, Float16, codec_of, decode

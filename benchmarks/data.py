@@ -37,7 +37,7 @@ from dedloc_kit.data.sentences import sentences
 from dedloc_kit.data.shards import find_shards
 from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.data.token_shards import write_token_shards
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.data.tokens import DocumentTokenizer, vocabulary_hash
 from dedloc_kit.run import RunConfig, Source, parse_run
 from dedloc_kit.tasks.albert import Albert

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.survey import Survey, survey
-from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, State, Warned
 from dedloc_kit.hub import public_name
@@ -24,7 +24,7 @@ from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Task, create_task
 from dedloc_kit.tasks.mixtures import task_on
-from dedloc_kit.tasks.start import Undescribed
+from dedloc_kit.tasks.text.start import Undescribed
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
 from dedloc_kit.training.flat import FlatLayout

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dedloc_kit.access.office import invite
 from dedloc_kit.data.docstrings import write_corpus
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.session.session import Session
 from tests.loopback_hub import LoopbackHub, loopback_hub

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from benchmarks import continuing
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.new import PURPOSES
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run import RunConfig, Source, load_run
 from dedloc_kit.tasks import create_task, first_model
-from dedloc_kit.tasks.architecture import DECODERS, ENCODERS
+from dedloc_kit.tasks.text.architecture import DECODERS, ENCODERS
 from dedloc_kit.training.optimizers import build_optimizer
 
 FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dedloc_kit.data.survey import ROWS
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Rehearsed, State, Warned
 from dedloc_kit.rehearsal import rehearse

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dedloc_kit.data.spelling import spellings
+from dedloc_kit.data.tokenizers.spelling import spellings
 
 IGNORED = -100
 """The label of a token that is not to be predicted."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dedloc_kit.data.masking import Masker
-from dedloc_kit.data.special_tokens import MASKED, require
+from dedloc_kit.data.tokenizers.special_tokens import MASKED, require
 from dedloc_kit.data.tokens import Document, Ids
 from dedloc_kit.errors import UserError
 

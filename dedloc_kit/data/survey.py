@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dedloc_kit.data.formats import BadRow
-from dedloc_kit.data.images import flaw
+from dedloc_kit.data.pictures.images import flaw
 from dedloc_kit.data.shards import Shard, Warn, find_splits, is_transient, one_line, read_shard, strays
 from dedloc_kit.data.splits import canonical
 from dedloc_kit.errors import UserError

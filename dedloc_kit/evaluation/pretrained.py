@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from dedloc_kit.data.shards import one_line
-from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.problem import Problem
 from dedloc_kit.hub import repository_and_revision

@@ -23,7 +23,7 @@ from dedloc_kit.evaluation.report import check_report, percent, spread, write_re
 from dedloc_kit.evaluation.settings import ProbeSettings
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.tasks import Probeable, Task, create_task
-from dedloc_kit.tasks.neighbours import knn_accuracy
+from dedloc_kit.tasks.features.neighbours import knn_accuracy
 from dedloc_kit.training.device import describe_device, pick_device, set_threads
 
 Maker = Callable[[Tensor], Tensor]

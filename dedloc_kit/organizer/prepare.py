@@ -58,10 +58,10 @@ def _with_corpus(run: RunConfig, folder: Path) -> RunConfig:
 def prepare_tokenizer(run: RunConfig, characters: int | None = None) -> Path:
     """Train the tokenizer that the run names, on its training data; returns the folder.
 
-    :param characters: how many to read; default: `dedloc_kit.data.tokenizer.CHARACTERS`
+    :param characters: how many to read; default: `dedloc_kit.data.tokenizers.tokenizer.CHARACTERS`
     """
     from dedloc_kit.data.stream import documents
-    from dedloc_kit.data.tokenizer import CHARACTERS, tokenization_of, train_tokenizer, training_text
+    from dedloc_kit.data.tokenizers.tokenizer import CHARACTERS, tokenization_of, train_tokenizer, training_text
 
     characters = characters or CHARACTERS
     folder, vocabulary = tokenizer_folder(run), run.task.options.get("vocabulary")
@@ -93,7 +93,7 @@ def push_tokenizer(folder: Path, repository: str, private: bool = False) -> str:
     The token is the one that `hf auth login` keeps, or `HF_TOKEN`. Raises UserError if there is none, or the Hub
     refuses or cannot be reached; the folder stays as it is.
     """
-    from dedloc_kit.data.tokenizer import load_tokenizer
+    from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 
     load_tokenizer(str(folder))  # nothing but a tokenizer is made public
     try:

@@ -23,7 +23,7 @@ def prepare_shards(run: RunConfig, folder: Path) -> int:
     from dedloc_kit.data.stream import in_order, texts
     from dedloc_kit.data.token_shards import write_token_shards
     from dedloc_kit.tasks import create_task
-    from dedloc_kit.tasks.text import TextTask
+    from dedloc_kit.tasks.text.common import TextTask
 
     task = create_task(run)
     if not isinstance(task, TextTask):

@@ -19,8 +19,16 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation, FillMask
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
 from dedloc_kit.tasks import Batch, Usage
-from dedloc_kit.tasks.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
-from dedloc_kit.tasks.text import TextOptions, TextTask, evaluating, labels_of, parse_options, seeded_weights, tensors
+from dedloc_kit.tasks.text.common import (
+    TextOptions,
+    TextTask,
+    evaluating,
+    labels_of,
+    parse_options,
+    seeded_weights,
+    tensors,
+)
+from dedloc_kit.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
 
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 

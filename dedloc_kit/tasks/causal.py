@@ -15,11 +15,11 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig
 from dedloc_kit.tasks import Batch, Usage
-from dedloc_kit.tasks.architecture import DECODERS, softcap
-from dedloc_kit.tasks.continuation import Continuations
-from dedloc_kit.tasks.output_loss import output_loss
-from dedloc_kit.tasks.packed import BITS_PER_BYTE, PackedOptions, PackedTask
-from dedloc_kit.tasks.text import evaluating, parse_options, tensors
+from dedloc_kit.tasks.text.architecture import DECODERS, softcap
+from dedloc_kit.tasks.text.common import evaluating, parse_options, tensors
+from dedloc_kit.tasks.text.continuation import Continuations
+from dedloc_kit.tasks.text.output_loss import output_loss
+from dedloc_kit.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
 
 _USAGE = """\
 from transformers import pipeline

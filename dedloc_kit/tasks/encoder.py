@@ -17,11 +17,11 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation, FillMask
 from dedloc_kit.run import PositiveInt, RunConfig, seed_of
 from dedloc_kit.tasks import Batch, Usage
-from dedloc_kit.tasks.architecture import ENCODERS
-from dedloc_kit.tasks.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
-from dedloc_kit.tasks.output_loss import best_tokens, output_loss
-from dedloc_kit.tasks.packed import PackedOptions, PackedTask
-from dedloc_kit.tasks.text import evaluating, labels_of, parse_options, tensors
+from dedloc_kit.tasks.text.architecture import ENCODERS
+from dedloc_kit.tasks.text.common import evaluating, labels_of, parse_options, tensors
+from dedloc_kit.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_usage
+from dedloc_kit.tasks.text.output_loss import best_tokens, output_loss
+from dedloc_kit.tasks.text.packed import PackedOptions, PackedTask
 
 
 class EncoderOptions(PackedOptions):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from dedloc_kit.data.masking import IGNORED, choose_ngrams, choose_tokens, mask_tokens, word_starts
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
 
 def test_masking_is_80_percent_mask_10_percent_random_10_percent_kept() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dedloc_kit.data.masking import IGNORED, word_starts
 from dedloc_kit.data.pairs import Arrays, PairBuilder, pair_spans, segment_bounds
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.data.tokens import Document, DocumentTokenizer
 from dedloc_kit.errors import UserError
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dedloc_kit.data import tokens
 from dedloc_kit.data.sentences import sentences
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 
 TEXTS = ["River and sea. A bank! Is the boat here? Yes", "আমি ভাত খাই। তুমি ৩.৫ টাকা খাও?", "One sentence", "", "Sea. River."]

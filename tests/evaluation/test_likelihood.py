@@ -6,7 +6,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.heldout import drawn, excerpts, words
 from dedloc_kit.evaluation.likelihood import causal_queries, masked_queries, nats

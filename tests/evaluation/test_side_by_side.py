@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BertModel
 
 from dedloc_kit.cli.main import main
-from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.evaluation.settings import LikelihoodSettings
 from dedloc_kit.evaluation.side_by_side import side_by_side
 from dedloc_kit.records import StateInfo

@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from dedloc_kit.client import fetch_people
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.notebook.generate import PLATFORMS, notebooks_for
 from dedloc_kit.organizer.launch import Coordinator
 from dedloc_kit.run import CoordinatorConfig, RunConfig, parse_run

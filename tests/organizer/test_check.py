@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.cli.main import main
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.display.console import Console
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import GoingOn, Rehearsed

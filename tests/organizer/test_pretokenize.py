@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.organizer.pretokenize import prepare_shards, push_shards, sources_toml
 from dedloc_kit.run import RunConfig, parse_run

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.events import Left, Warned
 from dedloc_kit.run import RunConfig, parse_run
 from tests.swarm.harness import Peer, Swarm, difference

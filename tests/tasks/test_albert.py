@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 
 from dedloc_kit.data.stream import Prefetch
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import FillMask
 from dedloc_kit.run import RunConfig, parse_run

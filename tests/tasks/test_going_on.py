@@ -9,11 +9,11 @@ import torch
 from pyarrow import parquet
 
 from dedloc_kit.data.docstrings import collect_documents
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.causal import Causal
-from dedloc_kit.tasks.vocabulary import Origins, origins, transplant
+from dedloc_kit.tasks.text.vocabulary import Origins, origins, transplant
 
 STEPS, EVERY, BATCH = 20, 10, 16
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from dedloc_kit.data.images import decode
 from dedloc_kit.data.losses import Loss
+from dedloc_kit.data.pictures.images import decode
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Neighbours
 from dedloc_kit.tasks import create_task
-from dedloc_kit.tasks.assignments import sinkhorn
-from dedloc_kit.tasks.neighbours import knn_accuracy, neighbour_samples
-from dedloc_kit.tasks.resnet import SwavModel, calibrated
+from dedloc_kit.tasks.features.assignments import sinkhorn
+from dedloc_kit.tasks.features.neighbours import knn_accuracy, neighbour_samples
+from dedloc_kit.tasks.features.resnet import SwavModel, calibrated
 from dedloc_kit.tasks.swav import Swav
 from dedloc_kit.training.optimizers import build_optimizer
 from tests.pictures import CLASSES, draw, encoded, striped, write_pictures

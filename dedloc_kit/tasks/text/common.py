@@ -20,7 +20,7 @@ from dedloc_kit.data.sentences import DEFAULT_LANGUAGE, LANGUAGE_CODE
 from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture, texts
 from dedloc_kit.data.token_shards import read_token_shard
-from dedloc_kit.data.tokenizer import Tokenization, load_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import Tokenization, load_tokenizer
 from dedloc_kit.data.tokens import Document, DocumentTokenizer, vocabulary_hash
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import PositiveInt, RunConfig, Section, Source, seed_of

@@ -16,7 +16,7 @@ from typing import Any
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, public_name, repository_and_revision
-from dedloc_kit.tasks.architecture import Family
+from dedloc_kit.tasks.text.architecture import Family
 
 _CONFIG, _MAX_CONFIG_BYTES = "config.json", 1_000_000
 _WEIGHTS = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dedloc_kit.data.spelling import spellings
-from dedloc_kit.data.tokenizer import Tokenization, load_tokenizer, train_tokenizer
-from tests.data.test_tokenizer import TEXTS
+from dedloc_kit.data.tokenizers.spelling import spellings
+from dedloc_kit.data.tokenizers.tokenizer import Tokenization, load_tokenizer, train_tokenizer
+from tests.data.tokenizers.test_tokenizer import TEXTS
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "unigram-bytes"])

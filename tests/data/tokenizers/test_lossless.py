@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedloc_kit.data.lossless import BYTES, MAX_LETTERS
-from dedloc_kit.data.special_tokens import CAUSAL, MASKED, require
-from dedloc_kit.data.tokenizer import Tokenization, load_tokenizer, tokenization_of, train_tokenizer, training_text
+from dedloc_kit.data.tokenizers.lossless import BYTES, MAX_LETTERS
+from dedloc_kit.data.tokenizers.special_tokens import CAUSAL, MASKED, require
+from dedloc_kit.data.tokenizers.tokenizer import (
+    Tokenization,
+    load_tokenizer,
+    tokenization_of,
+    train_tokenizer,
+    training_text,
+)
 from dedloc_kit.data.tokens import DocumentTokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import TaskConfig
-from tests.data.test_tokenizer import LANGUAGES, TEXTS
+from tests.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
 
 KINDS: list[tuple[Tokenization, str]] = [("bpe", "causal"), ("unigram-bytes", "causal"), ("bpe", "encoder")]
 VOCABULARY = 600
@@ -89,7 +95,7 @@ def test_the_same_texts_give_the_same_files_in_every_process(tmp_path: Path) -> 
     code = """
 import sys
 from pathlib import Path
-from dedloc_kit.data.tokenizer import train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 for kind in ("bpe", "unigram-bytes"):
     train_tokenizer(iter(sys.argv[2:]), 500, Path(sys.argv[1]) / kind, kind, "causal")
 """

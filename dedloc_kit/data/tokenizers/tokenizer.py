@@ -9,9 +9,9 @@ import numpy as np
 from tokenizers import Tokenizer, processors
 
 from dedloc_kit.data.folder import new_folder
-from dedloc_kit.data.lossless import byte_level_bpe, unigram_with_bytes
-from dedloc_kit.data.special_tokens import CAUSAL, END_OF_TEXT, UNK, needed_by
-from dedloc_kit.data.unigram import SPECIAL, lower_case_unigram
+from dedloc_kit.data.tokenizers.lossless import byte_level_bpe, unigram_with_bytes
+from dedloc_kit.data.tokenizers.special_tokens import CAUSAL, END_OF_TEXT, UNK, needed_by
+from dedloc_kit.data.tokenizers.unigram import SPECIAL, lower_case_unigram
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import repository_and_revision
 from dedloc_kit.run import TaskConfig

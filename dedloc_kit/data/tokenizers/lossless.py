@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dedloc_kit.data.unigram import reproducible_vocabulary
+from dedloc_kit.data.tokenizers.unigram import reproducible_vocabulary
 from dedloc_kit.errors import UserError
 
 MAX_LETTERS = 128

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from dedloc_kit.data.special_tokens import CLS, MASK, PAD, SEP, UNK
+from dedloc_kit.data.tokenizers.special_tokens import CLS, MASK, PAD, SEP, UNK
 
 SPECIAL = PAD, UNK, CLS, SEP, MASK
 

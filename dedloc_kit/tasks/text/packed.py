@@ -11,16 +11,16 @@ from torch import nn
 
 from dedloc_kit.data.packing import Pack, Packer
 from dedloc_kit.data.shards import Warn
-from dedloc_kit.data.tokenizer import load_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.data.tokens import Document, vocabulary_hash
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig, TaskConfig, seed_of
 from dedloc_kit.tasks import Renewed, create_task
-from dedloc_kit.tasks.architecture import Family
-from dedloc_kit.tasks.start import Start
-from dedloc_kit.tasks.text import TextOptions, TextTask, seeded_weights
-from dedloc_kit.tasks.vocabulary import Origins, origins, transplant
+from dedloc_kit.tasks.text.architecture import Family
+from dedloc_kit.tasks.text.common import TextOptions, TextTask, seeded_weights
+from dedloc_kit.tasks.text.start import Start
+from dedloc_kit.tasks.text.vocabulary import Origins, origins, transplant
 
 BITS_PER_BYTE = "bits per byte"
 """What a decoder takes of the held-out text: it compares between vocabularies."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dedloc_kit.tasks import output_loss as module
-from dedloc_kit.tasks.output_loss import best_tokens, output_loss
+from dedloc_kit.tasks.text import output_loss as module
+from dedloc_kit.tasks.text.output_loss import best_tokens, output_loss
 
 TOKENS, WIDTH, VOCABULARY = 50, 12, 37
 
@@ -80,7 +80,7 @@ def test_with_128000_words_and_2048_tokens_it_takes_less_than_400_mb_beyond_the_
         import torch
         from pathlib import Path
         from torch import nn
-        from dedloc_kit.tasks.output_loss import output_loss
+        from dedloc_kit.tasks.text.output_loss import output_loss
 
         def peak():
             return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024

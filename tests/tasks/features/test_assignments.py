@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dedloc_kit.tasks.assignments import FeatureQueue, sinkhorn, swapped_loss
+from dedloc_kit.tasks.features.assignments import FeatureQueue, sinkhorn, swapped_loss
 
 Array = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dedloc_kit.data.special_tokens import counterparts
-from dedloc_kit.data.spelling import spellings
+from dedloc_kit.data.tokenizers.special_tokens import counterparts
+from dedloc_kit.data.tokenizers.spelling import spellings
 from dedloc_kit.data.tokens import whole_backend
 from dedloc_kit.errors import UserError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dedloc_kit.data.augmentation import (
+from dedloc_kit.data.pictures.augmentation import (
     BRIGHTNESS,
     CONTRAST,
     FLIP,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer, training_text
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer, training_text
 from dedloc_kit.errors import UserError
 
 TEXTS = [
@@ -98,7 +98,7 @@ def test_a_character_that_training_did_not_see_is_unknown(many_languages: Any) -
 
 def test_the_same_texts_give_the_same_files_in_every_process(folder: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from dedloc_kit.data.tokenizer import train_tokenizer; "
+        "import sys; from pathlib import Path; from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer; "
         "train_tokenizer(iter(sys.argv[2:]), 200, Path(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "again", *TEXTS], check=True)

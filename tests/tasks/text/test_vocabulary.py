@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dedloc_kit.data.spelling import spellings
-from dedloc_kit.data.tokenizer import Tokenization, load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.spelling import spellings
+from dedloc_kit.data.tokenizers.tokenizer import Tokenization, load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.tasks.vocabulary import Origins, origins, transplant
-from tests.data.test_tokenizer import LANGUAGES, TEXTS
+from dedloc_kit.tasks.text.vocabulary import Origins, origins, transplant
+from tests.data.tokenizers.test_tokenizer import LANGUAGES, TEXTS
 
 SMALL = {
     "hidden_size": 16,

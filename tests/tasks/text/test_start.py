@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from dedloc_kit.data.tokenizer import load_tokenizer, train_tokenizer
+from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Left
 from dedloc_kit.hub import described, names_local_files
@@ -19,7 +19,7 @@ from dedloc_kit.run import OptimizerConfig, RunConfig, TaskConfig, load_run
 from dedloc_kit.tasks import Renewed, create_task
 from dedloc_kit.tasks.causal import Causal
 from dedloc_kit.tasks.encoder import Encoder
-from dedloc_kit.tasks.start import Undescribed, fingerprint
+from dedloc_kit.tasks.text.start import Undescribed, fingerprint
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.swarm.harness import DEADLINE, Swarm, difference, ledger_of, wait_until
 from tests.text_runs import MODEL, text_run, write_text

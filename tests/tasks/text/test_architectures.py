@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.tasks.architecture import DECODERS, ENCODERS, Family, softcap
+from dedloc_kit.tasks.text.architecture import DECODERS, ENCODERS, Family, softcap
 
 VOCABULARY = 60
 TOKENS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}

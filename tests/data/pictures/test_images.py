@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dedloc_kit.data.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
 from dedloc_kit.data.losses import Loss
+from dedloc_kit.data.pictures.images import MAX_IN_A_ROW, Encoded, decode, decoded, encoded_images
 from dedloc_kit.data.shards import Shard, find_shards
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.errors import UserError
@@ -165,7 +165,7 @@ def test_a_column_that_holds_no_pictures_or_no_classes_is_named(tmp_path: Path) 
 
 
 def test_a_shard_of_broken_pictures_costs_that_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dedloc_kit.data.images.MAX_IN_A_ROW", 8)
+    monkeypatch.setattr("dedloc_kit.data.pictures.images.MAX_IN_A_ROW", 8)
     files = [Encoded(number, data, None) for number, data in enumerate([numbered(7), *[b"x"] * 100, numbered(9)])]
     found = [int(pixels[0, 0, 0]) for pixels, _ in decoded(iter(files), 4)]
     assert found == [7, 9]

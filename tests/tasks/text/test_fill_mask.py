@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.pairs import PairBuilder
-from dedloc_kit.data.special_tokens import CLS, MASK, PAD, SEP, UNK
+from dedloc_kit.data.tokenizers.special_tokens import CLS, MASK, PAD, SEP, UNK
+from dedloc_kit.data.tokenizers.unigram import SPECIAL
 from dedloc_kit.data.tokens import DocumentTokenizer
-from dedloc_kit.data.unigram import SPECIAL
-from dedloc_kit.tasks.fill_mask import FillMaskSamples
+from dedloc_kit.tasks.text.fill_mask import FillMaskSamples
 
 PIECES = ["▁a", "▁the", "▁boat", "▁river", "▁str", "eam", "▁on", ",", ".", "▁", "(", "town", ")"]
 TEXT = "a boat on the river, on (town). the stream on a river."

@@ -1,0 +1,1 @@
+"""Pictures from files to tensors."""

@@ -1,0 +1,1 @@
+"""The pieces of tasks that learn features of pictures."""
