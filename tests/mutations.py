@@ -159,6 +159,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_rounds.py -k too_old",
     ),
     Mutation(
+        "a group is looked for with those who have vanished",
+        "swarm/rounds/rounds.py",
+        "vanished = group.members is None and",
+        "vanished = False and",
+        "tests/swarm/rounds/test_rounds.py -k vanished",
+    ),
+    Mutation(
         "a session's samples do not grow",
         "swarm/rounds/rounds.py",
         "session_samples=self._tally.counted + self._tally.outgoing",
