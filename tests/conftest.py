@@ -9,7 +9,7 @@ import pytest
 
 from dedloc_kit.machine.logs import Warnings
 
-gc.disable()  # until all is collected: what is imported becomes no garbage, and looking for it takes a fifth of the time
+gc.disable()  # until all is collected: what is imported becomes no garbage; looking for it takes a fifth of the time
 
 
 @pytest.fixture(autouse=True)
