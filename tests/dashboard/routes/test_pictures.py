@@ -18,7 +18,7 @@ from dedloc_kit.dashboard.render.sharing import sharing_tags
 from dedloc_kit.dashboard.routes import pictures
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Evaluation, Neighbour, Neighbours, Picture
+from dedloc_kit.records import Drawing, Evaluation, Neighbour, Neighbours, Picture, Sample
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -59,11 +59,16 @@ def test_pictures_of_samples_are_drawn_from_their_pixels_and_kept_by_caches(
 ) -> None:
     red, blue = (Picture(pixels=bytes(colour) * 16) for colour in ((200, 0, 0), (0, 0, 200)))
     near = Neighbour(picture=blue.digest, label="b", similarity=-0.5)
-    sample = Neighbours(picture=red.digest, label="a", nearest=(near,))
-    Ledger(tmp_path / "ledger.sqlite").record_evaluation(1, Evaluation(loss=2.0, samples=(sample,), pictures=(red,)), 1)
-    told = get(dashboard, "/api/samples").json()
-    assert told["moments"] == [{"step": 1, "samples": [sample.model_dump(mode="json")]}]
-    assert told["pictures"] == [red.digest], "a page need not ask for what is not here"
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    samples: tuple[Sample, ...] = (
+        Neighbours(picture=red.digest, label="a", nearest=(near,)),
+        Drawing(caption="a red square", picture=blue.digest, real=red.digest),
+    )
+    for step, sample in enumerate(samples):
+        ledger.record_evaluation(step, Evaluation(loss=2.0, samples=(sample,), pictures=(red,)), 1)
+        told = get(dashboard, "/api/samples").json()
+        assert told["moments"][step:] == [{"step": step, "samples": [sample.model_dump(mode="json")]}]
+        assert told["pictures"] == [red.digest], "a page need not ask for what is not here"
     found = get(dashboard, f"/api/pictures/{red.digest}.webp")
     assert (found.status_code, found.headers["content-type"]) == (200, "image/webp")
     assert "max-age=31536000" in found.headers["cache-control"]
