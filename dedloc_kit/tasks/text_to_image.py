@@ -19,11 +19,15 @@ from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.errors import UserError
+from dedloc_kit.picture_model import load_picture_model
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig, Source, seed_of
 from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks.drawing.classifier import SAMPLES as CLASSIFIED
 from dedloc_kit.tasks.drawing.held_out import CaptionExam, HeldOut
 from dedloc_kit.tasks.drawing.options import TextToImageOptions
+from dedloc_kit.tasks.drawing.recognition import Decode, Recognition
+from dedloc_kit.tasks.drawing.shown import SHOWN, ShownDrawings, first_different
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text.common import evaluating, parse_options, seeded_weights
 from dedloc_kit.tasks.text.output_loss import output_loss
@@ -76,10 +80,50 @@ class TextToImage:
     def evaluate(self, model: nn.Module) -> Evaluation:
         """The loss of the codes after their captions, what it is without them or with others, and drawings."""
         assert isinstance(model, DrawingTransformer)
-        exam = self._exam
+        exam, shown, recognition = self._exam, self._shown, self._recognition
         with evaluating(model):
             loss, metrics = exam.taken(model)
-        return Evaluation(loss=loss, metrics={name: value for name, value in metrics.items() if value < _MOST})
+            samples, pictures = shown.drawn(model)
+            if recognition is not None:
+                metrics |= recognition.shares(model)
+        told = {name: value for name, value in metrics.items() if value < _MOST}
+        return Evaluation(loss=loss, metrics=told, samples=samples, pictures=pictures)
+
+    @cached_property
+    def _recognition(self) -> Recognition | None:
+        """None where no pictures have classes, or none are to be drawn."""
+        options, held_out = self.options, self._held_out
+        if not options.drawn or not any(held_out.labels):
+            return None
+        seed = seed_of(self.run.seed, "classifier")
+        return Recognition(held_out, self._to_classify, self._decode, options.drawn, options.how, seed)
+
+    def _to_classify(self) -> Iterable[Captioned]:
+        data, seed = self.run.data, seed_of(self.run.seed, "classified")
+        samples = mixture(data.train, self._read, seed=seed, shuffle_buffer=CLASSIFIED, warn=_logger.warning)
+        return islice(samples, CLASSIFIED)
+
+    @cached_property
+    def _shown(self) -> ShownDrawings:
+        held_out = self._held_out
+        some = first_different(held_out.captions, SHOWN)
+        captions, codes = held_out.captions[some], held_out.codes[some]
+        texts = [
+            self.tokenizer.text([token for token in ids if token < self.shape.tokens]) for ids in captions.tolist()
+        ]
+        seed = seed_of(self.run.seed, "drawings")
+        return ShownDrawings(texts, captions, codes, self._decode, self.options.how, seed)
+
+    @cached_property
+    def _decode(self) -> Decode:
+        pictures = load_picture_model(self.options.pictures)
+        side = self.shape.side
+
+        @torch.no_grad()
+        def decode(codes: torch.Tensor) -> torch.Tensor:
+            return pictures.decode(codes.unflatten(1, (side, side)))
+
+        return decode
 
     @cached_property
     def _exam(self) -> CaptionExam:

@@ -43,8 +43,11 @@ def train_classifier(pictures: Tensor, labels: Tensor, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def classes_of(model: nn.Module, pictures: Tensor) -> Tensor:
-    """The class of each picture uint8 [pictures, 3, size, size] as the classifier sees it: int64 [pictures]."""
-    return torch.cat([model(_scaled(small(some))).argmax(1) for some in pictures.split(_BATCH)])
+    """The class of each picture as the classifier sees it, int64 [pictures].
+
+    :param pictures: as `small` makes them
+    """
+    return torch.cat([model(_scaled(some)).argmax(1) for some in pictures.split(_BATCH)])
 
 
 def _scaled(pictures: Tensor) -> Tensor:
