@@ -74,10 +74,7 @@ def test_pictures_of_samples_are_drawn_from_their_pixels_and_kept_by_caches(
     assert "max-age=31536000" in found.headers["cache-control"]
     with Image.open(io.BytesIO(found.content)) as picture:
         assert (picture.format, picture.size) == ("WEBP", (4, 4))
-        pixel = picture.convert("RGB").getpixel((1, 1))
-    assert isinstance(pixel, tuple)
-    assert pixel[0] > 180
-    assert pixel[2] < 20
+        assert picture.convert("RGB").tobytes() == red.pixels
     again = get(dashboard, f"/api/pictures/{red.digest}.webp", If_None_Match=found.headers["etag"])
     assert again.status_code == 304
     assert get(dashboard, f"/api/pictures/{blue.digest}.webp").status_code == 404
