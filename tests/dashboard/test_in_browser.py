@@ -458,6 +458,8 @@ def test_what_a_model_draws_for_captions_is_seen_beside_the_real_pictures_and_wh
     ledger = Ledger(tmp_path / "ledger.sqlite")
     for step in (0, 20, 40):
         ledger.record_evaluation(step, drawn_pictures(step), 1.0)
+    others = drawn_pictures(30)
+    ledger.record_evaluation(30, others.model_copy(update={"samples": others.samples[::-1]}), 1.0)
     lost = sample_picture(3, 2).digest  # drawn at step 20
     ledger._connection.execute("DELETE FROM pictures WHERE digest = ?", (lost,))
     served = Dashboard(RUN, tmp_path / "ledger.sqlite")
