@@ -17,16 +17,16 @@ const SKILLS = {
   "k-NN accuracy": (now, first) =>
     `Of 100 pictures it puts ${now} among their own kind${first === undefined ? "" : `, at first ${first}`}; ` +
     "nobody told it which kinds there are.",
-  "caption of 16": (now, first) =>
+  "true caption of 16": (now, first) =>
     `Of 16 captions it finds the right one for a picture in ${now} of 100 cases` +
     `${first === undefined ? "" : `, at first in ${first}`}; chance alone would give 6.`,
-  recognised: (now, first, { "recognised real": real, "recognised without caption": without }) =>
+  "drawings recognised": (now, first, all) =>
     `Of 100 captions it draws ${now} so that a classifier sees what was asked for` +
-    `${first === undefined ? "" : `, at first ${first}`}` +
-    `${without === undefined ? "" : `; without being told the captions ${without}`}` +
-    `${real === undefined ? "" : `; of real pictures after encoding it sees ${real}`}.`,
+    `${first === undefined ? "" : `, at first ${first}`}; without captions it would be ` +
+    `${all["drawings recognised without caption"]}, and of real pictures after encoding it sees ` +
+    `${all["real pictures recognised"]}.`,
 };
-// The other metrics are no shares.
+// The other metrics are no shares; beside them stand all of now and of the first evaluation, with the losses.
 const NUMBERS = {
   "bits per byte": (now, first) =>
     `Of the 8 bits of a byte of text it has to be told ${now.toFixed(2)}, it guesses the rest` +
@@ -34,18 +34,16 @@ const NUMBERS = {
   perplexity: (now, first) =>
     `It wavers between ${count(Math.round(now))} tokens for what comes next` +
     `${first === undefined ? "" : `, at first ${count(Math.round(first))}`}.`,
-  "code loss": (now, first, { "code loss without caption": without, "code loss with another caption": another }) =>
-    `For each piece of a picture it wavers between ${kinds(now)} kinds` +
-    `${first === undefined ? "" : `, at first ${kinds(first)}`}` +
-    `${without === undefined ? "" : `; without the caption between ${kinds(without)}`}` +
-    `${another === undefined ? "" : `; with another picture's caption between ${kinds(another)}`}.`,
+  "code loss without caption": (without, _, last, first) =>
+    `For each piece of a picture it wavers between ${kinds(last.loss)} kinds` +
+    `${first.loss === undefined ? "" : `, at first ${kinds(first.loss)}`}; without the caption between ` +
+    `${kinds(without)}, with another picture's between ${kinds(last["code loss with another caption"])}.`,
 };
 // These stand in the sentences of others.
 const TOLD_BESIDE = new Set([
-  "recognised real",
-  "recognised without caption",
-  "code loss without caption",
   "code loss with another caption",
+  "drawings recognised without caption",
+  "real pictures recognised",
 ]);
 const kinds = (nats) => count(Math.round(Math.exp(Math.min(nats, 30))));
 // Each kind of samples has a look of its own.
@@ -82,13 +80,14 @@ export function saidPanel(signal) {
 
 function sentences({ first, last }) {
   const inHundred = (share) => (share === undefined ? undefined : Math.round(100 * share));
-  const before = first.step < last.step ? first.metrics : {};
+  const now = { ...last.metrics, loss: last.loss };
+  const before = first.step < last.step ? { ...first.metrics, loss: first.loss } : {};
   const shares = Object.fromEntries(Object.entries(last.metrics).map(([name, share]) => [name, inHundred(share)]));
-  return Object.entries(last.metrics)
-    .filter(([name]) => !TOLD_BESIDE.has(name))
-    .map(([name, value]) => {
-      if (NUMBERS[name]) return NUMBERS[name](value, before[name], last.metrics);
-      const told = SKILLS[name] ?? ((now) => `${name}: ${now} of 100.`);
+  return Object.keys(last.metrics)
+    .filter((name) => !TOLD_BESIDE.has(name))
+    .map((name) => {
+      if (NUMBERS[name]) return NUMBERS[name](now[name], before[name], now, before);
+      const told = SKILLS[name] ?? ((share) => `${name}: ${share} of 100.`);
       return told(shares[name], inHundred(before[name]), shares);
     });
 }
