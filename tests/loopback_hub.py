@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, found)
         else:
             sha = self.hub.revision(repository)
-            if rest and rest[0] == "revision":
+            if rest and rest[0] == "revision" and rest[1] != "main":
                 files, sha = self.hub.at(repository, rest[1]) or files, rest[1]
             siblings = [{"rfilename": name} for name in files]
             private = repository in self.hub.private

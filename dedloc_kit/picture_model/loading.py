@@ -25,19 +25,19 @@ class Ready:
 
     def __init__(self, network: Autoencoder | Published, pictures: PictureCodes, device: str = "cpu") -> None:
         self.codes, self.side, self.size = pictures.codes, pictures.side, pictures.size
-        self._network = network
+        self.network = network
         self._device = device
         self._at_once = max(1, _PIXELS_AT_ONCE // self.size**2)
 
     @torch.inference_mode()
     def encode(self, pictures: Tensor) -> Tensor:
         some = pictures.split(self._at_once)
-        return torch.cat([self._network.codes_of(as_floats(each.to(self._device))).cpu() for each in some])
+        return torch.cat([self.network.codes_of(as_floats(each.to(self._device))).cpu() for each in some])
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         some = codes.split(self._at_once)
-        return torch.cat([as_pixels(self._network.picture_of(each.to(self._device))).cpu() for each in some])
+        return torch.cat([as_pixels(self.network.picture_of(each.to(self._device))).cpu() for each in some])
 
 
 def as_floats(pictures: Tensor) -> Tensor:

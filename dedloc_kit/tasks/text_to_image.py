@@ -5,9 +5,10 @@ pictures of codes was trained before and stays as it is: only the organizer and 
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,15 @@ from dedloc_kit.data.shards import Shard, Warn
 from dedloc_kit.data.stream import in_order, mixture
 from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.picture_model import load_picture_model
+from dedloc_kit.picture_model import PictureModel, load_picture_model
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig, Source, seed_of
-from dedloc_kit.tasks import Batch
+from dedloc_kit.tasks import Batch, Usage
 from dedloc_kit.tasks.drawing.classifier import SAMPLES as CLASSIFIED
+from dedloc_kit.tasks.drawing.generation import generate
 from dedloc_kit.tasks.drawing.held_out import CaptionExam, HeldOut
 from dedloc_kit.tasks.drawing.options import TextToImageOptions
-from dedloc_kit.tasks.drawing.recognition import Decode, Recognition
+from dedloc_kit.tasks.drawing.recognition import Recognition
 from dedloc_kit.tasks.drawing.shown import SHOWN, ShownDrawings, first_different
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text.common import evaluating, parse_options, seeded_weights
@@ -96,7 +98,7 @@ class TextToImage:
         if not options.drawn or not any(held_out.labels):
             return None
         seed = seed_of(self.run.seed, "classifier")
-        return Recognition(held_out, self._to_classify, self._decode, options.drawn, options.how, seed)
+        return Recognition(held_out, self._to_classify, self.decode, options.drawn, options.how, seed)
 
     def _to_classify(self) -> Iterable[Captioned]:
         data, seed = self.run.data, seed_of(self.run.seed, "classified")
@@ -112,18 +114,31 @@ class TextToImage:
             self.tokenizer.text([token for token in ids if token < self.shape.tokens]) for ids in captions.tolist()
         ]
         seed = seed_of(self.run.seed, "drawings")
-        return ShownDrawings(texts, captions, codes, self._decode, self.options.how, seed)
+        return ShownDrawings(texts, captions, codes, self.decode, self.options.how, seed)
+
+    def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
+        """A model with its tokenizer and its picture model, and a file of Python that draws with them."""
+        from dedloc_kit.tasks.drawing.export import export
+
+        assert isinstance(model, DrawingTransformer)
+        return export(model, self.tokenizer, self.options.pictures, self.options.how, folder, repository)
+
+    def draw_codes(self, model: nn.Module, captions: Sequence[str], seed: int) -> torch.Tensor:
+        """The codes of a picture for each caption, int64 [captions, codes] on the CPU."""
+        assert isinstance(model, DrawingTransformer)
+        ids = self.shape.padded([self.tokenizer.ids(caption) for caption in captions])
+        return generate(model, ids, self.options.how, seed)
 
     @cached_property
-    def _decode(self) -> Decode:
-        pictures = load_picture_model(self.options.pictures)
-        side = self.shape.side
+    def _pictures(self) -> PictureModel:
+        return load_picture_model(self.options.pictures)
 
-        @torch.no_grad()
-        def decode(codes: torch.Tensor) -> torch.Tensor:
-            return pictures.decode(codes.unflatten(1, (side, side)))
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """The pictures, uint8 [pictures, 3, size, size], of codes int64 [pictures, codes].
 
-        return decode
+        Raises UserError with the fix if the picture model is not there.
+        """
+        return self._pictures.decode(codes.unflatten(1, (self.shape.side, self.shape.side)))
 
     @cached_property
     def _exam(self) -> CaptionExam:
