@@ -255,9 +255,7 @@ Sample = Annotated[
 """What a model does with one held-out sample, for viewers."""
 
 
-NO_SHARES = frozenset(
-    {"perplexity", "bits per byte", "code loss", "code loss without caption", "code loss with another caption"}
-)
+NO_SHARES = frozenset({"perplexity", "bits per byte", "code loss without caption", "code loss with another caption"})
 """Metrics that are not shares of a whole."""
 
 

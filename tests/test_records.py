@@ -307,7 +307,7 @@ WRITTEN = {"kind": "continuation", "before": "a boat", "written": " is", "truth"
 
 
 def test_a_metric_is_a_share_unless_its_name_says_that_it_is_none() -> None:
-    metrics = {"masked accuracy": 0.5, "perplexity": 300.0, "bits per byte": 2.5}
+    metrics = {"masked accuracy": 0.5, "perplexity": 300.0, "bits per byte": 2.5, "code loss without caption": 5.5}
     assert Evaluation.parse({"loss": 1.0, "metrics": metrics}).metrics == metrics
     with pytest.raises(ValueError, match="Evaluation: masked accuracy is a share and cannot be more than 1"):
         Evaluation.parse({"loss": 1.0, "metrics": {**metrics, "masked accuracy": 1.5}})

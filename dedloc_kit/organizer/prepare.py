@@ -30,6 +30,10 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
     if isinstance(start, str) and _lacking(start):
         raise UserError(f"the recipe {name} goes on from a model in {start}; make it as {source / 'README.md'} says")
     if any(_lacking(part.dataset) for part in run.data.train):
+        if "pictures" in run.task.options:
+            raise UserError(
+                f"the recipe {name} learns from codes of pictures; make them as {source / 'README.md'} says"
+            )
         if not isinstance(tokenizer, str):
             raise UserError(f"the pictures of the recipe {name} are not on this machine; choose a recipe of text")
         run = _with_corpus(run, folder / "corpus")

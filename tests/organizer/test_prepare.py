@@ -131,6 +131,9 @@ def test_a_demo_of_pictures_that_are_not_here_is_refused(shipped: Path, tmp_path
     (shipped / "smoke.toml").unlink()
     with pytest.raises(UserError, match="the pictures of the recipe swav are not on this machine"):
         prepare_demo("swav", tmp_path / "demo")
+    (shipped / "run.toml").write_text(pictures.replace('"swav"', '"text-to-image", tokenizer = "t", pictures = {}'))
+    with pytest.raises(UserError, match=r"learns from codes of pictures; make them as .*README\.md says"):
+        prepare_demo("text-to-image", tmp_path / "demo")
 
 
 def test_progress_is_shown_in_a_few_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
