@@ -42,11 +42,11 @@ class Places:
 
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # whoever asks first, others may need it for their gradients
-def mask(places: Places, attention: Attention, kernel: int, device: torch.device) -> Tensor:
+def mask(places: Places, attention: str, kernel: int, device: torch.device) -> Tensor:
     """Which places each place looks at, bool [inputs, inputs]: none after it, and all of the caption that is not.
 
-    :param attention: what of the picture: all of it, the place's own row, its own column, or (`convolution`) what is
-        at most half of `kernel` codes away, up and to each side
+    :param attention: one of `KINDS`: what of the picture, all of it, the place's own row, its own column, or
+        (`convolution`) what is at most half of `kernel` codes away, up and to each side
     """
     number = torch.arange(places.inputs, device="cpu")
     code = number - places.caption
@@ -60,6 +60,8 @@ def mask(places: Places, attention: Attention, kernel: int, device: torch.device
             near = columns[:, None] == columns
         case "convolution":
             near = ((rows[:, None] - rows).abs() <= kernel // 2) & ((columns[:, None] - columns).abs() <= kernel // 2)
+        case _:
+            raise ValueError(f"there is no attention {attention!r}")
     return ((number <= number[:, None]) & ((code < 0) | near)).to(device)
 
 
