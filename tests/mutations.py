@@ -1128,8 +1128,8 @@ MUTATIONS = (
     Mutation(
         "who evaluates before it trains cannot train",
         "tasks/drawing/places.py",
-        "@torch.inference_mode(False)  # whoever asks first, others may need it for their gradients\n",
-        "",
+        "@torch.inference_mode(False)\ndef rotation",
+        "def rotation",
         "tests/tasks/test_text_to_image.py -k learned_and_drawn",
     ),
     Mutation(

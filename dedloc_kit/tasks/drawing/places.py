@@ -40,7 +40,7 @@ class Places:
         return self.caption + self.codes - 1
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 @torch.inference_mode(False)  # whoever asks first, others may need it for their gradients
 def mask(places: Places, attention: str, kernel: int, device: torch.device) -> Tensor:
     """Which places each place looks at, bool [inputs, inputs]: none after it, and all of the caption that is not.
@@ -65,7 +65,7 @@ def mask(places: Places, attention: str, kernel: int, device: torch.device) -> T
     return ((number <= number[:, None]) & ((code < 0) | near)).to(device)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def rotation(places: Places, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """By what angles the channels of a head turn at each place (Su et al. 2021, arXiv 2104.09864).
