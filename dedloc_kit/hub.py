@@ -21,8 +21,11 @@ SILENCE_SECONDS = 60.0
 RUN_FILE = "run.json"
 _MAX_INVITATION_BYTES = 1_000_000
 _LEDGER_TABLE, _MAX_TABLES = rf"{LEDGER_FOLDER}/[a-z_]{{1,40}}\.parquet", 32
-_OF_A_NEW_REPOSITORY = {".gitattributes", "README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json"}
-"""Files that may be there before the run: its tokenizer is pushed first, by `dedloc tokenizer`."""
+_OF_A_NEW_REPOSITORY = {
+    *(".gitattributes", "README.md", "LICENSE", "tokenizer.json", "tokenizer_config.json"),
+    *("picture_model.json", "picture_model.safetensors"),
+}
+"""Files that may be there before the run: `dedloc tokenizer` and `dedloc images` push first what it needs."""
 _FOR_NOW = {408, 409, 412, 425, 429}
 """Answers of the Hub to a request that may succeed when it is made again."""
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -242,6 +245,9 @@ def described(run: RunConfig) -> str:
     for key in NAMES_OF_FILES:
         if isinstance(values["task"].get(key), str):
             values["task"][key] = public_name(values["task"][key])
+    match values["task"].get("pictures"):
+        case {"model": str(name)} as pictures:
+            pictures["model"] = public_name(name)
     return json.dumps({"run_id": run.run_id, "run": values}, indent=2, ensure_ascii=False) + "\n"
 
 

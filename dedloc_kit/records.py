@@ -224,6 +224,22 @@ class Neighbours(Record):
         return [self.picture, *(neighbour.picture for neighbour in self.nearest)]
 
 
+class Drawing(Record):
+    """What a model drew for the caption of a held-out picture, for viewers; the same captions and seeds each time."""
+
+    kind: Literal["drawing"] = "drawing"
+    caption: Annotated[ShownText, Field(max_length=256)]
+    picture: PictureDigest
+    """What it drew."""
+    real: PictureDigest | None = None
+    """The picture that the caption came with, as the picture model gives it back: no drawing can be better."""
+
+    @property
+    def pictures(self) -> list[str]:
+        """The digests of all that it shows."""
+        return [self.picture] if self.real is None else [self.picture, self.real]
+
+
 def _kind_of(sample: Any) -> Any:
     """Before there were others, samples were not marked."""
     return sample.get("kind", "fill-mask") if isinstance(sample, dict) else getattr(sample, "kind", None)
@@ -232,13 +248,14 @@ def _kind_of(sample: Any) -> Any:
 Sample = Annotated[
     Annotated[FillMask, Tag("fill-mask")]
     | Annotated[Continuation, Tag("continuation")]
-    | Annotated[Neighbours, Tag("neighbours")],
+    | Annotated[Neighbours, Tag("neighbours")]
+    | Annotated[Drawing, Tag("drawing")],
     Discriminator(_kind_of),
 ]
 """What a model does with one held-out sample, for viewers."""
 
 
-NO_SHARES = frozenset({"perplexity", "bits per byte"})
+NO_SHARES = frozenset({"perplexity", "bits per byte", "code loss without caption", "code loss with another caption"})
 """Metrics that are not shares of a whole."""
 
 

@@ -33,7 +33,10 @@ DEVICES = r"^(auto|cuda|(cpu|mps|cuda:\d{1,2})(,(cpu|mps|cuda:\d{1,2}))*)$"
 HUB_REPOSITORY = r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}"
 """The pattern of a repository's name on the Hub, `OWNER/NAME`."""
 NAMES_OF_FILES = ("tokenizer", "start")
-"""Keys of `task` that name a folder or what is on the Hub."""
+"""Keys of `task` that name a folder or what is on the Hub; so does the key `model` of its table `pictures`."""
+IMAGES = "images"
+"""The section of a run's file that only `dedloc images` reads: how codes of pictures come to be. It is no part of the
+run: volunteers have the codes."""
 
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,95}$")]
 """Of an account or an organization on the Hub."""
@@ -338,9 +341,8 @@ def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
     `overrides` is a second file whose keys replace those of the first (a recipe's `smoke.toml`).
     Raises UserError with the file, the key and the fix.
     """
-    values = _read_toml(path)
-    if overrides is not None:
-        values = _merged(values, _read_toml(overrides))
+    values = read_values(path, overrides)
+    values.pop(IMAGES, None)
     try:
         run = parse_run(values)
     except UserError as error:
@@ -351,6 +353,12 @@ def load_run(path: Path, overrides: Path | None = None) -> RunConfig:
             "data": _with_absolute_data(run.data, path.parent),
         }
     )
+
+
+def read_values(path: Path, overrides: Path | None = None) -> dict[str, Any]:
+    """All that a run's file says, as it stands there; otherwise as `load_run`."""
+    values = _read_toml(path)
+    return values if overrides is None else _merged(values, _read_toml(overrides))
 
 
 def parse_run(values: dict[str, Any]) -> RunConfig:
@@ -406,7 +414,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _local(name: str, folder: Path) -> str:
+def local(name: str, folder: Path) -> str:
     """An absolute path if the name means something local, else the name (an id on the Hub) itself."""
     candidate = folder / os.path.expanduser(name)
     looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or candidate.exists()
@@ -415,7 +423,7 @@ def _local(name: str, folder: Path) -> str:
 
 def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
     def absolute(source: Source) -> Source:
-        return source.model_copy(update={"dataset": _local(source.dataset, folder)})
+        return source.model_copy(update={"dataset": local(source.dataset, folder)})
 
     return data.model_copy(
         update={
@@ -428,4 +436,8 @@ def _with_absolute_data(data: DataConfig, folder: Path) -> DataConfig:
 
 def _with_absolute_names(task: TaskConfig, folder: Path) -> TaskConfig:
     named = {key: name for key in NAMES_OF_FILES if isinstance(name := task.options.get(key), str)}
-    return task.model_copy(update={key: _local(name, folder) for key, name in named.items()})
+    absolute: dict[str, Any] = {key: local(name, folder) for key, name in named.items()}
+    match task.options.get("pictures"):
+        case {"model": str(name), **others}:
+            absolute["pictures"] = {"model": local(name, folder), **others}
+    return task.model_copy(update=absolute)

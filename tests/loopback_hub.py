@@ -140,7 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(404, {"error": "none"}, {"X-Error-Code": "RepoNotFound"})
 
     def _create(self, wanted: dict[str, Any]) -> None:
-        repository = f"{wanted['organization']}/{wanted['name']}"
+        kind = "datasets/" if wanted.get("type") == "dataset" else ""
+        repository = f"{kind}{wanted['organization']}/{wanted['name']}"
         if self.hub.read_only:
             self._answer(403, {"error": "this token may only read"})
         elif repository in self.hub.commits:
@@ -179,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, found)
         else:
             sha = self.hub.revision(repository)
-            if rest and rest[0] == "revision":
+            if rest and rest[0] == "revision" and rest[1] != "main":
                 files, sha = self.hub.at(repository, rest[1]) or files, rest[1]
             siblings = [{"rfilename": name} for name in files]
             private = repository in self.hub.private

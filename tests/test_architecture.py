@@ -23,6 +23,7 @@ ORDER = (
     {"events", "memory", "hub"},
     {"client", "display"},
     {"data", "training"},
+    {"picture_model"},
     {"tasks", "ledger"},
     {"evaluation", "steering"},
     {"access"},

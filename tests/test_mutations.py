@@ -11,4 +11,5 @@ from tests.mutations import CHECKOUT, MUTATIONS, Mutation
 def test_a_mutation_has_one_place_and_leaves_python(mutation: Mutation) -> None:
     source = (CHECKOUT / "dedloc_kit" / mutation.file).read_text(encoding="utf-8")
     assert source.count(mutation.old) == 1
-    ast.parse(source.replace(mutation.old, mutation.new))
+    if mutation.file.endswith(".py"):
+        ast.parse(source.replace(mutation.old, mutation.new))

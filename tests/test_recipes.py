@@ -4,16 +4,22 @@ import re
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import continuing
+from dedloc_kit.data.pictures.codes import Captioned, PictureCodes, write_code_shards
+from dedloc_kit.data.tokenizers.bare import BareTokenizer
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.organizer.new import PURPOSES
 from dedloc_kit.resources import recipe, recipes
 from dedloc_kit.run import RunConfig, Source, load_run
 from dedloc_kit.tasks import create_task, first_model
+from dedloc_kit.tasks.drawing.options import TextToImageOptions
+from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text.architecture import DECODERS, ENCODERS
+from dedloc_kit.tasks.text.common import parse_options
 from dedloc_kit.training.optimizers import build_optimizer
 
 FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}
@@ -50,6 +56,36 @@ def test_the_larger_model_in_the_comments_is_one_too(tmp_path: Path) -> None:
     whole = "\n".join(changed).replace("vocabulary = 30000", "vocabulary = 48000")
     (tmp_path / "run.toml").write_text(whole, encoding="utf-8")
     assert round(millions(load_run(tmp_path / "run.toml"))) == 361
+
+
+def test_the_model_that_draws_is_that_of_the_demonstration() -> None:
+    run = load_run(recipe("text-to-image") / "run.toml")
+    shape = parse_options(run, TextToImageOptions).shape(run.task.options["vocabulary"])
+    with torch.device("meta"):
+        model = DrawingTransformer(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(125.5e6, rel=0.01)
+    assert (shape.layers, shape.places.codes, shape.caption) == (64, 1024, 256)
+
+
+def test_the_small_form_of_the_recipe_that_draws_learns(tmp_path: Path) -> None:
+    small = load_run(recipe("text-to-image") / "run.toml", recipe("text-to-image") / "smoke.toml")
+    train_tokenizer(iter(["a dark tile, a light tile"] * 50), 280, tmp_path / "tokenizer")
+    tokenizer, pictures = BareTokenizer(str(tmp_path / "tokenizer")), PictureCodes(**small.task.options["pictures"])
+    some = [
+        Captioned(np.array(tokenizer.ids(f"a {name} tile"), np.uint16), np.full(64, code, np.uint16), name)
+        for name, code in (("dark", 3), ("light", 250))
+    ]
+    (tmp_path / "codes").mkdir()
+    write_code_shards(some * 20, tmp_path / "codes", pictures, tokenizer.vocabulary_hash, tokenizer.tokens)
+    data = {"train": (Source(dataset=str(tmp_path / "codes"), tokenized=True),), "evaluation": None}
+    run = small.model_copy(
+        update={
+            "task": small.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer")}),
+            "data": small.data.model_copy(update=data),
+        }
+    )
+    losses = learned(run)
+    assert min(losses[-2:]) < losses[0] - 0.3
 
 
 @pytest.mark.parametrize("name", ["gpt", "encoder"])

@@ -13,6 +13,7 @@ from dedloc_kit.keys import public
 from dedloc_kit.records import (
     MAX_REASON,
     Contribution,
+    Drawing,
     Evaluation,
     GlobalStep,
     Invitation,
@@ -301,21 +302,22 @@ def test_addresses_of_peers_are_nobodys_word_so_a_mirror_may_add_some() -> None:
 
 SENTENCE = {"before": "a ", "guess": "boat", "truth": "river", "after": "."}
 SIMILAR = {"kind": "neighbours", "picture": "0" * 64, "label": "cat", "nearest": []}
-
+DRAWN = {"kind": "drawing", "caption": "a boat", "picture": "0" * 64}
 WRITTEN = {"kind": "continuation", "before": "a boat", "written": " is", "truth": " on the river"}
 
 
 def test_a_metric_is_a_share_unless_its_name_says_that_it_is_none() -> None:
-    metrics = {"masked accuracy": 0.5, "perplexity": 300.0, "bits per byte": 2.5}
+    metrics = {"masked accuracy": 0.5, "perplexity": 300.0, "bits per byte": 2.5, "code loss without caption": 5.5}
     assert Evaluation.parse({"loss": 1.0, "metrics": metrics}).metrics == metrics
     with pytest.raises(ValueError, match="Evaluation: masked accuracy is a share and cannot be more than 1"):
         Evaluation.parse({"loss": 1.0, "metrics": {**metrics, "masked accuracy": 1.5}})
 
 
 def test_samples_are_of_the_kind_that_they_name_and_unmarked_ones_are_sentences() -> None:
-    samples = (SENTENCE, {**SENTENCE, "kind": "fill-mask"}, SIMILAR, WRITTEN)
+    samples = (SENTENCE, {**SENTENCE, "kind": "fill-mask"}, SIMILAR, WRITTEN, DRAWN)
     read = Evaluation.parse({"loss": 1.0, "samples": samples})
-    assert [sample.kind for sample in read.samples] == ["fill-mask", "fill-mask", "neighbours", "continuation"]
+    kinds = ["fill-mask", "fill-mask", "neighbours", "continuation", "drawing"]
+    assert [sample.kind for sample in read.samples] == kinds
     assert Evaluation.model_validate_json(read.model_dump_json()) == read
 
 
@@ -329,12 +331,26 @@ def test_samples_are_of_the_kind_that_they_name_and_unmarked_ones_are_sentences(
         {**WRITTEN, "written": "x" * 513},
         {**SIMILAR, "nearest": [{"picture": "0" * 64, "label": "", "similarity": 1.5}]},
         {**SIMILAR, "nearest": [{"picture": "0" * 64, "label": "", "similarity": 0.5}] * 9},
+        {**DRAWN, "caption": "x" * 257},
+        {**DRAWN, "picture": None},
+        {**DRAWN, "real": "../../etc/passwd"},
+        {**DRAWN, "pixels": "AAAA"},
         "boat",
     ],
 )
 def test_a_sample_of_no_kind_is_refused(sample: Any) -> None:
     with pytest.raises(ValueError, match="Evaluation: samples"):
         Evaluation.parse({"loss": 1.0, "samples": (sample,)})
+
+
+def test_a_drawing_names_the_real_picture_where_there_is_one_and_its_caption_takes_over_no_terminal() -> None:
+    (alone, beside) = Evaluation.parse(
+        {"loss": 1.0, "samples": (DRAWN, {**DRAWN, "caption": "a\x1b[2J\nboat", "real": "1" * 64})}
+    ).samples
+    assert isinstance(alone, Drawing)
+    assert isinstance(beside, Drawing)
+    assert (alone.pictures, beside.pictures) == (["0" * 64], ["0" * 64, "1" * 64])
+    assert beside.caption == "a [2J boat"
 
 
 @pytest.mark.parametrize("pixels", [b"", b"<svg>", bytes(3 * 6), bytes(3 * 49**2)])

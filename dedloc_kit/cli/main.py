@@ -15,6 +15,7 @@ from dedloc_kit.cli.commands import (
     demo,
     doctor,
     evaluate,
+    images,
     invite,
     join,
     launch,
@@ -34,7 +35,7 @@ from dedloc_kit.version import __version__
 COMMANDS = (
     *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
     *(join, notebook, dashboard, status, doctor),
-    *(evaluate, tokenizer, corpus),
+    *(evaluate, tokenizer, images, corpus),
 )
 """As `dedloc --help` lists them."""
 FOR_ORGANIZERS = {"fastapi", "starlette", "uvicorn", "prometheus_client", "maxminddb"}

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
-from dedloc_kit.run import DEVICES, HUB_REPOSITORY
+from dedloc_kit.run import DEVICES, HUB_REPOSITORY, RunConfig, load_run
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -16,6 +16,16 @@ INVITATION = "the coordinator's URL, an invitation file, or the run's repository
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN.toml")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="keys that replace those of RUN.toml")
+
+
+def run_of(options: argparse.Namespace) -> RunConfig:
+    """The run that the options of `add_run` name, with the hash of its picture model if it has one."""
+    run = load_run(options.run, options.overrides)
+    if "pictures" in run.task.options:
+        from dedloc_kit.picture_model.files import completed
+
+        run = completed(run)
+    return run
 
 
 def add_folder_of_run(parser: argparse.ArgumentParser) -> None:

@@ -42,7 +42,7 @@ def write_token_shards(documents: Iterable[Document], folder: Path, vocabulary_h
         path = folder / f"train-{number:05d}.parquet"
         with parquet.ParquetWriter(path, schema, compression="zstd", use_dictionary=False) as writer:
             while some and written < _TOKENS_IN_A_FILE:
-                columns = [_lists([d.ids for d in some]), _lists([d.ends for d in some])]
+                columns = [lists([d.ids for d in some]), lists([d.ends for d in some])]
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
                 written += sum(len(document.ids) for document in some)
                 some = list(islice(documents, _ROWS_AT_ONCE))
@@ -89,8 +89,8 @@ def _check(file: Any, shard: Shard, vocabulary_hash: str) -> None:
 
 def _documents(table: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:
     """Copies, since a slice would keep its whole row group in memory. Every value is checked: it indexes arrays."""
-    ids, starts = _flat(table.column(TOKENS), shard)
-    ends, end_starts = _flat(table.column(SENTENCES), shard)
+    ids, starts = flat(table.column(TOKENS), shard)
+    ends, end_starts = flat(table.column(SENTENCES), shard)
     lengths, counts = np.diff(starts), np.diff(end_starts)
     steps = np.diff(ends.astype(np.int64), prepend=0)
     first = end_starts[:-1][counts > 0]
@@ -103,8 +103,8 @@ def _documents(table: Any, shard: Shard, vocabulary: int) -> Iterator[Document]:
         yield Document(ids[starts[row] : starts[row + 1]].copy(), ends[end_starts[row] : end_starts[row + 1]].copy())
 
 
-def _flat(column: Any, shard: Shard) -> tuple[Ids, Any]:
-    """All values of a column of lists, and where each list starts."""
+def flat(column: Any, shard: Shard) -> tuple[Ids, Any]:
+    """All values of a column of lists of ids, and where each list starts, with the end of the last. Raises Unusable."""
     lists = column.combine_chunks()
     if not pyarrow.types.is_list(lists.type) or not pyarrow.types.is_unsigned_integer(lists.type.value_type):
         raise Unusable(f"{shard.path} holds {lists.type} where token ids should be; write it again")
@@ -114,6 +114,7 @@ def _flat(column: Any, shard: Shard) -> tuple[Ids, Any]:
     return lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def _lists(arrays: list[Ids]) -> Any:
+def lists(arrays: list[Ids]) -> Any:
+    """A column of such lists."""
     offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
     return pyarrow.ListArray.from_arrays(offsets, np.concatenate(arrays))

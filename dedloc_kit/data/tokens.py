@@ -159,7 +159,11 @@ def ids_dtype(vocabulary: int) -> type[np.unsignedinteger[Any]]:
 
 def vocabulary_hash(tokenizer: Any) -> str:
     """Names a vocabulary: two tokenizers that have the same tokens in the same order have the same one."""
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return hash_of_tokens(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+
+
+def hash_of_tokens(tokens: Iterable[str]) -> str:
+    """The same of its tokens in their order."""
     return hashlib.sha256("\x00".join(tokens).encode()).hexdigest()[:16]
 
 

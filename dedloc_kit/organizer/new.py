@@ -32,6 +32,7 @@ PURPOSES = {
     "encoder": "a model that understands: to search, to sort, to find names",
     "sahajbert": "the same, small enough for slow computers and lines",
     "continue": "go on from a model that exists, with your own text and your own words",
+    "text-to-image": "a model that draws what a sentence says",
     "swav": "a model that sees: what pictures have in common, learned without labels",
     "albert-demo": "a toy, to see how all this works",
 }
@@ -40,6 +41,10 @@ PURPOSES = {
 _DATA = "# What everyone learns from; a `weight` is the source's share, and all of them make 1.\n"
 _SHARDS = """\
 # `dedloc tokenizer run.toml --shards` turns it into token ids: volunteers then neither tokenize nor download as much.
+"""
+_PICTURES = """\
+# What it learns from: `column` and `caption` are where the pictures are and the words for them. Name with `label` where
+# their classes are, if they have some, and with `unsafe` what marks those that nobody wants to see.
 """
 _NO_EVALUATION = """\
 # Held-out data, on which the coordinator measures what the model can do; without it there is the training loss alone.
@@ -77,15 +82,16 @@ def new(plan: Plan) -> Path:
         base = _completed(plan)
     except EOFError:
         raise UserError("there was no answer, so nothing is written") from None
-    sources = [parse_source(each, base.data.train[0].column, folder) for each in plan.datasets]
-    evaluation = parse_source(plan.evaluation, base.data.train[0].column, folder) if plan.evaluation else None
+    sources = [_source_for(base, each, folder) for each in plan.datasets]
+    evaluation = _source_for(base, plan.evaluation, folder) if plan.evaluation else None
     assert plan.recipe is not None
     text = run_toml((recipe(plan.recipe) / "run.toml").read_text(encoding="utf-8"), plan, sources, evaluation)
     try:
         with new_folder(folder) as temporary:
             (temporary / "run.toml").write_text(text, encoding="utf-8")
             run = load_run(temporary / "run.toml")
-            (temporary / "README.md").write_text(_page(run, plan.recipe), encoding="utf-8")
+            learned = sources or list(run.data.train)
+            (temporary / "README.md").write_text(_page(run, learned, plan.recipe), encoding="utf-8")
             notebooks_to_be(run, temporary / "notebooks")
     except OSError as error:
         raise UserError(f"{folder.absolute()} cannot be written ({error.strerror}); change to another folder") from None
@@ -105,7 +111,9 @@ def next_commands(folder: Path) -> list[str]:
     run = load_run(path)
     options, check = run.task.options, f"dedloc check {path}"
     commands = [f"dedloc tokenizer {path}"] if isinstance(options.get("tokenizer"), str) else []
-    if commands and "start" in options:
+    if _draws(run):
+        commands = [f"dedloc images {path} --shards"]
+    elif commands and "start" in options:
         commands[0] += "    # or remove the line `tokenizer` there: then the model keeps the words that it has"
         if run.data.evaluation is not None:
             model = str(options["start"]).partition("@")[0]
@@ -138,7 +146,12 @@ def parse_source(text: str, column: str, folder: Path) -> Source:
 
 
 def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | None) -> str:
-    """A recipe's run.toml with another name, another purpose and other data; all else, comments too, stays."""
+    """A recipe's run.toml with another name, another purpose and other data; all else, comments too, stays.
+
+    Where the data is made of pictures with captions, those are what changes.
+    """
+    of_captions = "[[images.sources]]" in text
+    changed, dropped = ("images.sources", ()) if of_captions else ("data.train", ("data.evaluation", "data.decay"))
     lines = text.splitlines(keepends=True)
     text = _MARK.sub("", "".join(line for line in lines if not (line.startswith("#") and _MARK.search(line))))
     starts = [match.start() for match in _HEADER.finditer(text)]
@@ -150,14 +163,16 @@ def run_toml(text: str, plan: Plan, sources: list[Source], evaluation: Source | 
         match = _HEADER.match(section)
         assert match is not None
         if match[1] == "task":
-            values = {"language": plan.language, "start": plan.start}
+            tokenizer = "tokenizer" if of_captions else None  # a published one knows its own languages alone
+            values = {"language": plan.language, "start": plan.start, "tokenizer": tokenizer}
             for key, value in values.items():
                 section = _with_value(section, key, value) if value else section
             parts.append(section)
-        elif match[1] == "data.train":  # where the first one was all of them come
-            parts.append(_data(sources, evaluation, shards="\ntokenizer" in text) if sources else "")
+        elif match[1] == changed:  # where the first one was all of them come
+            if sources:
+                parts.append(_captioned(sources) if of_captions else _data(sources, evaluation, "\ntokenizer" in text))
             sources = []
-        elif match[1] not in ("data.evaluation", "data.decay"):
+        elif match[1] not in dropped:
             parts.append(section)
     return "".join(parts)
 
@@ -177,11 +192,32 @@ def _data(sources: list[Source], evaluation: Source | None, shards: bool) -> str
     return _DATA + (_SHARDS if shards else "") + "\n".join(parts) + "\n"
 
 
+def _captioned(sources: list[Source]) -> str:
+    return (
+        _PICTURES
+        + "\n".join(f'{_source_toml("[[images.sources]]", each)}caption = "caption"\n' for each in sources)
+        + "\n"
+    )
+
+
 def _source_toml(header: str, source: Source) -> str:
     plain = Source(dataset=source.dataset).model_dump()
     values = {key: value for key, value in source.model_dump().items() if key == "dataset" or value != plain[key]}
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     return "\n".join([header, *lines]) + "\n"
+
+
+def _draws(base: RunConfig) -> bool:
+    """Whether it learns from codes of pictures, which are made of what the organizer names."""
+    return "pictures" in base.task.options
+
+
+def _source_for(base: RunConfig, text: str, folder: Path) -> Source:
+    """As `parse_source`, for a recipe."""
+    source = parse_source(text, "image" if _draws(base) else base.data.train[0].column, folder)
+    if _draws(base) and source.weight != 1:
+        raise UserError(f"every picture is taken once, so '{text}' can have no weight; leave ={source.weight:g} out")
+    return source
 
 
 def _check_name(name: str) -> None:
@@ -214,6 +250,8 @@ def _completed(plan: Plan) -> RunConfig:
         raise UserError(f"the recipe {plan.recipe} is about pictures, which have no language; leave --language out")
     if plan.start is not None and "start" not in base.task.options:
         raise UserError(f"the recipe {plan.recipe} begins untrained; leave --start out, or choose the recipe continue")
+    if _draws(base) and plan.evaluation is not None:
+        raise UserError(f"the recipe {plan.recipe} holds some captions out by itself; leave --evaluation out")
     if not plan.datasets and not asking:
         raise UserError(f"say what to train on with --dataset {_SOURCE}=WEIGHT, once for each dataset")
     if asking:
@@ -251,7 +289,7 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
                 console.print(escape(str(error)))
 
     def check_source(answer: str) -> None:
-        parse_source(answer, base.data.train[0].column, Path(plan.name))
+        _source_for(base, answer, Path(plan.name))
 
     if plan.about is None:
         plan.about = prompt("What is it for? A sentence for volunteers")
@@ -266,12 +304,12 @@ def _ask(plan: Plan, base: RunConfig, console: Console) -> None:
     while not plan.datasets:
         while answer := prompt(f"Dataset {len(plan.datasets) + 1}", check=check_source):
             plan.datasets.append(answer)
-    if plan.evaluation is None:
+    if plan.evaluation is None and not _draws(base):
         question = f"Held-out data to measure on, {escape(_SOURCE)}; nothing if there is none"
         plan.evaluation = prompt(question, check=check_source) or None
 
 
-def _page(run: RunConfig, base: str) -> str:
+def _page(run: RunConfig, learned: list[Source], base: str) -> str:
     """README.md for the community."""
     language = run.task.options.get("language")
     return _TEMPLATE.read_text(encoding="utf-8").format(
@@ -280,6 +318,6 @@ def _page(run: RunConfig, base: str) -> str:
         language=f"\n**Language:** `{language}`\n" if language else "",
         steps=f"{run.optimizer.total_steps:,}",
         batch=f"{run.global_batch:,}",
-        data="\n".join(f"- {public_name(source.dataset)} {source.subset or ''}".rstrip() for source in run.data.train),
+        data="\n".join(f"- {public_name(source.dataset)} {source.subset or ''}".rstrip() for source in learned),
         recipe=base,
     )

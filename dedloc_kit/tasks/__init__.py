@@ -27,6 +27,7 @@ _TASKS = {
     "causal": "dedloc_kit.tasks.causal:Causal",
     "encoder": "dedloc_kit.tasks.encoder:Encoder",
     "swav": "dedloc_kit.tasks.swav:Swav",
+    "text-to-image": "dedloc_kit.tasks.text_to_image:TextToImage",
 }
 
 

@@ -13,6 +13,7 @@ from dedloc_kit.records import (
     Announcement,
     Continuation,
     Contribution,
+    Drawing,
     Evaluation,
     FillMask,
     GlobalStep,
@@ -50,6 +51,7 @@ _SENTENCES = (
     ("Dhaka is the capital of ", "Bangladesh", " and its largest city.", (",", "India", "Bangladesh")),
     ("She picked up the ", "book", " and began to read aloud.", ("of", "phone", "phone")),
 )
+CAPTIONS = ("stripes of two colours", "জলের উপর নৌকা", f"كلمة {MARKUP}", f"{TURNED} {LONG}")
 
 
 def peer_id(number: int) -> str:
@@ -189,3 +191,25 @@ def similar_pictures(step: int) -> Evaluation:
         found.append(Neighbours(picture=sample_picture(kind, 0).digest, label=label, nearest=tuple(near)))
     pictures = tuple(sample_picture(kind, number) for kind in range(len(kinds)) for number in range(6))
     return Evaluation(loss=3.0, metrics={"k-NN accuracy": 0.2 + step / 100}, samples=tuple(found), pictures=pictures)
+
+
+def drawn_pictures(step: int) -> Evaluation:
+    """What a model that draws can do at that step: what it draws turns into the real pictures, one after the other."""
+    real = [sample_picture(kind, 0) for kind in range(len(CAPTIONS))]
+    drawn = [
+        real[place] if 20 * (place + 1) <= step else sample_picture(place, 1 + step // 20)
+        for place in range(len(CAPTIONS))
+    ]
+    samples = tuple(
+        Drawing(caption=caption, picture=now.digest, real=then.digest)
+        for caption, now, then in zip(CAPTIONS, drawn, real, strict=True)
+    )
+    metrics = {
+        "code loss without caption": 5.0 - step / 30,
+        "code loss with another caption": 5.0,
+        "true caption of 16": 0.06 + step / 100,
+        "drawings recognised": 0.2 + step / 100,
+        "drawings recognised without caption": 0.15,
+        "real pictures recognised": 0.82,
+    }
+    return Evaluation(loss=5.0 - step / 20, metrics=metrics, samples=samples, pictures=(*drawn, *real))

@@ -24,6 +24,7 @@ from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import volunteer_job
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
+    CAPTIONS,
     COORDINATOR,
     EVERYONE,
     LONG,
@@ -34,6 +35,7 @@ from tests.dashboard.community import (
     STEPS,
     TURNED,
     continued_texts,
+    drawn_pictures,
     evaluation,
     peer_id,
     record_step,
@@ -448,6 +450,49 @@ def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) ->
         expect(page.locator(".neighbours .lacking")).not_to_have_count(0)
         expect(page.get_by_text("Some pictures are not here: a mirror has those")).to_be_visible()
         assert_fits_and_has_no_barriers(page, "similar")
+
+
+def test_what_a_model_draws_for_captions_is_seen_beside_the_real_pictures_and_what_it_drew_before(
+    page: Page, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (0, 20, 40):
+        ledger.record_evaluation(step, drawn_pictures(step), 1.0)
+    others = drawn_pictures(30)
+    ledger.record_evaluation(30, others.model_copy(update={"samples": others.samples[::-1]}), 1.0)
+    lost = sample_picture(3, 2).digest  # drawn at step 20
+    ledger._connection.execute("DELETE FROM pictures WHERE digest = ?", (lost,))
+    served = Dashboard(RUN, tmp_path / "ledger.sqlite")
+    with ExitStack() as stack:
+        served.start()
+        stack.callback(served.stop)
+        opened(page, served)
+        expect(page.locator(".skills li")).to_have_text(
+            [
+                "For each piece of a picture it wavers between 20 kinds, at first 148; without the caption between 39, "
+                "with another picture's between 148.",
+                "Of 16 captions it finds the right one for a picture in 46 of 100 cases, at first in 6; chance alone "
+                "would give 6.",
+                "Of 100 captions it draws 60 so that a classifier sees what was asked for, at first 20; without "
+                "captions it would be 15, and of real pictures after encoding it sees 82.",
+            ]
+        )
+        cards = page.locator(".drawing > li")
+        expect(cards.locator(".caption")).to_have_text([*CAPTIONS])
+        boat, hostile = CAPTIONS[1], CAPTIONS[2]
+        now, real = cards.nth(1).locator("figure img").all()
+        expect(now).to_have_attribute("alt", f"{boat}, drawn at step 40")
+        expect(real).to_have_attribute("alt", f"{boat}, the real picture")
+        assert now.get_attribute("src") == real.get_attribute("src"), "this one it has learned"
+        expect(cards.nth(1).locator(".drawn li")).to_have_text(["untrained", "step 20"])
+        expect(cards.nth(0).locator(".drawn li")).to_have_text(["untrained"])  # step 40 shows the same as step 20
+        expect(page.get_by_role("img", name=f"{hostile}, drawn untrained")).to_be_attached()
+        for picture in page.locator(".drawing img").all():
+            picture.scroll_into_view_if_needed()
+            expect(picture).to_have_js_property("naturalWidth", 32)
+        expect(page.locator(".drawing .lacking")).to_have_count(1)
+        expect(page.get_by_text("Some pictures are not here: a mirror has those")).to_be_visible()
+        assert_fits_and_has_no_barriers(page, "drawn")
 
 
 def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_path: Path) -> None:

@@ -125,12 +125,23 @@ def test_a_demo_whose_start_is_not_here_says_where_it_is_told_how_to_make_it(shi
     assert prepare_demo("recipe", tmp_path / "demo").task.options["start"] == str(shipped / "start")
 
 
+def test_a_demo_whose_codes_are_not_here_says_where_it_is_told_how_to_make_them(shipped: Path, tmp_path: Path) -> None:
+    text = (shipped / "run.toml").read_text(encoding="utf-8")
+    pictures = 'pictures = { model = "pictures", codes = 4, side = 2, size = 8 }'
+    (shipped / "run.toml").write_text(text.replace("[task]", f"[task]\n{pictures}"))
+    with pytest.raises(UserError, match=r"learns from codes of pictures; make them as .*README\.md says"):
+        prepare_demo("recipe", tmp_path / "demo")
+
+
 def test_a_demo_of_pictures_that_are_not_here_is_refused(shipped: Path, tmp_path: Path) -> None:
     pictures = 'name = "p"\nglobal_batch = 8\ntask = {name = "swav"}\ndata = {train = [{dataset = "./none"}]}'
     (shipped / "run.toml").write_text(pictures)
     (shipped / "smoke.toml").unlink()
     with pytest.raises(UserError, match="the pictures of the recipe swav are not on this machine"):
         prepare_demo("swav", tmp_path / "demo")
+    (shipped / "run.toml").write_text(pictures.replace('"swav"', '"text-to-image", tokenizer = "t", pictures = {}'))
+    with pytest.raises(UserError, match=r"learns from codes of pictures; make them as .*README\.md says"):
+        prepare_demo("text-to-image", tmp_path / "demo")
 
 
 def test_progress_is_shown_in_a_few_lines_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,7 @@
 
 import argparse
 
-from dedloc_kit.cli.options import Commands, add_devices, add_microbatch, add_run, add_task_module
-from dedloc_kit.run import load_run
+from dedloc_kit.cli.options import Commands, add_devices, add_microbatch, add_run, add_task_module, run_of
 
 
 def add(commands: Commands) -> None:
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
     from dedloc_kit.organizer.prediction import read_line, read_volunteers
 
     check(
-        load_run(options.run, options.overrides),
+        run_of(options),
         read_volunteers(options.volunteers),
         coordinator_line=read_line(options.line),
         compare=options.compare,

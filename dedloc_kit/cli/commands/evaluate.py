@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dedloc_kit.cli.options import Commands, add_device, positive
+from dedloc_kit.cli.options import Commands, add_device, positive, run_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluation.settings import DATASETS, LikelihoodSettings, ProbeSettings, Settings
-from dedloc_kit.run import Section, load_run
+from dedloc_kit.run import Section
 from dedloc_kit.validation import describe
 
 SectionKind = TypeVar("SectionKind", bound=Section)
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
     known = {key for kind in kinds for key in kind.model_fields}
     given = {key: value for key, value in vars(options).items() if key in known and value is not None}
     common: dict[str, Any] = {"device": options.device, "threads": options.threads, "report": options.json}
-    trained = load_run(options.run, options.overrides) if options.run else None
+    trained = run_of(options) if options.run else None
     if trained is not None:
         from dedloc_kit.tasks import Probeable, create_task
 

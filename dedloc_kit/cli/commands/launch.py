@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, positive, repository
+from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, positive, repository, run_of
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Url
-from dedloc_kit.run import load_run, parse_coordinator
+from dedloc_kit.run import parse_coordinator
 
 
 def add(commands: Commands) -> None:
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("a certificate and its key belong together; give both --tls-cert and --tls-key")
     certificate = Certificate(options.tls_cert, options.tls_key) if options.tls_cert else None
     webhook = webhook_address(options.webhook_file)
-    run = load_run(options.run, options.overrides)
+    run = run_of(options)
     settings = {
         **peer_settings(options),
         "folder": (options.folder or Path("runs") / run.run_id).resolve(),

@@ -19,7 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
-from dedloc_kit.records import Neighbours, Picture, Standing
+from dedloc_kit.records import Drawing, Neighbours, Picture, Standing
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -145,7 +145,7 @@ class RunView:
             picture
             for _, samples in done
             for sample in samples
-            if isinstance(sample, Neighbours)
+            if isinstance(sample, Drawing | Neighbours)
             for picture in sample.pictures
         }
         here = self._recorded.read(Ledger.pictures) or set()

@@ -25,8 +25,6 @@ from dedloc_kit.records import Picture, PictureDigest
 _BADGE_SECONDS, _LOSS_SECONDS, _CARD_SECONDS = 30, 60, 300
 """How old a picture may be, here and in caches."""
 _SAMPLE_SECONDS = 365 * 86_400  # its address names what is in it
-_SAMPLE_QUALITY = 90
-"""Of 100: two kilobytes and less, and nothing that anyone would see is lost."""
 SVG = "image/svg+xml"
 _STYLE_HASH = base64.b64encode(hashlib.sha256(CURVE_STYLE.encode()).digest()).decode()
 
@@ -80,5 +78,6 @@ def routes(view: RunView, current: Callable[[], RunState]) -> APIRouter:
 def _webp(picture: Picture) -> bytes:
     file = io.BytesIO()
     size = (picture.side, picture.side)
-    Image.frombytes("RGB", size, picture.pixels).save(file, "WEBP", quality=_SAMPLE_QUALITY)
+    # The page shows some several times as large, so that what is left out elsewhere would be seen; some kilobytes each.
+    Image.frombytes("RGB", size, picture.pixels).save(file, "WEBP", lossless=True)
     return file.getvalue()

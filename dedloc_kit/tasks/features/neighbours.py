@@ -63,7 +63,7 @@ def neighbour_samples(
     :param asked: the numbers of the pictures whose neighbours are wanted
     """
     cosines, who = nearest(directions(features), asked, count)
-    small = {number: _small(pictures[number]) for number in {*asked.tolist(), *who.flatten().tolist()}}
+    small = {number: small_picture(pictures[number]) for number in {*asked.tolist(), *who.flatten().tolist()}}
     digests = {number: picture.digest for number, picture in small.items()}
     labels = {number: classes[number][:_MAX_NAME] for number in small}
     samples = []
@@ -79,8 +79,8 @@ def neighbour_samples(
     return tuple(samples), tuple(small.values())
 
 
-def _small(picture: Tensor) -> Picture:
-    """Of a picture [3, size, size]."""
+def small_picture(picture: Tensor) -> Picture:
+    """For viewers, of a picture uint8 [3, size, size]."""
     side = min(MAX_PICTURE_SIDE, picture.shape[-1])
     shrunk = functional.interpolate(picture[None].float(), size=(side, side), mode="area")[0]
     return Picture(pixels=shrunk.round().byte().permute(1, 2, 0).cpu().numpy().tobytes())

@@ -18,7 +18,7 @@ from dedloc_kit.dashboard.render.sharing import sharing_tags
 from dedloc_kit.dashboard.routes import pictures
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Evaluation, Neighbour, Neighbours, Picture
+from dedloc_kit.records import Drawing, Evaluation, Neighbour, Neighbours, Picture
 from tests.dashboard.runs import HOSTILE_NAMES, RUN, fill
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -57,22 +57,25 @@ def test_a_badge_is_well_formed_whatever_it_says(name: str) -> None:
 def test_pictures_of_samples_are_drawn_from_their_pixels_and_kept_by_caches(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    red, blue = (Picture(pixels=bytes(colour) * 16) for colour in ((200, 0, 0), (0, 0, 200)))
+    red, green, blue = (Picture(pixels=bytes(colour) * 16) for colour in ((200, 0, 0), (0, 200, 0), (0, 0, 200)))
     near = Neighbour(picture=blue.digest, label="b", similarity=-0.5)
-    sample = Neighbours(picture=red.digest, label="a", nearest=(near,))
-    Ledger(tmp_path / "ledger.sqlite").record_evaluation(1, Evaluation(loss=2.0, samples=(sample,), pictures=(red,)), 1)
+    similar = Neighbours(picture=red.digest, label="a", nearest=(near,))
+    drawn = Drawing(caption="a green square", picture=blue.digest, real=green.digest)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.record_evaluation(1, Evaluation(loss=2.0, samples=(similar,), pictures=(red,)), 1)
+    ledger.record_evaluation(2, Evaluation(loss=2.0, samples=(drawn,), pictures=(green,)), 1)
     told = get(dashboard, "/api/samples").json()
-    assert told["moments"] == [{"step": 1, "samples": [sample.model_dump(mode="json")]}]
-    assert told["pictures"] == [red.digest], "a page need not ask for what is not here"
+    assert told["moments"] == [
+        {"step": 1, "samples": [similar.model_dump(mode="json")]},
+        {"step": 2, "samples": [drawn.model_dump(mode="json")]},
+    ]
+    assert told["pictures"] == sorted([red.digest, green.digest]), "a page need not ask for what is not here"
     found = get(dashboard, f"/api/pictures/{red.digest}.webp")
     assert (found.status_code, found.headers["content-type"]) == (200, "image/webp")
     assert "max-age=31536000" in found.headers["cache-control"]
     with Image.open(io.BytesIO(found.content)) as picture:
         assert (picture.format, picture.size) == ("WEBP", (4, 4))
-        pixel = picture.convert("RGB").getpixel((1, 1))
-    assert isinstance(pixel, tuple)
-    assert pixel[0] > 180
-    assert pixel[2] < 20
+        assert picture.convert("RGB").tobytes() == red.pixels
     again = get(dashboard, f"/api/pictures/{red.digest}.webp", If_None_Match=found.headers["etag"])
     assert again.status_code == 304
     assert get(dashboard, f"/api/pictures/{blue.digest}.webp").status_code == 404

@@ -2,23 +2,15 @@
 
 import { build } from "../dom.js";
 import { count } from "../format.js";
-import { addressOf } from "../server.js";
+import { pictures } from "./pictures.js";
 
 /** Of `[{step, samples}]`, oldest first, the newest in full; `here` has the digests of the pictures that can be had. */
 export function neighbours(moments, here) {
-  const known = new Set(here);
+  const { picture, note } = pictures(here);
   const list = build("ul", { class: "neighbours" });
-  let lacking = false;
 
-  function picture({ picture: digest, label }, told = "") {
-    const alt = [label || "no class known", told].filter(Boolean).join(", ");
-    if (known.has(digest)) {
-      const source = addressOf(`api/pictures/${digest}.webp`);
-      return build("img", { src: source, alt, title: alt, width: 48, height: 48, loading: "lazy", decoding: "async" });
-    }
-    lacking = true;
-    return build("span", { class: "lacking", role: "img", "aria-label": alt, title: alt });
-  }
+  const shown = ({ picture: digest, label }, told = "") =>
+    picture(digest, [label || "no class known", told].filter(Boolean).join(", "));
 
   function row({ label, nearest }, full) {
     return build(
@@ -28,7 +20,7 @@ export function neighbours(moments, here) {
         build(
           "li",
           { class: label && one.label === label ? "right" : null },
-          picture(one, `similarity ${one.similarity.toFixed(2)}`),
+          shown(one, `similarity ${one.similarity.toFixed(2)}`),
           full ? build("bdi", { class: "label", text: one.label }) : null,
           full ? build("span", { class: "similarity", text: one.similarity.toFixed(2) }) : null,
         ),
@@ -42,7 +34,7 @@ export function neighbours(moments, here) {
       build(
         "li",
         {},
-        build("figure", {}, picture(sample), build("figcaption", {}, build("bdi", { text: sample.label }))),
+        build("figure", {}, shown(sample), build("figcaption", {}, build("bdi", { text: sample.label }))),
         build("div", { class: "row now" }, build("p", { class: "when", text: verdict(sample) }), row(sample, true)),
         ...before.map(({ step, sample: was }) =>
           build(
@@ -55,8 +47,7 @@ export function neighbours(moments, here) {
       ),
     );
   }
-  const note = "Some pictures are not here: a mirror has those that came with the coordinator's ledger.";
-  return lacking ? [list, build("p", { class: "note", text: note })] : [list];
+  return [list, ...note()];
 }
 
 function verdict({ label, nearest }) {
@@ -70,9 +61,10 @@ function earlier(moments, { picture }) {
   const found = [];
   for (const { step, samples } of moments) {
     const sample = samples.find((one) => one.picture === picture);
-    if (sample && shown(sample) !== (found.length ? shown(found.at(-1).sample) : "")) found.push({ step, sample });
+    const last = found.at(-1)?.sample;
+    if (sample && !(last && nearestOf(last) === nearestOf(sample))) found.push({ step, sample });
   }
   return found.toReversed();
 }
 
-const shown = (sample) => sample.nearest.map((one) => one.picture).join();
+const nearestOf = (sample) => sample.nearest.map((one) => one.picture).join();

@@ -11,7 +11,13 @@ import { curve } from "./curve.js";
 import { joinPanel } from "./join.js";
 import { saidPanel } from "./said.js";
 
-const TASKS = { albert: "ALBERT", causal: "language", encoder: "masked language", swav: "SwAV" };
+const TASKS = {
+  albert: "ALBERT",
+  causal: "language",
+  encoder: "masked language",
+  swav: "SwAV",
+  "text-to-image": "drawing",
+};
 
 export async function show(root, { signal }) {
   const [configuration] = await Promise.all([load("api/run"), known]);

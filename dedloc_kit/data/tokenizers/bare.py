@@ -1,0 +1,60 @@
+"""A tokenizer without transformers, which takes seconds to import: for who reads token ids, or a few captions."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from dedloc_kit.data.tokens import hash_of_tokens
+from dedloc_kit.errors import UserError
+from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
+
+FILE = "tokenizer.json"
+
+
+class BareTokenizer:
+    """What is in a tokenizer's file, of a folder or the Hub; raises UserError if there is none.
+
+    :param name: as for `load_tokenizer`
+
+    :ivar tokens: how many there are
+    :ivar vocabulary_hash: as `tokens.vocabulary_hash` has it
+    """
+
+    def __init__(self, name: str) -> None:
+        path = _folder(name) / FILE
+        hint = "make one with: dedloc tokenizer RUN.toml"
+        if not path.is_file():
+            raise UserError(f"the tokenizer {name} does not exist or has no {FILE}; {hint}")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise UserError(f"the tokenizer {name} cannot be loaded ({str(error)[:200]}); {hint}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.tokens: int = self._tokenizer.get_vocab_size()
+        self.vocabulary_hash = hash_of_tokens(self._tokenizer.id_to_token(id_) or "" for id_ in range(self.tokens))
+
+    def ids(self, text: str) -> list[int]:
+        """Without special tokens."""
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return found
+
+    def text(self, ids: list[int]) -> str:
+        """What they spell."""
+        spelled: str = self._tokenizer.decode(ids)
+        return spelled
+
+    def save(self, folder: Path) -> None:
+        """Write its file to an existing folder."""
+        self._tokenizer.save(str(folder / FILE))
+
+
+def _folder(name: str) -> Path:
+    path, on_hub = Path(name).expanduser(), repository_and_revision(name)
+    if path.exists() or not on_hub:
+        return path
+    where, revision = on_hub
+    try:
+        return model_files(where, revision or "main", [FILE])
+    except HubUnavailable as error:
+        raise UserError(f"the tokenizer {where} cannot be read now ({error}); try again later") from None

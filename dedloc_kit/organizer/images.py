@@ -1,0 +1,195 @@
+"""The picture model of a run, and its pictures as codes: the organizer encodes once what nobody else then needs to."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from dedloc_kit.data.folder import new_folder
+from dedloc_kit.data.pictures.captioned import CaptionedFile, captioned
+from dedloc_kit.data.pictures.codes import PictureCodes, write_code_shards
+from dedloc_kit.data.pictures.images import Pixels, each_decoded
+from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.stream import in_order, mixture
+from dedloc_kit.errors import UserError
+from dedloc_kit.hub import HubUnavailable, upload
+from dedloc_kit.organizer.images_display import EncodingDisplay, PictureTrainingDisplay
+from dedloc_kit.organizer.prepare import prepare_tokenizer, push_tokenizer, tokenizer_folder
+from dedloc_kit.picture_model import load_picture_model
+from dedloc_kit.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, completed, pictures_of
+from dedloc_kit.picture_model.settings import Images
+from dedloc_kit.run import RunConfig, seed_of
+
+HELD_OUT = "test"
+"""The split of the shards with the pictures that are held out."""
+_MEASURED_PIXELS, _FEWEST, _MOST = 2**21, 32, 512
+"""Of the pictures that a picture model is measured on, and how many these are at least and at most."""
+
+
+def device_for(choice: Literal["auto", "cpu", "cuda"], threads: int) -> str:
+    """What the picture model is to compute with; raises UserError if that is not there."""
+    from dedloc_kit.training.device import pick_device, set_threads
+
+    set_threads(threads)
+    return str(pick_device(choice))
+
+
+def prepare_pictures(run: RunConfig, images: Images, device: str = "cpu") -> RunConfig:
+    """Train the picture model that the run names if there is none yet, and say what it makes of pictures.
+
+    Returns the run with the SHA-256 of the model. Raises UserError, and leaves nothing behind, if that cannot be.
+    """
+    from dedloc_kit.picture_model.training import quality
+
+    pictures = pictures_of(run)
+    with PictureTrainingDisplay(images.training.steps) as display:
+        stream = _endless(run, images, pictures, display.line)
+        measured = min(_MOST, max(_FEWEST, _MEASURED_PIXELS // pictures.size**2))
+        left_out = Counter[str]()
+        held_out = list(islice(_once(images, pictures, True, left_out, display.line), measured))
+        if not held_out:
+            reasons = "; ".join(_reasons(left_out)) or "there are too few captions"
+            raise UserError(
+                f"no picture is held out that can be used ({reasons}); set images.held_out to a larger share"
+            )
+        if Path(pictures.model).is_absolute() and not Path(pictures.model).exists():
+            _train(run, images, pictures, stream, display, device)
+        run = completed(run)
+        model = load_picture_model(pictures_of(run), device)
+        found = quality(model, [pixels for pixels, _ in held_out], [pixels for pixels, _ in islice(stream, measured)])
+        display.line(
+            f"{pictures.size} x {pictures.size} pixels become {pictures.side} x {pictures.side} codes: "
+            f"{found.decibels:.1f} dB on {len(held_out)} held-out pictures, {found.used} of {pictures.codes} codes used"
+        )
+    return run
+
+
+def _train(
+    run: RunConfig,
+    images: Images,
+    pictures: PictureCodes,
+    stream: Iterator[tuple[Pixels, CaptionedFile]],
+    display: PictureTrainingDisplay,
+    device: str,
+) -> None:
+    from dedloc_kit.picture_model.loading import save
+    from dedloc_kit.picture_model.training import architecture_of, check_use, train
+
+    architecture = architecture_of(pictures, images.training)
+    with new_folder(Path(pictures.model)) as temporary:
+        pixels = (pixels for pixels, _ in stream)
+        seed = seed_of(run.name, "picture model")
+        network = train(architecture, images.training, pixels, seed, display.trained, device)
+        check_use(network, pictures, list(islice(pixels, _MOST)))
+        save(network, architecture, temporary)
+
+
+def prepare_code_shards(run: RunConfig, images: Images, folder: Path, device: str = "cpu") -> tuple[int, int]:
+    """Write the run's pictures as codes with their captions; returns how many to train on, and how many held out.
+
+    Each source is read in the order of its files, once for either. Raises UserError, and leaves nothing behind, if the
+    folder exists or a shard cannot be read: what is left out here would be missing for all.
+    """
+    from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
+    from dedloc_kit.data.tokens import vocabulary_hash
+    from dedloc_kit.picture_model.encoding import Encoder
+
+    pictures, left_out = pictures_of(run), Counter[str]()
+    tokenizer = load_tokenizer(str(run.task.options.get("tokenizer")))
+    encoder = Encoder(load_picture_model(pictures, device), tokenizer, images.caption_tokens, left_out)
+    name, size, written = vocabulary_hash(tokenizer), len(tokenizer), []
+    with new_folder(folder) as temporary, EncodingDisplay() as display:
+        for split in ("train", HELD_OUT):
+            found = _once(images, pictures, split == HELD_OUT, left_out, display.line)
+            samples = display.each(split, encoder.samples(found))
+            written.append(write_code_shards(samples, temporary, pictures, name, size, split))
+        for reason in _reasons(left_out):
+            display.line(reason)
+        for split, number in zip(("train", HELD_OUT), written, strict=True):
+            if not number:
+                raise UserError(f"no picture is left for '{split}'; change images.sources, or what is left out")
+        (temporary / "README.md").write_text(_card(run), encoding="utf-8")
+    return written[0], written[1]
+
+
+def prepare_caption_tokenizer(run: RunConfig, images: Images) -> None:
+    """Train the tokenizer that the run names on the captions, if there is none yet."""
+    tokenizer = run.task.options.get("tokenizer")
+    if isinstance(tokenizer, str) and Path(tokenizer).is_absolute() and not Path(tokenizer).exists():
+        captions = tuple(each.source.model_copy(update={"column": each.caption}) for each in images.sources)
+        prepare_tokenizer(run.model_copy(update={"data": run.data.model_copy(update={"train": captions})}))
+
+
+def shards_folder(run: RunConfig, beside: Path) -> Path:
+    """Where the run's own codes are or are to be: where its file says, else in the folder `codes` beside it."""
+    first = run.data.train[0]
+    own = first.tokenized and Path(first.dataset).is_absolute()
+    return Path(first.dataset) if own else beside / "codes"
+
+
+def push_pictures(run: RunConfig, repository: str, private: bool = False) -> list[str]:
+    """Upload a picture model and a tokenizer of one's own to a model repository; returns what to put into the file.
+
+    Raises UserError if there is no token of the Hub, or it refuses or cannot be reached; the folders stay as they are.
+    """
+    lines, folder = [], Path(pictures_of(run).model)
+    if folder.is_absolute():
+        commit = _pushed(folder, repository, [OWN_CONFIG, OWN_WEIGHTS], "model", private)
+        lines.append(f'in [task.pictures]:\n\nmodel = "{repository}@{commit}"')
+    if Path(str(run.task.options.get("tokenizer"))).is_absolute():
+        lines.append(f'in [task]:\n\ntokenizer = "{push_tokenizer(tokenizer_folder(run), repository, private)}"')
+    return lines
+
+
+def push_code_shards(folder: Path, repository: str, private: bool = False) -> str:
+    """Upload what `prepare_code_shards` wrote to a dataset repository; returns the commit. UserError as above."""
+    return _pushed(folder, repository, ["*.parquet", "README.md"], "dataset", private)
+
+
+def code_sources_toml(dataset: str, revision: str | None = None) -> str:
+    """The sections of the run's file that take its data from there."""
+    lines = [f'dataset = "{dataset}"', *([f'revision = "{revision}"'] if revision else []), "tokenized = true"]
+    return "\n".join(["[[data.train]]", *lines, "", "[data.evaluation]", *lines, f'split = "{HELD_OUT}"'])
+
+
+def _endless(
+    run: RunConfig, images: Images, pictures: PictureCodes, warn: Warn
+) -> Iterator[tuple[Pixels, CaptionedFile]]:
+    """Pictures to train on, without end."""
+    sources = [each.source for each in images.sources]
+    read = captioned(images.sources, images, False, Counter())
+    seed = seed_of(run.name, "pictures")
+    files = mixture(sources, read, seed=seed, shuffle_buffer=run.data.shuffle_buffer, warn=warn)
+    return each_decoded(files, pictures.size, on_white=True)
+
+
+def _once(
+    images: Images, pictures: PictureCodes, held_out: bool, left_out: Counter[str], warn: Warn
+) -> Iterator[tuple[Pixels, CaptionedFile]]:
+    read = captioned(images.sources, images, held_out, left_out)
+    files = (file for each in images.sources for file in in_order(each.source, read, warn=warn))
+    return each_decoded(files, pictures.size, on_white=True)
+
+
+def _reasons(left_out: Counter[str]) -> list[str]:
+    return [f"left out: {number} {reason}" for reason, number in left_out.most_common()]
+
+
+def _pushed(
+    folder: Path, repository: str, patterns: list[str], kind: Literal["model", "dataset"], private: bool
+) -> str:
+    try:
+        return upload(folder, repository, patterns, kind=kind, private=private)
+    except HubUnavailable as error:
+        raise UserError(
+            f"{folder} is made, but not on the Hub ({error}); check the Internet connection, then give the same "
+            "command again: it only uploads"
+        ) from None
+
+
+def _card(run: RunConfig) -> str:
+    files = [{"split": split, "path": f"{split}-*.parquet"} for split in ("train", HELD_OUT)]
+    configs = [{"config_name": "default", "data_files": files}]
+    return f"---\nconfigs: {json.dumps(configs)}\n---\n\nCaptions and codes of pictures for the run `{run.name}`.\n"

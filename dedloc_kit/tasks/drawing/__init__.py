@@ -1,0 +1,1 @@
+"""What the task `text-to-image` is made of; it stands in no other room."""
