@@ -140,7 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(404, {"error": "none"}, {"X-Error-Code": "RepoNotFound"})
 
     def _create(self, wanted: dict[str, Any]) -> None:
-        repository = f"{wanted['organization']}/{wanted['name']}"
+        kind = "datasets/" if wanted.get("type") == "dataset" else ""
+        repository = f"{kind}{wanted['organization']}/{wanted['name']}"
         if self.hub.read_only:
             self._answer(403, {"error": "this token may only read"})
         elif repository in self.hub.commits:

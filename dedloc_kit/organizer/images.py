@@ -47,9 +47,11 @@ def prepare_pictures(run: RunConfig, images: Images, device: str = "cpu") -> Run
     with PictureTrainingDisplay(images.training.steps) as display:
         stream = _endless(run, images, pictures, display.line)
         measured = min(_MOST, max(_FEWEST, _MEASURED_PIXELS // pictures.size**2))
-        held_out = list(islice(_once(images, pictures, True, Counter(), display.line), measured))
+        left_out = Counter[str]()
+        held_out = list(islice(_once(images, pictures, True, left_out, display.line), measured))
         if not held_out:
-            raise UserError("no picture is held out that can be used; set images.held_out to a larger share")
+            reasons = "; ".join(_reasons(left_out)) or "there are too few captions"
+            raise UserError(f"no picture is held out that can be used ({reasons}); set images.held_out to a larger share")
         if Path(pictures.model).is_absolute() and not Path(pictures.model).exists():
             _train(run, images, pictures, stream, display, device)
         run = completed(run)
@@ -101,8 +103,8 @@ def prepare_code_shards(run: RunConfig, images: Images, folder: Path, device: st
             found = _once(images, pictures, split == HELD_OUT, left_out, display.line)
             samples = display.each(split, encoder.samples(found))
             written.append(write_code_shards(samples, temporary, pictures, name, size, split))
-        for reason, number in left_out.most_common():
-            display.line(f"left out: {number} {reason}")
+        for reason in _reasons(left_out):
+            display.line(reason)
         for split, number in zip(("train", HELD_OUT), written, strict=True):
             if not number:
                 raise UserError(f"no picture is left for '{split}'; change images.sources, or what is left out")
@@ -167,6 +169,10 @@ def _once(
     read = captioned(images.sources, images, held_out, left_out)
     files = (file for each in images.sources for file in in_order(each.source, read, warn=warn))
     return each_decoded(files, pictures.size, on_white=True)
+
+
+def _reasons(left_out: Counter[str]) -> list[str]:
+    return [f"left out: {number} {reason}" for reason, number in left_out.most_common()]
 
 
 def _pushed(

@@ -10,6 +10,7 @@ from safetensors import torch as safetensors
 from torch import Tensor
 
 from dedloc_kit.data.pictures.codes import PictureCodes
+from dedloc_kit.data.shards import one_line
 from dedloc_kit.errors import UserError
 from dedloc_kit.picture_model.autoencoder import Architecture, Autoencoder
 from dedloc_kit.picture_model.files import OWN_CONFIG, OWN_WEIGHTS, Found, Kind, find
@@ -59,7 +60,7 @@ def load(pictures: PictureCodes, device: str = "cpu") -> Ready:
     except UserError:
         raise
     except Exception as error:  # whatever a wrong configuration makes its class raise
-        raise UserError(f"{found.name} cannot be loaded ({error!s:.200}); name another picture model") from None
+        raise UserError(f"{found.name} cannot be loaded ({one_line(error)}); name another picture model") from None
     network.eval().requires_grad_(False).to(device)
     return Ready(network, pictures, device)
 

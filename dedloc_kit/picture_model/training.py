@@ -37,7 +37,7 @@ class Quality:
 def architecture_of(pictures: PictureCodes, training: Training) -> Architecture:
     """Raises UserError if a picture model of one's own cannot make such codes."""
     scale = pictures.size // pictures.side
-    if scale < 2 or scale & (scale - 1):
+    if not 2 <= scale <= 64 or scale & (scale - 1):
         raise UserError(
             f"task.pictures: one code of {scale} x {scale} pixels cannot be trained here; set size to side times 2, 4, "
             "8, 16, 32 or 64"

@@ -2,10 +2,12 @@
 
 import io
 import os
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -93,11 +95,20 @@ def sides(data: bytes) -> tuple[int, int] | None:
     """A picture's width and height, without decoding it; none if they cannot be told."""
     from PIL import Image
 
+    _without_warnings()
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             return picture.size
     except Exception:  # whatever a broken file makes its decoder raise
         return None
+
+
+@cache
+def _without_warnings() -> None:
+    """Pillow warns of pictures that `decode` refuses, in several lines."""
+    from PIL import Image
+
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def decode(data: bytes, size: int, *, on_white: bool = False) -> Pixels:
@@ -110,6 +121,7 @@ def decode(data: bytes, size: int, *, on_white: bool = False) -> Pixels:
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    _without_warnings()
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             picture.draft("RGB", (size, size))  # a JPEG is then read at a fraction of its size

@@ -73,7 +73,7 @@ def _picture_model(config: dict[str, Any]) -> Any:
     values = dict(config)
     match values.pop("kind"):
         case "diffusers":
-            from diffusers import VQModel
+            from diffusers import VQModel  # type: ignore[import-not-found, unused-ignore]
 
             return Published(VQModel.from_config(values), from_zero=bool(values.get("lookup_from_codebook")))
         case "janus":

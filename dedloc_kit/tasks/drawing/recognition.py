@@ -112,4 +112,4 @@ def _numbers(labels: Sequence[str], classes: list[str]) -> Tensor:
 
 
 def _share(classifier: nn.Module, pictures: Tensor, truth: Tensor) -> float:
-    return float((classes_of(classifier, pictures) == truth).float().mean())
+    return float((classes_of(classifier, pictures) == truth).double().mean())
