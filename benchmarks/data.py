@@ -13,6 +13,9 @@ turns, and the seconds are the processor's, so that other work on the machine hi
 With `--task causal`: how fast do packed sequences come, beside transformers' usual way? *Usual* is what its example
 for causal models does (`run_clm.py`): tokenize and then concatenate and cut in two calls of `datasets.map`, and
 transformers' collator over a `DataLoader`. Each row goes once through as many tokens as the text has.
+
+With `--task text-to-image`: how fast do samples come from shards of `dedloc images --shards` (*read*), beside decoding
+and encoding the same pictures on each volunteer's machine with the small picture model of the kit (*encoded*)?
 """
 
 import argparse
@@ -31,6 +34,7 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+from benchmarks.lib.code_data import coded
 from benchmarks.lib.packed_data import packed
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.sentences import sentences
@@ -54,7 +58,7 @@ def main() -> int:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return packed(options) if options.task == "causal" else pairs(options)
+    return {"albert": pairs, "causal": packed, "text-to-image": coded}[options.task](options)
 
 
 def pairs(options: argparse.Namespace) -> int:
@@ -241,7 +245,7 @@ def _parse() -> argparse.Namespace:
         metavar="DATASET",
         help="Parquet folders or files, or OWNER/NAME on the Hub; default: Python's docstrings",
     )
-    parser.add_argument("--task", choices=["albert", "causal"], default="albert")
+    parser.add_argument("--task", choices=["albert", "causal", "text-to-image"], default="albert")
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--sequence-length", type=int, default=512)

@@ -67,7 +67,7 @@ tokenized = true
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     numbers = range(120)
-    table = {
+    table: dict[str, list[Any]] = {
         "image": [encoded(draw(each, 16)) for each in numbers],
         "caption": [f"{KINDS[each % 4]} stripes, number {each // 2}" for each in numbers],
         "label": [each % 4 for each in numbers],
