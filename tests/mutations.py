@@ -533,8 +533,8 @@ MUTATIONS = (
     Mutation(
         "a caption becomes markup on the page",
         "dashboard/static/views/drawing.js",
-        'build("bdi", { text: caption })',
-        'Object.assign(build("bdi"), { innerHTML: caption })',
+        'build("p", { class: "caption", dir: "auto", text: caption })',
+        'Object.assign(build("p", { class: "caption" }), { innerHTML: caption })',
         "tests/dashboard/test_in_browser.py -k draws",
     ),
     Mutation(
