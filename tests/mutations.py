@@ -904,9 +904,16 @@ MUTATIONS = (
     Mutation(
         "the last mixture is not read",
         "tasks/mixtures.py",
-        "if self._falls():",
-        "if False:",
+        "next(last() if self._falls() else usual)",
+        "next(usual)",
         "tests/tasks/test_mixtures.py",
+    ),
+    Mutation(
+        "the last mixture comes after what was read ahead",
+        "tasks/mixtures.py",
+        "yield iter(lambda: next(last() if self._falls() else usual), None)",
+        "yield Prefetch(iter(lambda: next(last() if self._falls() else usual), None), ahead)",
+        "tests/test_decay.py -k plain_loop",
     ),
     Mutation(
         "embeddings are turned as hidden matrices are",
