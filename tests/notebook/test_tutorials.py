@@ -5,14 +5,20 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from PIL import Image
 
+from dedloc_kit.ledger import Ledger
 from dedloc_kit.notebook.generate import TUTORIALS, tutorial
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.text_to_image import TextToImage
 from tests.evaluation.language import write_causal
 from tests.swarm.harness import processes_with
+from tests.tasks.text_to_image_run import run_of, write_codes, write_picture_model
 
 CHECKOUT = Path(__file__).parents[2]
 DEADLINE = 240
@@ -48,6 +54,38 @@ def test_a_model_that_writes_is_used_as_well(tmp_path: Path, capsys: pytest.Capt
     assert "question" in said
 
 
+def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_codes(tmp_path, samples=40)
+    write_picture_model(tmp_path)
+    run = run_of(tmp_path, ranked=0)
+    task = create_task(run)
+    assert isinstance(task, TextToImage)
+    model = task.build_model()
+    (tmp_path / "model").mkdir()
+    task.export(model, tmp_path / "model", "owner/name")
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    for step in (0, 10):
+        ledger.record_evaluation(step, task.evaluate(model), 1.0)
+    ledger.close()
+    notebook = nbformat.read(CHECKOUT / "notebooks" / "draw.ipynb", as_version=4)
+    first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert first.startswith("MODEL = ")
+    names: dict[str, Any] = {
+        "MODEL": str(tmp_path / "model"),
+        "RUN": "",
+        "LEDGER": str(tmp_path / "ledger.sqlite"),
+    }
+    monkeypatch.chdir(tmp_path)
+    for cell in cells:
+        exec(cell, names)
+    with Image.open("drawn-2.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", (12, 12))
+        assert picture.tobytes() == names["drawn"][2].tobytes()
+    assert names["compared"][0][0].tobytes() == names["drawn"][0].tobytes(), "guidance 1 and seed 0, as the run draws"
+    assert [len(row) for row in names["rows"]] == [3] * 6  # at two evaluations, and the real one
+    assert [len(line.x) for line in names["figure"].data] == [2, 2, 2]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
@@ -61,7 +99,7 @@ def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> N
         "OMP_NUM_THREADS": "1",  # the coordinator, the volunteer and the kernel share the cores
     }
     try:
-        said = {name: executed(name, tmp_path, environment) for name in TUTORIALS}
+        said = {name: executed(name, tmp_path, environment) for name in ("organize", "use_model")}
     finally:
         for process in processes_with(home):  # what a cell that failed has left
             with suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ export function drawing(moments, here) {
     return build(
       "li",
       {},
-      build("p", { class: "caption" }, build("bdi", { text: caption })),
+      build("p", { class: "caption", dir: "auto", text: caption }),
       build(
         "div",
         { class: "pair" },
