@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing import classifier
+from dedloc_kit.tasks.drawing.draw import Drawer
 from dedloc_kit.tasks.drawing.recognition import RECOGNISED
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text_to_image import TextToImage
@@ -223,3 +225,21 @@ def test_what_is_published_draws_the_same_where_there_is_no_dedloc_kit(
     drawn = task.decode(task.draw_codes(model, ["Put a caption here"], seed=0))
     assert np.array_equal(np.array(pixels, np.uint8).reshape(12, 12, 3), drawn[0].permute(1, 2, 0).numpy())
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_with_a_picture_model_of_transformers_it_is_published_too(folder: Path, tmp_path: Path) -> None:
+    config = {
+        **{"embed_dim": 4, "num_embeddings": 6, "latent_channels": 8, "base_channels": 32},
+        **{"channel_multiplier": [1, 1, 1], "num_res_blocks": 1, "num_patches": 3},
+    }
+    torch.manual_seed(0)
+    JanusVQVAE(JanusVQVAEConfig(**config)).save_pretrained(tmp_path / "janus")
+    task = task_of(folder, pictures={**PICTURES, "model": str(tmp_path / "janus")})
+    model = task.build_model()
+    assert isinstance(model, DrawingTransformer)
+    (tmp_path / "published").mkdir()
+    task.export(model, tmp_path / "published", "me/drawer")
+    drawn = Drawer(tmp_path / "published").draw(["a red", "the blue"], seed=2)
+    expected = task.decode(task.draw_codes(model, ["a red", "the blue"], seed=2))
+    assert np.array_equal(np.stack([np.asarray(each) for each in drawn]), expected.permute(0, 2, 3, 1).numpy())
+    assert expected.float().std() > 1
