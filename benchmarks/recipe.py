@@ -100,8 +100,10 @@ def _show(run: RunConfig, swarm: Curve, plain: Curve, volunteers: int) -> None:
         print(_ROW.format(step, sum(swarm.samples[:step]), f"{one:.4f}", f"{other:.4f}", f"{one / other:.4f}"))
     print(_METRIC_ROW.format("step", "metric", "swarm", "plain"))
     for step in sorted(swarm.metrics.keys() & plain.metrics.keys()):
+        told = plain.metrics[step]
         for name, value in swarm.metrics[step].items():
-            print(_METRIC_ROW.format(step, name, f"{value:.4f}", f"{plain.metrics[step][name]:.4f}"))
+            if name in told:  # what is measured with something that is trained beside may come later
+                print(_METRIC_ROW.format(step, name, f"{value:.4f}", f"{told[name]:.4f}"))
     print(f"swarm {swarm.seconds:.0f} s, plain loop {plain.seconds:.0f} s", flush=True)
 
 

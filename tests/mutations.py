@@ -1259,6 +1259,13 @@ MUTATIONS = (
         "tests/tasks/drawing/test_recognition.py -k cannot_be_read",
     ),
     Mutation(
+        "a program that ends waits for its classifier",
+        "tasks/drawing/recognition.py",
+        "    if not threading.main_thread().is_alive():\n",
+        "    if False:\n",
+        "tests/tasks/drawing/test_recognition.py -k that_ends",
+    ),
+    Mutation(
         "no sample is without its caption",
         "tasks/text_to_image.py",
         ">= self.options.unconditional",

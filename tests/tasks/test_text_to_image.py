@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from dedloc_kit.errors import UserError
+from dedloc_kit.records import Evaluation
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing import classifier
+from dedloc_kit.tasks.drawing.draw import Drawer
+from dedloc_kit.tasks.drawing.recognition import RECOGNISED
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text_to_image import TextToImage
 from dedloc_kit.training.optimizers import build_optimizer
@@ -54,18 +59,25 @@ def trained(task: TextToImage, steps: int = 60) -> DrawingTransformer:
     return model
 
 
+def evaluated(task: TextToImage, model: torch.nn.Module) -> Evaluation:
+    """With what the classifier says, which is trained meanwhile."""
+    deadline = time.monotonic() + 250
+    while RECOGNISED not in (found := task.evaluate(model)).metrics:
+        assert time.monotonic() < deadline
+    return found
+
+
 def test_captions_are_learned_and_drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classifier, "_STEPS", 60)
-    task = task_of(folder, drawn=24)
-    before = task.evaluate(task.build_model())
-    after = task.evaluate(trained(task))
+    task = task_of(folder, drawn=24, drawing={"top_k": 1})
+    before = evaluated(task, task.build_model())
+    after = evaluated(task, trained(task))
     told = after.metrics
     assert after.loss < 0.5 < before.loss
     assert after.loss < told["code loss without caption"] - 0.1
     assert after.loss < told["code loss with another caption"] - 0.3
-    assert told["true caption of 16"] > before.metrics["true caption of 16"]
-    assert told["real pictures recognised"] > 0.9
-    assert told["drawings recognised"] > 0.6 > told["drawings recognised without caption"]
+    assert told["real pictures recognised"] > 0.7
+    assert told["drawings recognised"] > 0.7 > told["drawings recognised without caption"]
     for one, other in zip(before.samples, after.samples, strict=True):
         assert one.kind == other.kind == "drawing"
         assert (one.caption, one.real) == (other.caption, other.real), "the same ones each time"
@@ -73,7 +85,7 @@ def test_captions_are_learned_and_drawn(folder: Path, monkeypatch: pytest.Monkey
         assert {other.picture, other.real} <= digests
     assert len({sample.caption for sample in after.samples}) == 6  # type: ignore[union-attr]
     assert {picture.side for picture in after.pictures} == {12}
-    assert task.evaluate(task.build_model()) == before, "the same model gives the same evaluation"
+    assert evaluated(task, task.build_model()) == before, "the same model gives the same evaluation"
 
 
 def test_peers_have_the_same_weights_and_a_seed_decides_the_batches(folder: Path) -> None:
@@ -213,3 +225,21 @@ def test_what_is_published_draws_the_same_where_there_is_no_dedloc_kit(
     drawn = task.decode(task.draw_codes(model, ["Put a caption here"], seed=0))
     assert np.array_equal(np.array(pixels, np.uint8).reshape(12, 12, 3), drawn[0].permute(1, 2, 0).numpy())
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_with_a_picture_model_of_transformers_it_is_published_too(folder: Path, tmp_path: Path) -> None:
+    config = {
+        **{"embed_dim": 4, "num_embeddings": 6, "latent_channels": 8, "base_channels": 32},
+        **{"channel_multiplier": [1, 1, 1], "num_res_blocks": 1, "num_patches": 3},
+    }
+    torch.manual_seed(0)
+    JanusVQVAE(JanusVQVAEConfig(**config)).save_pretrained(tmp_path / "janus")
+    task = task_of(folder, pictures={**PICTURES, "model": str(tmp_path / "janus")})
+    model = task.build_model()
+    assert isinstance(model, DrawingTransformer)
+    (tmp_path / "published").mkdir()
+    task.export(model, tmp_path / "published", "me/drawer")
+    drawn = Drawer(tmp_path / "published").draw(["a red", "the blue"], seed=2)
+    expected = task.decode(task.draw_codes(model, ["a red", "the blue"], seed=2))
+    assert np.array_equal(np.stack([np.asarray(each) for each in drawn]), expected.permute(0, 2, 3, 1).numpy())
+    assert expected.float().std() > 1

@@ -1,5 +1,7 @@
 """A small classifier of pictures, trained the same way for every run: does a drawing show what its caption says?"""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,17 +20,21 @@ def small(pictures: Tensor) -> Tensor:
     return functional.interpolate(pictures.float(), size=(side, side), mode="area").round().byte()
 
 
-def train_classifier(pictures: Tensor, labels: Tensor, seed: int) -> nn.Module:
+def train_classifier(
+    pictures: Tensor, labels: Tensor, seed: int, before_step: Callable[[], None] = lambda: None
+) -> nn.Module:
     """Three convolutions that tell the classes of small pictures apart; the global random state is left alone.
 
     :param pictures: as `small` makes them
     :param labels: int64 [pictures], from 0 on
+    :param before_step: may raise something to end it
     """
     generator = torch.Generator().manual_seed(seed)
     model = _network(int(labels.max()) + 1, generator)
     optimizer = torch.optim.AdamW(model.parameters(), _RATE, weight_decay=_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, _STEPS)
     for step in range(_STEPS):
+        before_step()
         some = torch.randint(len(pictures), (_BATCH,), generator=generator)
         inputs = _scaled(pictures[some])
         if step % 2:

@@ -34,12 +34,15 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _HEAD = '''\
 """Draws pictures for captions with the model in this folder.
 
-Needs torch, safetensors, tokenizers and pillow. Written by dedloc_kit, of which these are the parts that draw.
+Needs torch, safetensors, tokenizers and pillow, and the library of the picture model if that is a published one.
+Written by dedloc_kit, of which these are the parts that draw.
 """
 
 from __future__ import annotations
 
 '''
+_LIBRARIES = {"own": "pillow", "diffusers": "pillow, diffusers", "janus": "pillow, transformers"}
+"""What else is needed, by the kind of picture model."""
 _USAGE = """\
 import sys
 
@@ -47,7 +50,7 @@ from huggingface_hub import snapshot_download
 
 names = ["{program}", "{config}", "{weights}", "{tokenizer}", "{picture_config}", "{picture_weights}"]
 folder = snapshot_download("{repository}", allow_patterns=names)
-sys.path.append(folder)  # {program} needs torch, safetensors, tokenizers and pillow
+sys.path.append(folder)  # {program} needs torch, safetensors, tokenizers, {libraries}
 from draw import Drawer
 
 picture = Drawer(folder).draw(["Put a caption here"], seed=0)[0]
@@ -76,7 +79,7 @@ def export(
     _write(folder / PICTURE_CONFIG, json.dumps({"kind": found.kind, **found.config}, indent=2) + "\n")
     _write(folder / PROGRAM, program())
     names = {"config": CONFIG, "weights": WEIGHTS, "tokenizer": TOKENIZER, "program": PROGRAM}
-    names |= {"picture_config": PICTURE_CONFIG, "picture_weights": PICTURE_WEIGHTS}
+    names |= {"picture_config": PICTURE_CONFIG, "picture_weights": PICTURE_WEIGHTS, "libraries": _LIBRARIES[found.kind]}
     return Usage("pytorch", "text-to-image", _USAGE.format(repository=repository, **names))
 
 

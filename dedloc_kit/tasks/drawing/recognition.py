@@ -58,7 +58,7 @@ class Recognition:
         self._held_out, self._learned, self._decode = held_out, learned, decode
         self._count, self._how, self._seed = count, how, seed
         self._known: Future[_Known | None] = Future()
-        threading.Thread(target=self._learn, name="classifier", daemon=True).start()
+        threading.Thread(target=self._learn, name="classifier").start()
 
     def shares(self, model: DrawingTransformer, patience: float = _PATIENCE) -> dict[str, float]:
         """What of the drawings, with captions and without, and of the real pictures is recognised.
@@ -90,7 +90,11 @@ class Recognition:
             self._known.set_result(None)
 
     def _trained(self) -> _Known | None:
-        samples = [sample for sample in self._learned() if sample.label]
+        samples = []
+        for sample in self._learned():
+            _go_on()
+            if sample.label:
+                samples.append(sample)
         classes = sorted({sample.label for sample in samples})
         held_out = self._held_out
         asked = [number for number, label in enumerate(held_out.labels) if label in classes][: self._count]
@@ -98,13 +102,23 @@ class Recognition:
             return None
         codes = torch.stack([torch.from_numpy(sample.codes.astype("int64")) for sample in samples])
         labels = _numbers([sample.label for sample in samples], classes)
-        classifier = train_classifier(self._small(codes), labels, self._seed)
+        classifier = train_classifier(self._small(codes), labels, self._seed, _go_on)
         truth = _numbers([held_out.labels[number] for number in asked], classes)
         real = _share(classifier, self._small(held_out.codes[asked]), truth)
         return _Known(classifier, held_out.captions[asked], truth, real)
 
     def _small(self, codes: Tensor) -> Tensor:
-        return torch.cat([small(self._decode(some)) for some in codes.split(_AT_ONCE)])
+        found = []
+        for some in codes.split(_AT_ONCE):
+            _go_on()
+            found.append(small(self._decode(some)))
+        return torch.cat(found)
+
+
+def _go_on() -> None:
+    """Raise if the program ends meanwhile: it waits for its threads, and one that it does not wait for may crash it."""
+    if not threading.main_thread().is_alive():
+        raise RuntimeError("the program ends")
 
 
 def _numbers(labels: Sequence[str], classes: list[str]) -> Tensor:

@@ -1,6 +1,8 @@
 """Which drawings a classifier recognises, of drawings that are known."""
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -108,3 +110,19 @@ def test_the_classifier_is_the_same_each_time_and_leaves_the_random_state_alone(
 def test_large_pictures_are_made_small_for_it() -> None:
     assert small(torch.full((2, 3, 256, 256), 7, dtype=torch.uint8)).shape == (2, 3, 32, 32)
     assert torch.equal(small(torch.full((2, 3, 8, 8), 7, dtype=torch.uint8)), torch.full((2, 3, 8, 8), 7))
+
+
+ENDS = """if True:
+    import torch
+    from dedloc_kit.tasks.drawing import classifier
+    from tests.tasks.drawing.test_recognition import Drawn, Recognition, decode, held_out, samples
+    torch.set_num_threads(1)
+    classifier._STEPS = 10**9
+    Recognition(held_out(), samples, decode, 10, Drawn(1, 1.0, 1.0), 0)
+    print("over", flush=True)
+"""
+
+
+def test_a_program_that_ends_does_not_wait_for_the_classifier() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=250)
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
