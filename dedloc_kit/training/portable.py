@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 2**17
-"""Values that are worked on at a time: they stay near the processor, and torch gives them to one thread."""
+"""Values that are worked on at a time: few enough to stay near the processor, and many for the calls that they take."""
 _LANES = 4096
 
 Floats = NDArray[np.float32]
