@@ -26,7 +26,8 @@ _TINIEST = 2.0**-100
 # Multiples of the golden ratio without their whole parts: every stretch of them is spread evenly.
 _golden = (np.arange(CHUNK + 2 * _TURNS, dtype=np.uint64) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
 _SIGNED_TURNS = ((_golden >> np.uint64(16)) / 2.0**16 + 128).astype(np.float32)
-_POSITIVE_TURNS = (_golden >> np.uint64(32 - _SHIFT)).astype(np.int32)
+# Without their last bits: the block's largest may come out some of these too large, and must not go beyond the top.
+_POSITIVE_TURNS = (_golden >> np.uint64(32 - _SHIFT)).astype(np.int32) & -8
 
 
 class Room:
