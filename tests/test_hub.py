@@ -142,7 +142,11 @@ def test_a_training_state_comes_from_this_machine_or_from_any_revision(
 
 def test_of_what_lies_on_the_organizers_machine_only_the_name_is_told() -> None:
     source = {"dataset": "/home/asha/private/corpus"}
-    task = {"name": "tiny", "tokenizer": "/home/asha/tokenizer"}
+    task = {
+        "name": "tiny",
+        "tokenizer": "/home/asha/tokenizer",
+        "pictures": {"model": "/home/asha/pictures", "side": 8},
+    }
     run = tiny_run(data={"train": [source, {"dataset": "owner/name"}], "evaluation": source}, task=task)
     told = described(run)
     assert "asha" not in told
@@ -151,3 +155,4 @@ def test_of_what_lies_on_the_organizers_machine_only_the_name_is_told() -> None:
     assert [part["dataset"] for part in values["run"]["data"]["train"]] == ["corpus", "owner/name"]
     assert values["run"]["data"]["evaluation"]["dataset"] == "corpus"
     assert values["run"]["task"]["tokenizer"] == "tokenizer"
+    assert values["run"]["task"]["pictures"] == {"model": "pictures", "side": 8}

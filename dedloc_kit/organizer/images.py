@@ -51,7 +51,9 @@ def prepare_pictures(run: RunConfig, images: Images, device: str = "cpu") -> Run
         held_out = list(islice(_once(images, pictures, True, left_out, display.line), measured))
         if not held_out:
             reasons = "; ".join(_reasons(left_out)) or "there are too few captions"
-            raise UserError(f"no picture is held out that can be used ({reasons}); set images.held_out to a larger share")
+            raise UserError(
+                f"no picture is held out that can be used ({reasons}); set images.held_out to a larger share"
+            )
         if Path(pictures.model).is_absolute() and not Path(pictures.model).exists():
             _train(run, images, pictures, stream, display, device)
         run = completed(run)

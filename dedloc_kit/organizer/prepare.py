@@ -9,6 +9,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from dedloc_kit.display.bar import BarDisplay
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, upload
+from dedloc_kit.picture_model.files import completed
 from dedloc_kit.resources import recipe
 from dedloc_kit.run import RunConfig, Source, load_run, seed_of
 
@@ -29,6 +30,12 @@ def prepare_demo(name: str, folder: Path) -> RunConfig:
     tokenizer, start = (run.task.options.get(key) for key in ("tokenizer", "start"))
     if isinstance(start, str) and _lacking(start):
         raise UserError(f"the recipe {name} goes on from a model in {start}; make it as {source / 'README.md'} says")
+    if "pictures" in run.task.options:
+        if any(_lacking(part.dataset) for part in run.data.train):
+            raise UserError(
+                f"the recipe {name} learns from codes of pictures; make them as {source / 'README.md'} says"
+            )
+        run = completed(run)
     if any(_lacking(part.dataset) for part in run.data.train):
         if "pictures" in run.task.options:
             raise UserError(

@@ -153,7 +153,7 @@ class TextToImage:
         found = list(islice(in_order(source, self._read, warn=_logger.warning), _DRAWN_FROM * wanted))
         order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(found))[:wanted]
         samples = [found[number] for number in order]
-        if len({sample.caption.tobytes() for sample in samples}) < 2:
+        if len({sample.caption[: self.shape.caption].tobytes() for sample in samples}) < 2:
             raise UserError(f"{source.dataset} holds fewer than two different captions; choose other held-out data")
         batch = self._batch(samples, [True] * len(samples))
         return HeldOut(batch["captions"], batch["codes"], [sample.label for sample in samples])

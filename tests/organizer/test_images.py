@@ -189,7 +189,11 @@ def test_whoever_interrupts_it_finds_nothing_half_written(
         ("side = 4", "side = 16", "task.pictures: one code of 1 x 1 pixels cannot be trained here; set size to"),
         ("codes = 16", "codes = 1", "task.pictures.codes: input should be greater than or equal to 2"),
         ('model = "pictures"', 'model = "me/pictures"', "task.pictures.model must name a commit"),
-        ("held_out = 0.2", "held_out = 0.2\nmin_characters = 100", "left out: 24 captions of under 100 characters); set"),
+        (
+            "held_out = 0.2",
+            "held_out = 0.2\nmin_characters = 100",
+            "left out: 24 captions of under 100 characters); set",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_in_a_line_and_nothing_is_made(

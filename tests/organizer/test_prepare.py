@@ -125,6 +125,14 @@ def test_a_demo_whose_start_is_not_here_says_where_it_is_told_how_to_make_it(shi
     assert prepare_demo("recipe", tmp_path / "demo").task.options["start"] == str(shipped / "start")
 
 
+def test_a_demo_whose_codes_are_not_here_says_where_it_is_told_how_to_make_them(shipped: Path, tmp_path: Path) -> None:
+    text = (shipped / "run.toml").read_text(encoding="utf-8")
+    pictures = 'pictures = { model = "pictures", codes = 4, side = 2, size = 8 }'
+    (shipped / "run.toml").write_text(text.replace("[task]", f"[task]\n{pictures}"))
+    with pytest.raises(UserError, match=r"learns from codes of pictures; make them as .*README\.md says"):
+        prepare_demo("recipe", tmp_path / "demo")
+
+
 def test_a_demo_of_pictures_that_are_not_here_is_refused(shipped: Path, tmp_path: Path) -> None:
     pictures = 'name = "p"\nglobal_batch = 8\ntask = {name = "swav"}\ndata = {train = [{dataset = "./none"}]}'
     (shipped / "run.toml").write_text(pictures)

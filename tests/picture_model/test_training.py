@@ -19,7 +19,7 @@ from dedloc_kit.picture_model.training import Quality, architecture_of, check_us
 from tests.pictures import draw
 
 PICTURES = PictureCodes(model="somewhere", codes=32, side=4, size=16)
-TRAINING = Training(steps=150, batch=16, width=8, code_width=4)
+TRAINING = Training(steps=100, batch=16, width=8, code_width=4)
 
 
 def striped(first: int) -> Iterator[Pixels]:
@@ -35,7 +35,7 @@ def trained(training: Training = TRAINING, seed: int = 0) -> Autoencoder:
     return train(architecture_of(PICTURES, training), training, striped(0), seed, lambda *_: None)
 
 
-def test_it_learns_to_draw_held_out_pictures_the_same_way_each_time() -> None:
+def test_it_learns_to_draw_held_out_pictures() -> None:
     told: list[tuple[int, float, float]] = []
     network = train(architecture_of(PICTURES, TRAINING), TRAINING, striped(0), 0, lambda *values: told.append(values))
     held_out = some(100_000, 64)
@@ -47,12 +47,15 @@ def test_it_learns_to_draw_held_out_pictures_the_same_way_each_time() -> None:
     assert learned.decibels > begun.decibels + 2
     assert learned.used >= 10
     check_use(network, PICTURES, some(0, 64))
-    assert [step for step, _, _ in told] == list(range(1, 151))
+    assert [step for step, _, _ in told] == list(range(1, 101))
     assert told[-1][1] < told[0][1] / 1.5
-    again, other = trained(), trained(seed=1)
-    for name, value in network.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value)
-    assert not torch.equal(other.codebook.words, network.codebook.words)
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    few = TRAINING.model_copy(update={"steps": 4})
+    one, again, other = trained(few), trained(few), trained(few, seed=1)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in one.state_dict().items())
+    assert not torch.equal(one.codebook.words, other.codebook.words)
 
 
 def test_decibels_are_those_of_the_mean_squared_error() -> None:

@@ -40,13 +40,13 @@ class Places:
         return self.caption + self.codes - 1
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 @torch.inference_mode(False)  # whoever asks first, others may need it for their gradients
-def mask(places: Places, attention: Attention, kernel: int, device: torch.device) -> Tensor:
+def mask(places: Places, attention: str, kernel: int, device: torch.device) -> Tensor:
     """Which places each place looks at, bool [inputs, inputs]: none after it, and all of the caption that is not.
 
-    :param attention: what of the picture: all of it, the place's own row, its own column, or (`convolution`) what is
-        at most half of `kernel` codes away, up and to each side
+    :param attention: one of `KINDS`: what of the picture, all of it, the place's own row, its own column, or
+        (`convolution`) what is at most half of `kernel` codes away, up and to each side
     """
     number = torch.arange(places.inputs, device="cpu")
     code = number - places.caption
@@ -60,10 +60,12 @@ def mask(places: Places, attention: Attention, kernel: int, device: torch.device
             near = columns[:, None] == columns
         case "convolution":
             near = ((rows[:, None] - rows).abs() <= kernel // 2) & ((columns[:, None] - columns).abs() <= kernel // 2)
+        case _:
+            raise ValueError(f"there is no attention {attention!r}")
     return ((number <= number[:, None]) & ((code < 0) | near)).to(device)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def rotation(places: Places, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """By what angles the channels of a head turn at each place (Su et al. 2021, arXiv 2104.09864).

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dedloc_kit.tasks.drawing.places import Attention, Places, mask, rotation, shifted, shifted_code, turned
+from dedloc_kit.tasks.drawing.places import Places, mask, rotation, shifted, shifted_code, turned
 
 _FIRST_EMBEDDING = 0.02
 
@@ -38,7 +38,7 @@ class Shape:
     width: int
     heads: int
     shared: int
-    attention: tuple[Attention, ...]
+    attention: tuple[str, ...]
     kernel: int
     tied: bool
 
