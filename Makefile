@@ -20,6 +20,8 @@ demo: install
 
 # Tests often wait for peers, so more run at a time than a small machine has cores, and no thread may wait by spinning.
 test test-slow: export OMP_WAIT_POLICY = passive
+# Every process of every peer would compile the package anew.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 
 test: install
 	$(BIN)/python -m pytest -n 4 --dist worksteal

@@ -20,9 +20,12 @@ import torch
 
 from benchmarks.lib.peers import end_on_signal, start_coordinator, start_volunteer, step_of
 from dedloc_kit.organizer.prepare import prepare_tokenizer
+from dedloc_kit.picture_model.files import completed
 from dedloc_kit.records import Invitation, StateInfo
 from dedloc_kit.run import RunConfig, load_run, seed_of
 from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
+from dedloc_kit.tasks.drawing.recognition import REAL_RECOGNISED, RECOGNISED, UNTOLD_RECOGNISED
 from dedloc_kit.training.checkpoint import save
 from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
@@ -30,6 +33,15 @@ from dedloc_kit.training.schedule import learning_rate
 _ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"
 _METRIC_ROW = "{:>6}{:>30}{:>10}{:>10}"
 _SUMMARY_ROW = "{:>6}{:>30}{:>10}{:>10}{:>10}{:>12}"
+_SHORT = {
+    WITHOUT: "loss_without",
+    ANOTHER: "loss_wrong",
+    TRUE_CAPTION: "true_of_16",
+    RECOGNISED: "recognised",
+    UNTOLD_RECOGNISED: "recognised_without",
+    REAL_RECOGNISED: "recognised_real",
+}
+"""Names in the JSON of what models that draw are measured by."""
 
 
 @dataclass
@@ -53,7 +65,7 @@ class Curve:
 def main() -> int:
     options = _parse()
     end_on_signal()
-    base = load_run(options.run, options.overrides)
+    base = completed(load_run(options.run, options.overrides))
     options.microbatch = options.microbatch or base.microbatch or 4
     if "tokenizer" in base.task.options and not Path(str(base.task.options["tokenizer"])).exists():
         prepare_tokenizer(base)
@@ -66,11 +78,18 @@ def main() -> int:
         found.append((swarm, plain))
         _show(run, swarm, plain, options.volunteers)
         if options.json:
-            kept = [{"swarm": vars(swarm), "plain": vars(plain)} for swarm, plain in found]
+            kept = [{"swarm": vars(swarm), "plain": vars(plain), **_end(swarm)} for swarm, plain in found]
             options.json.write_text(json.dumps(kept, indent=1) + "\n")
     if len(found) > 1:
         _summarize(found)
     return 0
+
+
+def _end(curve: Curve) -> dict[str, float]:
+    """The loss at the end, and of a model that draws what else is told of it."""
+    last = max(curve.held_out)
+    told = curve.metrics.get(last, {})
+    return {"loss": curve.held_out[last]} | {short: told[name] for name, short in _SHORT.items() if name in told}
 
 
 def _show(run: RunConfig, swarm: Curve, plain: Curve, volunteers: int) -> None:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from dedloc_kit.data.losses import Loss, Losses
-from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Announced, AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
@@ -98,10 +97,10 @@ def volunteer(
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
         mixtures = Mixtures(run, me.task, peer.task_module, lambda: me.optimizer.state.decay is not None)
-        stream = mixtures.batches(size or largest_microbatch(run, count), seed, of_data)
+        largest = size or largest_microbatch(run, count)
         # A task may keep something from one microbatch to the next.
         tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
-        with Prefetch(stream, size=4 * count) as batches, ExitStack() as stack:
+        with mixtures.batches(largest, seed, of_data, ahead=4 * count) as batches, ExitStack() as stack:
             devices = Devices(
                 me.replicas,
                 [task.loss for task in tasks],

@@ -159,6 +159,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_rounds.py -k too_old",
     ),
     Mutation(
+        "a group is looked for with those who have vanished",
+        "swarm/rounds/rounds.py",
+        "vanished = group.members is None and",
+        "vanished = False and",
+        "tests/swarm/rounds/test_rounds.py -k vanished",
+    ),
+    Mutation(
         "a session's samples do not grow",
         "swarm/rounds/rounds.py",
         "session_samples=self._tally.counted + self._tally.outgoing",
@@ -897,9 +904,16 @@ MUTATIONS = (
     Mutation(
         "the last mixture is not read",
         "tasks/mixtures.py",
-        "if self._falls():",
-        "if False:",
+        "next(last() if self._falls() else usual)",
+        "next(usual)",
         "tests/tasks/test_mixtures.py",
+    ),
+    Mutation(
+        "the last mixture comes after what was read ahead",
+        "tasks/mixtures.py",
+        "yield iter(lambda: next(last() if self._falls() else usual), None)",
+        "yield Prefetch(iter(lambda: next(last() if self._falls() else usual), None), ahead)",
+        "tests/test_decay.py -k plain_loop",
     ),
     Mutation(
         "embeddings are turned as hidden matrices are",

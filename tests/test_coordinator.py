@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.coordinator import public_addresses
-from dedloc_kit.events import Evaluated, Failed, Peers, Pushed, PushFailed, StepDone, Warned
+from dedloc_kit.events import Evaluated, Failed, Peers, Pushed, PushFailed, Warned
 from dedloc_kit.hub import training_state
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.ledger import Ledger
@@ -103,27 +103,6 @@ def test_of_two_coordinators_with_one_key_the_second_ends_and_the_first_tells_of
         for peer in (first, volunteer):
             peer.wait_for_step(end)
         assert not any(isinstance(event, Failed) for event in first.events)
-
-
-@pytest.mark.slow
-def test_volunteers_go_on_without_their_coordinator_and_it_finds_them_again(tmp_path: Path) -> None:
-    with Swarm(tiny_run(global_batch=64), tmp_path) as swarm:
-        first = swarm.coordinator()
-        volunteers = [swarm.volunteer(name, {"TINY_PAUSE": "0.2"}, microbatch=4) for name in ("one", "two")]
-        first.wait_for_step(2)
-        wait_until(lambda: len(recall(first.config.folder, swarm.run.run_id).peers) == 2, "the addresses are not kept")
-        first.worker.kill()
-        alone = [peer.wait_for_step(first.steps[-1].step.step + 3) for peer in volunteers]
-        assert all(len(event.contributions) == 2 for event in alone), "they average with each other"
-
-        second = swarm.coordinator()
-        assert second.joined.addresses == first.joined.addresses, "volunteers know where it is"
-        together = second.wait_for(StepDone, lambda event: event.step.peers == 3)
-        assert together.step.step > alone[0].step.step, "it takes the newest state, not its own"
-    ledger = Ledger(tmp_path / "coordinator" / "ledger.sqlite", read_only=True)
-    steps = [step.step for step in ledger.steps()]
-    assert steps == list(range(1, len(steps) + 1)), "what it missed is in the receipts"
-    ledger.close()
 
 
 def test_the_curve_goes_from_start_to_end_and_the_ledger_knows_who_was_there_and_where_the_time_went(

@@ -1,4 +1,5 @@
-"""`decay` in a real swarm: all let the rate fall from the same step on, and the run ends with that."""
+"""`decay` in a real swarm: from the same step on all let the rate fall and read the last mixture, and the run ends with
+that."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from dedloc_kit.events import Left, Peers, State, Warned
 from dedloc_kit.records import Decay
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.tasks.mixtures import task_on
 from dedloc_kit.training.optimizers import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
@@ -20,6 +22,7 @@ STEPS = 30
 SAME = {"TINY_SAME": "1"}
 RUN = tiny_run(
     global_batch=32,
+    data={"train": [{"dataset": "none/none"}], "decay": [{"dataset": "none/better"}]},
     averaging={"overlap": False, "compression": "none"},
     optimizer={
         "name": "adamw",
@@ -43,15 +46,22 @@ def begun(peer: Peer) -> Decay:
     return decay
 
 
-def plain_loop(run: RunConfig, decay: Decay) -> dict[str, Tensor]:
-    """The parameters after the last step of a decay; every sample is the same one."""
+def plain_loop(run: RunConfig, decay: Decay, mixed: int | None = None) -> dict[str, Tensor]:
+    """The parameters after the last step of a decay; every sample of a mixture is the same one.
+
+    :param mixed: the step after which the last mixture is read; the one whose receipt holds the order if not said
+    """
     task, settings = TinyTask(run), run.optimizer
     model = task.build_model()
     optimizer = build_optimizer(settings, task.parameter_groups(model, settings.weight_decay))
-    batch = next(task.batches(run.global_batch, 0, pytest.fail))
+    usual, last = (
+        next(each.batches(run.global_batch, 0, pytest.fail))
+        for each in (task, task_on(run, run.data.decay, "tests.tiny"))
+    )
+    mixed = decay.start if mixed is None else mixed
     for step in range(decay.end):
         optimizer.zero_grad()
-        task.loss(model, batch, step).backward()
+        task.loss(model, usual if step < mixed else last, step).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_gradient_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step, decay)
@@ -64,8 +74,9 @@ def assert_all_ended_there(decay: Decay, coordinator: Peer, volunteers: Sequence
     for peer in (coordinator, *volunteers):
         for name, parameter in peer.parameters().items():
             assert float((parameter - expected[name]).norm() / expected[name].norm()) < 1e-5, f"{peer.name}: {name}"
-    other = plain_loop(RUN, Decay(start=decay.start - 1, steps=STEPS + 1))
-    assert difference(coordinator.parameters(), other) > 1e-4, "another step to begin with would have been noticed"
+    sooner, late_mixture = Decay(start=decay.start - 1, steps=STEPS + 1), decay.start + 1
+    for other in (plain_loop(RUN, sooner, decay.start), plain_loop(RUN, decay, late_mixture)):
+        assert difference(coordinator.parameters(), other) > 1e-4, "another step to begin with would have been noticed"
 
 
 @pytest.mark.slow

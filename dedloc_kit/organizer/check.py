@@ -16,11 +16,12 @@ from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files, public_name
 from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
 from dedloc_kit.machine.survey import cores
-from dedloc_kit.organizer.prediction import HERE, Prediction, Volunteers, fits, predict, volunteers_rate
+from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
 
 SHARE_TOLERANCE = 0.01
+WEEKEND = 2 * DAY
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
@@ -136,6 +137,7 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
         f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
         f"other and begin{', meanwhile' if run.averaging.overlap else ''}",
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
+        f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours",
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
 

@@ -1,8 +1,11 @@
 """What is read in the course of a run: its data, and another mixture while the learning rate falls."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
+from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.run import RunConfig, Source, seed_of
 from dedloc_kit.tasks import Batch, Task, create_task
 
@@ -27,28 +30,26 @@ class Mixtures:
     def __init__(self, run: RunConfig, task: Task, module: str | None, falls: Callable[[], bool]) -> None:
         self._run, self._task, self._module, self._falls = run, task, module, falls
 
-    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[Batch]:
-        """As `Task.batches`; whether the rate falls is asked before each batch."""
-        usual = self._task.batches(microbatch, seed, warn)
-        if not self._run.data.decay:
-            return usual
-        return self._mixed(usual, lambda: self._last(microbatch, seed, warn))
+    @contextmanager
+    def batches(self, microbatch: int, seed: int, warn: Callable[[str], None], ahead: int) -> Iterator[Iterator[Batch]]:
+        """As `Task.batches`, at most `ahead` of them read in the background until the block is left.
+
+        Whether the rate falls is asked when a batch is taken: what was read ahead of the other mixture is then not in
+        its way, and waits.
+        """
+        with ExitStack() as stack:
+            usual = stack.enter_context(Prefetch(self._task.batches(microbatch, seed, warn), ahead))
+
+            @cache
+            def last() -> Iterator[Batch]:
+                return stack.enter_context(Prefetch(self._last(microbatch, seed, warn), ahead))
+
+            if self._run.data.decay:
+                yield iter(lambda: next(last() if self._falls() else usual), None)
+            else:
+                yield usual
 
     def _last(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[Batch]:
         """Opened when it is needed: most of a run passes before."""
         task = task_on(self._run, self._run.data.decay, self._module)
-        return task.batches(microbatch, seed_of(seed, "decay"), warn)
-
-    def _mixed(self, usual: Iterator[Batch], open_last: Callable[[], Iterator[Batch]]) -> Generator[Batch, None, None]:
-        last: Iterator[Batch] | None = None
-        try:
-            while True:
-                if self._falls():
-                    last = last or open_last()
-                    yield next(last)
-                else:
-                    yield next(usual)
-        finally:
-            for each in (usual, last):
-                if isinstance(each, Generator):
-                    each.close()  # open files are let go in the thread that reads them
+        yield from task.batches(microbatch, seed_of(seed, "decay"), warn)

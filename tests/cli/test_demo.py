@@ -15,7 +15,6 @@ from torch.distributions import Categorical
 from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.tasks import create_task
-from tests.swarm.harness import processes_of, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +31,6 @@ def start_demo(home: Path, temporary: Path, *arguments: str) -> subprocess.Popen
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def children_of(process: int) -> list[int]:
-    return [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _parent_of(stat) == process]
-
-
-def _parent_of(stat: Path) -> int | None:
-    try:
-        return int(stat.read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None  # it has just ended
 
 
 def loss_by_frequency(folder: Path) -> float:
@@ -86,18 +74,3 @@ def test_a_demo_of_a_model_that_writes_shows_what_it_writes_and_how_it_learns(ho
     assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5
     assert "after step 0 it writes: " in said
     assert "after step 15 it writes: " in said
-
-
-@pytest.mark.slow
-def test_a_demo_that_is_killed_leaves_no_process(home: Path, tmp_path: Path) -> None:
-    demo = start_demo(home, tmp_path, "--volunteers", "1")
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if line.startswith("step 1"):
-            break
-    workers = children_of(demo.pid)
-    assert len(workers) == 2
-    demo.kill()
-    demo.communicate(timeout=60)
-    for worker in workers:
-        wait_until(lambda: not processes_of(worker), "a process of the demo is left", deadline=40)  # noqa: B023

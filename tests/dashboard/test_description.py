@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import requests
-from openapi_spec_validator import validate
 
 from dedloc_kit.dashboard.routes import organizer
 from dedloc_kit.dashboard.server import Dashboard
@@ -32,6 +31,8 @@ def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
 
 
 def test_the_description_is_valid(dashboard: Dashboard) -> None:
+    from openapi_spec_validator import validate  # compiles grammars for seconds, in each process that collects
+
     validate(requests.get(dashboard.url + "/api/openapi.json", timeout=DEADLINE).json())
 
 

@@ -44,6 +44,7 @@ from tests.dashboard.community import (
     similar_pictures,
     write_ledger,
 )
+from tests.invitations import invited
 
 DEADLINE, LONG_DEADLINE = 20_000, 120_000
 """Milliseconds: machines that test are busy. The long one is for what a real swarm does."""
@@ -93,7 +94,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dashboard(path: Path) -> Iterator[Dashboard]:
-    served = Dashboard(RUN, path, organizer=organizer.routes(path.parent, RUN.fingerprint, lambda: (RESTARTED,)))
+    routes = organizer.routes(path.parent, RUN.fingerprint, lambda: (RESTARTED,), decays=True)
+    served = Dashboard(RUN, path, organizer=routes)
     served.start()
     served.publish(EVERYONE)
     yield served
@@ -621,7 +623,9 @@ def test_who_is_not_the_organizer_is_told_how_to_become_it(page: Page, dashboard
 
 
 def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Path, stack: ExitStack) -> None:
-    (path.parent / INVITATION_FILE).touch()  # the mark of a run that was launched here
+    decays = RUN.optimizer.model_copy(update={"schedule": "warmup-stable-decay"})
+    invitation = invited(RUN.model_copy(update={"optimizer": decays}))
+    (path.parent / INVITATION_FILE).write_text(invitation.model_dump_json())  # the mark of a run that was launched here
     (path.parent / "checkpoints").mkdir()
     for step in (2, 4):
         (path.parent / "checkpoints" / f"step-{step:08d}.safetensors").touch()
@@ -641,6 +645,22 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
     expect(page.get_by_text("readmit: ")).to_be_visible()
     dialog = page.get_by_role("dialog")
+    page.get_by_role("button", name="Decay").click()
+    assert barriers(page) == []
+    photograph(page, "organizer-decay")
+    dialog.get_by_role("button", name="Let it fall").click()  # over how many steps is not said yet
+    dialog.get_by_role("button", name="Not yet").click()
+    expect(dialog).to_be_hidden()
+    assert OrderBook(path.parent).read().decay is None
+    page.get_by_role("button", name="Decay").click()
+    dialog.get_by_label("Over so many global steps").fill("20")
+    dialog.get_by_role("button", name="Let it fall").click()
+    falling = page.get_by_text("from the next global step on, over 20 steps. Then it ends.")
+    expect(falling).to_be_visible()
+    expect(page.get_by_role("button", name="Decay")).to_be_disabled()
+    decay = OrderBook(path.parent).read().decay
+    assert decay is not None
+    assert decay.steps == 20
     page.get_by_label("To the state of").select_option("2")
     page.get_by_label("With so many times its learning rate").fill("0.5")
     page.get_by_role("button", name="Go back", exact=True).click()
@@ -656,6 +676,8 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     ordered = OrderBook(path.parent).read().rewind
     assert ordered is not None
     assert (ordered.checkpoint, ordered.rate) == (2, 0.5)
+    expect(falling).to_be_hidden()  # who goes back to before it takes it back
+    expect(page.get_by_role("button", name="Decay")).to_be_enabled()
     page.get_by_role("button", name="Finish the run").click()
     expect(dialog).to_be_visible()
     page.keyboard.press("Escape")

@@ -54,10 +54,11 @@ def test_a_whole_check_tells_what_the_run_takes_and_how_long(tmp_path: Path) -> 
         assert words in done.stdout
 
 
-def test_how_long_a_run_takes_that_waits_for_its_decay_is_said_as_the_most() -> None:
+def test_how_far_a_weekend_gets_is_said_and_of_a_run_that_waits_for_its_decay_the_longest_time() -> None:
     predicted = Prediction(computing=1.0, network=1.0, matchmaking=1.0, step=2.0, days=1.0)
     steady = {"schedule": "warmup-stable-decay", "warmup_steps": 0, "total_steps": 1000}
     waits, falls = (tiny_run(optimizer=steady | changes) for changes in ({}, {"schedule": "linear"}))
+    assert "a weekend     86,400 global steps in 48 hours" in describe_prediction(waits, predicted)
     assert "for 1,000 global steps at most, or sooner by 'dedloc decay'" in describe_prediction(waits, predicted)[-1]
     assert "for 1,000 global steps, if so many" in describe_prediction(falls, predicted)[-1]
 

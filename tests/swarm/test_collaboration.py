@@ -3,17 +3,33 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from dedloc_kit.events import Evaluated, Left, LocalProgress, StepDone, Warned
 from dedloc_kit.training.checkpoint import load
 from tests.swarm.harness import Swarm, assert_ledger_sums, difference, processes_of, wait_until
 from tests.tiny import tiny_run
 
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="of PyTorch 2.9")
 
-@pytest.mark.parametrize("mode", ["global-batch", pytest.param("local-steps", marks=pytest.mark.slow)])
-def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordinator(tmp_path: Path, mode: str) -> None:
+
+@pytest.mark.parametrize(
+    ("mode", "optimizer"),
+    [
+        ("global-batch", "lamb"),
+        pytest.param("local-steps", "lamb", marks=pytest.mark.slow),
+        pytest.param("local-steps", "muon", marks=[pytest.mark.slow, needs_muon]),
+    ],
+)
+def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordinator(
+    tmp_path: Path, mode: str, optimizer: str
+) -> None:
     steps = 8
-    run = tiny_run(global_batch=64, averaging={"mode": mode, "local_batch": 8})  # overlap and 4 bits are the defaults
+    run = tiny_run(
+        global_batch=64,
+        averaging={"mode": mode, "local_batch": 8},  # overlap and 4 bits are the defaults
+        optimizer={"name": optimizer, "learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000},
+    )
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=steps, evaluate_every=4)
         volunteers = [

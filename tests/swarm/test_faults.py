@@ -49,14 +49,13 @@ def assert_credited_what_was_averaged(coordinator: Peer, *peers: Peer) -> None:
     ledger.close()
 
 
-@pytest.mark.parametrize("fault", ["dies", "stalls"])
-def test_a_volunteer_that_goes_in_the_middle_of_an_all_reduce_costs_the_others_no_samples(
-    tmp_path: Path, fault: str
+def test_a_volunteer_that_stalls_in_the_middle_of_an_all_reduce_costs_the_others_no_samples_and_is_back_in_the_end(
+    tmp_path: Path,
 ) -> None:
-    run = a_run(fault)
+    run = a_run("stalls")
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator()
-        victim = swarm.volunteer("victim", {**PAUSE, "TINY_FAULT": f"{fault} in step 3"}, microbatch=2)
+        victim = swarm.volunteer("victim", {**PAUSE, "TINY_FAULT": "stalls in step 3"}, microbatch=2)
         survivors = [swarm.volunteer(name, PAUSE, microbatch=2) for name in ("one", "two")]
         victim.wait_for_step(2)
         # A step without the victim is no sign: on a loaded machine it may just have come too late for one.
@@ -64,13 +63,10 @@ def test_a_volunteer_that_goes_in_the_middle_of_an_all_reduce_costs_the_others_n
         wait_until(lambda: not processes_of(victim.worker.pid, besides="ZT"), gone, DEADLINE)
         before = coordinator.steps[-1].step.step
         coordinator.wait_for(StepDone, lambda e: e.step.step > before + 2)
-        if fault == "stalls":
-            os.killpg(victim.worker.pid, signal.SIGCONT)
-            back = coordinator.steps[-1].step.step
-            again = coordinator.wait_for(
-                StepDone, lambda e: e.step.step > back and victim.joined.peer in e.contributions
-            )
-            assert again.step.samples >= run.global_batch
+        os.killpg(victim.worker.pid, signal.SIGCONT)
+        back = coordinator.steps[-1].step.step
+        again = coordinator.wait_for(StepDone, lambda e: e.step.step > back and victim.joined.peer in e.contributions)
+        assert again.step.samples >= run.global_batch
         for peer in survivors:
             peer.worker.stop()
         coordinator.worker.stop()

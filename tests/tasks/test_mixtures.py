@@ -1,6 +1,7 @@
 """While the learning rate falls other data is read, if the run names some."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -28,27 +29,30 @@ class Naming(TinyTask):
             yield {"x": torch.tensor([*self._named, float(number)]).expand(microbatch, -1)}
 
 
-def mixtures(monkeypatch: pytest.MonkeyPatch, falls: Callable[[], bool], **data: Any) -> Iterator[Batch]:
+@contextmanager
+def mixtures(monkeypatch: pytest.MonkeyPatch, falls: Callable[[], bool], **data: Any) -> Iterator[Iterator[Batch]]:
     monkeypatch.setitem(tiny.TASKS, "tiny", Naming)
     run = tiny_run(data={"train": [{"dataset": "a/1"}], **data}, optimizer=STEADY)
-    return Mixtures(run, Naming(run), "tests.tiny", falls).batches(2, 0, pytest.fail)
+    with Mixtures(run, Naming(run), "tests.tiny", falls).batches(2, 0, pytest.fail, ahead=3) as batches:
+        yield batches
 
 
 def read(batches: Iterator[Batch], count: int) -> list[list[float]]:
     return [batch["x"][1].tolist() for batch in islice(batches, count)]
 
 
-def test_the_last_mixture_is_read_while_the_rate_falls_and_then_the_first_one_goes_on(
+def test_the_last_mixture_is_read_from_the_batch_on_with_which_the_rate_falls_and_then_the_first_one_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = False
-    batches = mixtures(monkeypatch, lambda: now, decay=[{"dataset": "a/2"}, {"dataset": "a/3"}])
-    assert read(batches, 2) == [[1.0, 0.0], [1.0, 1.0]]
-    now = True
-    assert read(batches, 2) == [[2.0, 3.0, 0.0], [2.0, 3.0, 1.0]]
-    now = False  # the run has gone back to before it
-    assert read(batches, 1) == [[1.0, 2.0]]
+    with mixtures(monkeypatch, lambda: now, decay=[{"dataset": "a/2"}, {"dataset": "a/3"}]) as batches:
+        assert read(batches, 2) == [[1.0, 0.0], [1.0, 1.0]]
+        now = True
+        assert read(batches, 2) == [[2.0, 3.0, 0.0], [2.0, 3.0, 1.0]]
+        now = False  # the run has gone back to before it
+        assert read(batches, 1) == [[1.0, 2.0]]
 
 
 def test_a_run_without_a_last_mixture_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(mixtures(monkeypatch, lambda: True), 2) == [[1.0, 0.0], [1.0, 1.0]]
+    with mixtures(monkeypatch, lambda: True) as batches:
+        assert read(batches, 2) == [[1.0, 0.0], [1.0, 1.0]]

@@ -151,9 +151,13 @@ class Rounds:
         if not self._begun:
             self._watch_the_batch()
             self._begin_if_full(group)
-        # While we look for a group, or wait in one, the swarm may move on.
-        nobody_comes = not self._begun and self._tracker.newest(self._state.position).step > self._state.step
-        return self._finish(group) if group.done or nobody_comes else None
+        return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
+
+    def _in_vain(self, group: PendingGroup) -> bool:
+        """While we look for a group, or wait in one, the swarm may move on, or somebody vanish for whom we look: a
+        window may be a minute long, and who leads us there may be the one who is gone."""
+        vanished = group.members is None and not self._awaited <= self._tracker.others().keys()
+        return vanished or self._tracker.newest(self._state.position).step > self._state.step
 
     def leave(self) -> RoundResult | None:
         """Finish a round that has begun: breaking off would cost the others this round, and us our samples."""

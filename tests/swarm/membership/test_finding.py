@@ -1,10 +1,12 @@
 """The coordinator may die: newcomers join through others, and everyone finds it again; real processes on loopback."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dedloc_kit.events import Peers, State, StepDone, Warned
+from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import recall
 from dedloc_kit.records import Invitation
 from tests.swarm.harness import Peer, Swarm, processes_of, wait_until
@@ -58,7 +60,13 @@ def test_newcomers_join_through_volunteers_while_the_coordinator_is_down(tmp_pat
 
         second = swarm.coordinator()
         assert second.joined.addresses == first.joined.addresses
-        second.wait_for(StepDone, lambda event: event.step.peers == 6 and all_five <= set(event.contributions))
+        together = second.wait_for(
+            StepDone, lambda event: event.step.peers == 6 and all_five <= set(event.contributions)
+        )
+        assert together.step.step > alone.step.step, "it takes the newest state, not its own"
+    with closing(Ledger(second.config.folder / "ledger.sqlite", read_only=True)) as ledger:
+        steps = [step.step for step in ledger.steps()]
+    assert steps == list(range(1, len(steps) + 1)), "what it missed is in the receipts"
 
 
 @pytest.mark.slow

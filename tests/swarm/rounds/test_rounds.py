@@ -27,14 +27,16 @@ from tests.tiny import TinyTask, tiny_run
 
 
 class Averager:
-    """Whoever is expected comes at once; what it is asked to do then is noted."""
+    """Whoever is expected comes at once, or nobody does; what it is asked to do then is noted."""
 
     def __init__(self, layout: FlatLayout) -> None:
         self.asked: list[str] = []
+        self.somebody_comes = True
         self.vector = SharedVector(layout)
 
     def gather(self, request: GroupRequest) -> Any:
-        return SimpleNamespace(done=False, called=False, members=request.expected, seconds=0.1)
+        members = request.expected if self.somebody_comes else None
+        return SimpleNamespace(done=False, called=False, members=members, seconds=0.1)
 
     def begin(self, *_: object, **__: object) -> None:
         self.asked.append("begin")
@@ -91,6 +93,20 @@ def test_a_group_begins_though_a_member_is_slow_to_report_but_not_after_one_has_
     me.gradients.add(1.0, 6, 0)
     me.rounds.advance()
     assert me.averager.asked == [asked]
+
+
+def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.averager.somebody_comes = False
+    me.hear(5, time=get_dht_time() - TIME_TO_LIVE + 3.0)  # nearly lapsed
+    me.gradients.add(1.0, 10, 0)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.rounds.advance()
+    assert me.averager.asked == []
+    wait_until(lambda: not me.tracker.others(), "its record does not lapse")
+    me.rounds.advance()
+    assert me.averager.asked == ["call off"]
+    assert not me.rounds.under_way, "the next search is for those who are there"
 
 
 def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ function decayDialog(order) {
     build("p", {
       text:
         "From the next global step on it falls to its end, which is where a model becomes good. " +
-        "Then the run is over. This cannot be taken back.",
+        "Then the run is over. Only going back to a checkpoint of before takes this back.",
     }),
     build(
       "form",
