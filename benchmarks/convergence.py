@@ -19,10 +19,10 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise, product
 from pathlib import Path
 
 import pyarrow
@@ -137,12 +137,13 @@ class AllReduce:
 class Learner:
     """A model and its optimizer, as each peer of a run has them."""
 
-    def __init__(self, run: RunConfig, task: Task) -> None:
+    def __init__(self, run: RunConfig, task: Task, state: str = "float32") -> None:
         self.run, self.task, self.model = run, task, task.build_model()
         self.parameters = list(self.model.parameters())
         self.layout = FlatLayout.of(self.parameters)
         groups = task.parameter_groups(self.model, run.optimizer.weight_decay)
-        self.optimizer = build_optimizer(run.optimizer, groups)
+        # Not in the run, whose first weights and data depend on all that it says.
+        self.optimizer = build_optimizer(run.optimizer.model_copy(update={"state": state}), groups)
         self.step = 0
 
     def gradient(self, batch: Batch) -> Tensor:
@@ -217,18 +218,28 @@ def train_locally(learner: Learner, variant: Variant, steps: Sequence[Sequence[B
         outer.step()
 
 
-def measure(run: RunConfig, names: Sequence[str], seed: int) -> list[Result]:
-    """Train every variant from the same weights on the same batches."""
+def measure(run: RunConfig, names: Sequence[str], seed: int, state: str = "float32") -> list[Result]:
+    """Train every variant from the same weights on the same batches.
+
+    :param state: `8bit` for all of them once more, with such an optimizer state
+    """
     task = create_task(run)
     streams = [task.batches(MICROBATCH, seed_of(run.run_id, "peer", peer), print) for peer in range(PEERS)]
     steps = list(islice(zip(*streams, strict=True), run.optimizer.total_steps))
     results = []
-    for name in names:
-        learner = Learner(run, task)
+    for kept, name in product(dict.fromkeys(("float32", state)), names):
+        learner = Learner(run, task, kept)
         sent_bytes = train(learner, VARIANTS[name], steps) / PEERS / len(steps)
-        results.append(Result(name, seed, task.evaluate(learner.model).loss, sent_bytes))
-        print(f"seed {seed}  {name:32} {results[-1].loss:.4f}", flush=True)
+        told = name if kept == "float32" else f"{name}, {kept} state"
+        results.append(Result(told, seed, task.evaluate(learner.model).loss, sent_bytes))
+        print(f"seed {seed}  {told:32} {results[-1].loss:.4f}", flush=True)
     return results
+
+
+def measure_all(runs: Mapping[int, RunConfig], arguments: argparse.Namespace) -> list[Result]:
+    """The same for the run of each seed."""
+    each = (measure(run, arguments.variants, seed, arguments.optimizer_state) for seed, run in runs.items())
+    return list(chain.from_iterable(each))
 
 
 def prepare(texts: Sequence[str]) -> None:
@@ -271,7 +282,7 @@ def with_albert(arguments: argparse.Namespace) -> list[Result]:
             found = [text for source in sources for text in in_order(source, texts, warn=print)]
             prepare(found or collect_documents())
         runs = {seed: run_of(arguments.steps, arguments.rate, seed) for seed in arguments.seeds}
-        return [result for seed, run in runs.items() for result in measure(run, arguments.variants, seed)]
+        return measure_all(runs, arguments)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -296,6 +307,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="for weights and order of the text")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
+    parser.add_argument(
+        "--optimizer-state", choices=["float32", "8bit"], default="float32", help="try this one beside float32"
+    )
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     arguments = parser.parse_args()
@@ -304,7 +318,7 @@ def main() -> None:
         if not Path(str(recipe.task.options["tokenizer"])).exists():
             prepare_tokenizer(recipe)
         runs = {seed: recipe.model_copy(update={"seed": seed}) for seed in arguments.seeds}
-        results = [result for seed, run in runs.items() for result in measure(run, arguments.variants, seed)]
+        results = measure_all(runs, arguments)
     else:
         results = with_albert(arguments)
     print(table(results))

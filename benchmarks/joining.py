@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.joining_peer import TENSORS_PER_PARAMETER
+from benchmarks.lib.joining_peer import state_of
 from benchmarks.lib.network import Loopback, Network, open_network, read_network
 from benchmarks.lib.peers import Event, Peer, start_coordinator, start_volunteer
 from benchmarks.lib.task import simulated_run
@@ -126,6 +127,7 @@ def _peers(
                 "kind": system,
                 "donor": k < case.donors,
                 "parameters": options.parameters,
+                "state": options.optimizer_state,
                 "host": network.address(k),
                 "folder": str(folder / f"peer{k}"),
                 "addresses": addresses,
@@ -143,7 +145,12 @@ def _joined(peer: Peer) -> Event:
 
 
 def _state_bytes(options: argparse.Namespace) -> float:
-    return float(4 * TENSORS_PER_PARAMETER * options.parameters)
+    return float(_bytes_of(int(options.parameters), options.optimizer_state))
+
+
+@cache
+def _bytes_of(parameters: int, kept: str) -> int:
+    return sum(tensor.nbytes for tensor in state_of(parameters, kept))
 
 
 def _uplink(case: Case, options: argparse.Namespace) -> float:
@@ -164,7 +171,8 @@ def _limit(case: Case, options: argparse.Namespace) -> float | None:
 def _join(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     others = options.volunteers
     batch = round((others + 1) * _STEP_SECONDS / _MICROBATCH_SECONDS) * _MICROBATCH
-    run = simulated_run("joining", int(options.parameters), _MICROBATCH_SECONDS, batch)
+    optimizer = {"learning_rate": 1e-3, "warmup_steps": 0, "total_steps": 100_000, "state": options.optimizer_state}
+    run = simulated_run("joining", int(options.parameters), _MICROBATCH_SECONDS, batch, optimizer=optimizer)
     network = open_network(options.network, 2 + others)
     with ExitStack() as stack:
         stack.enter_context(network)
@@ -215,6 +223,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--parameters", type=float, default=18e6)
+    add("--optimizer-state", choices=["float32", "8bit"], default="float32", help="how LAMB keeps its averages")
     add("--network", default="100mbit/60ms", help="rate and round trip (needs root), or loopback")
     add("--repeats", type=int, default=2, help="how often each download is measured")
     add("--cases", nargs="*", choices=CASES, default=list(CASES), help="kinds of downloads")

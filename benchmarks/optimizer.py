@@ -7,6 +7,9 @@ weight and writes moments and update, then reads weight and update and writes th
 taken for the memory's speed: that of a plain copy (two numbers, as STREAM counts), and that of `fused AdamW`, which is
 no LAMB and moves seven. The second is stricter: AdamW writes only where it has just read, which spares the memory the
 reading of what is to be overwritten. All take turns, so that a busy moment hits all of them.
+
+`8 bits` is LAMB with optimizer.state = "8bit", which has far more to compute than to move. `bitsandbytes` is its
+LAMB8bit (needs `pip install bitsandbytes`; said where it is left out).
 """
 
 import argparse
@@ -22,8 +25,9 @@ import torch
 
 from benchmarks.lib.task import shapes
 from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.lamb8bit import Lamb8Bit
 
-_ROW = "{:18}{:>10}{:>18}{:>16}{:>14}{:>14}"
+_ROW = "{:18}{:>10}{:>18}{:>16}{:>14}{:>14}{:>10}{:>14}"
 LAMB_TRAFFIC, COPY_TRAFFIC, ADAM_TRAFFIC = 10, 2, 7
 """Numbers that a step moves between memory and processor for each parameter, at least."""
 
@@ -32,7 +36,8 @@ def main() -> int:
     options = _parse()
     torch.set_num_threads(options.threads)
     parameters = int(options.parameters)
-    steps = {name: _prepared(make, parameters) for name, make in _optimizers().items()}
+    optimizers = {name: _prepared(make, parameters) for name, make in _optimizers().items()}
+    steps: dict[str, Callable[[], Any]] = {name: optimizer.step for name, optimizer in optimizers.items()}
     steps["copy"] = _copy(parameters)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
@@ -48,7 +53,9 @@ def main() -> int:
     strict_limit = median["fused AdamW"] * LAMB_TRAFFIC / ADAM_TRAFFIC
     baseline = median.get("torch_optimizer")
     print(f"{options.parameters:.0f} parameters, {options.threads} thread(s), {options.repeats} steps each")
-    print(_ROW.format("", "ms", "(each)", "torch_optimizer", "over copying", "over AdamW"))
+    states = {name: _state_bytes(optimizer) for name, optimizer in optimizers.items()}
+    titles = ("ms", "(each)", "torch_optimizer", "over copying", "over AdamW", "over ours", "MB of state")
+    print(_ROW.format("", *titles))
     for name, each in times.items():
         row = _ROW.format(
             name,
@@ -57,8 +64,16 @@ def main() -> int:
             f"{baseline / median[name]:.2f} x" if baseline else "n/a",
             f"{median[name] / limit:.2f}",
             f"{median[name] / strict_limit:.2f}",
+            f"{median[name] / median['ours']:.2f}",
+            f"{states[name] / 1e6:.1f}" if name in states else "",
         )
         print(row)
+    share, ratio = states["8 bits"] / states["ours"], median["8 bits"] / median["ours"]
+    print(f"8 bits: {share:.4f} of the state, {ratio:.2f} x the time")
+    if "bitsandbytes" in median:
+        print(f"        {median['8 bits'] / median['bitsandbytes']:.2f} x the time of bitsandbytes")
+    else:
+        print("        bitsandbytes is not installed")
     if options.json:
         found = {
             "ratio": baseline / median["ours"] if baseline else None,
@@ -67,6 +82,7 @@ def main() -> int:
             "limit": limit,
             "strict_limit": strict_limit,
             "seconds": times,
+            "state_bytes": states,
         }
         options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
@@ -81,12 +97,25 @@ def _optimizers() -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
     else:
         found["torch_optimizer"] = lambda groups: torch_optimizer.Lamb(groups, lr=1e-3, eps=1e-6, clamp_value=10_000)
     found["ours"] = lambda groups: Lamb(groups, lr=1e-3)
+    found["8 bits"] = lambda groups: Lamb8Bit(groups, lr=1e-3)
+    try:
+        import bitsandbytes
+    except ImportError:
+        pass
+    else:
+        found["bitsandbytes"] = lambda groups: bitsandbytes.optim.LAMB8bit(groups, lr=1e-3, eps=1e-6)
     found["fused AdamW"] = lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=True)
     return found
 
 
-def _prepared(make: Callable[[Any], torch.optim.Optimizer], parameters: int) -> Callable[[], Any]:
-    """A step with gradients that stay the same."""
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """After the first step."""
+    tensors = (value for state in optimizer.state.values() for value in state.values())
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+
+def _prepared(make: Callable[[Any], torch.optim.Optimizer], parameters: int) -> torch.optim.Optimizer:
+    """An optimizer whose gradients stay the same."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(shape, generator=generator) * 0.02) for shape in shapes(parameters)]
     for weight in weights:
@@ -95,7 +124,7 @@ def _prepared(make: Callable[[Any], torch.optim.Optimizer], parameters: int) -> 
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": 0.01},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
-    return make(groups).step
+    return make(groups)
 
 
 def _copy(parameters: int) -> Callable[[], Any]:

@@ -141,6 +141,9 @@ class OptimizerConfig(Section):
     """Which parameters do not decay (biases, say) is the task's choice."""
     max_gradient_norm: PositiveFloat = 1.0
     """The averaged gradient is scaled down to at most this norm."""
+    state: Annotated[Literal["float32", "8bit"], LATER] = "float32"
+    """With `lamb`: how each peer keeps what the optimizer remembers. `8bit` takes a quarter of the memory, and half as
+    much has to be downloaded by who joins; a step takes up to three times as long, on every peer."""
 
 
 class AveragingConfig(Section):
@@ -183,6 +186,13 @@ class AccessConfig(Section):
                 'access.accounts or access.organizations say whom access.who = "hub" admits, and only then'
             )
         return self
+
+
+_WITHOUT_8_BITS = {
+    "lars": "has one of them only, and goes along it as it is",
+    "adamw": "is not made for it yet",
+    "muon": "shares none",
+}
 
 
 class RunConfig(Section):
@@ -228,6 +238,22 @@ class RunConfig(Section):
             raise ValueError(
                 'optimizer.name = "muon" is for the steps that each volunteer takes by itself: add averaging = '
                 '"local-steps", or set the name to "adamw" or "lamb"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _state_in_8_bits_is_for_lamb(self) -> "RunConfig":
+        if self.optimizer.state == "float32":
+            return self
+        if self.averaging.mode == "local-steps":
+            raise ValueError(
+                'optimizer.state = "8bit" is for what all volunteers share, which with averaging = "local-steps" is no '
+                "state of this optimizer; remove it"
+            )
+        if self.optimizer.name != "lamb":
+            raise ValueError(
+                'optimizer.state = "8bit" keeps the two averages of optimizer.name = "lamb"; '
+                f'"{self.optimizer.name}" {_WITHOUT_8_BITS[self.optimizer.name]}: remove it'
             )
         return self
 

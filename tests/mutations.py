@@ -40,6 +40,34 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a small change of what is kept in 8 bits is lost",
+        "training/blocks.py",
+        "bits += _POSITIVE_TURNS[_TURNS + step % _TURNS :][: bits.size]",
+        "bits += 1 << _SHIFT - 1",
+        "tests/training/test_blocks.py -k thousandth",
+    ),
+    Mutation(
+        "what goes down in 8 bits goes down at each step",
+        "training/blocks.py",
+        "room.flat += _SIGNED_TURNS[step % _TURNS :][: room.flat.size]",
+        "room.flat += _SIGNED_TURNS[: room.flat.size]",
+        "tests/training/test_blocks.py -k right_on_average",
+    ),
+    Mutation(
+        "a processor rounds as it likes",
+        "training/state.py",
+        "(norm(average.numpy()) + 1e-6)",
+        "(float(blockwise_norm(average)) + 1e-6)",
+        "tests/training/test_lamb8bit.py -k instructions",
+    ),
+    Mutation(
+        "the kinds of an optimizer's state are not told apart",
+        "training/state.py",
+        "        _check_kind(self._named(), tensors)\n",
+        "",
+        "tests/training/test_lamb8bit.py -k other_kind",
+    ),
+    Mutation(
         "weights of a start that are no safetensors are read",
         "tasks/text/start.py",
         'if not any(folder.glob("model*.safetensors")):',

@@ -237,3 +237,17 @@ def test_a_peer_configuration_is_strict_too(tmp_path: Path, changes: dict[str, A
 def test_a_peers_name_may_be_in_any_script(tmp_path: Path) -> None:
     for name in ("অমল", "Zoë 👩‍🔬", "O'Neil <b>"):
         assert PeerConfig(folder=tmp_path, name=name).name == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"optimizer": {"name": "lars", "state": "8bit", "warmup_steps": 1}}, '"lars" has one of them only'),
+        ({"optimizer": {"name": "adamw", "state": "8bit"}}, '"adamw" is not made for it'),
+        ({"optimizer": {"state": "8bit"}, "averaging": "local-steps"}, 'averaging = "local-steps"'),
+    ],
+)
+def test_a_state_of_8_bits_is_refused_in_a_line_where_it_is_not_made_for(changes: dict[str, Any], why: str) -> None:
+    told = message(values(**changes))
+    assert 'optimizer.state = "8bit"' in told
+    assert why in told

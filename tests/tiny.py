@@ -34,6 +34,7 @@ class TinyTask:
 
     def __init__(self, run: RunConfig) -> None:
         self._seed = seed_of(run.run_id, "weights")
+        self._hidden = int(run.task.options.get("hidden", 32))
         self._nan_at = int(os.environ.get("TINY_NAN_AT", "0"))
         self._memory = int(os.environ.get("TINY_MEMORY", "1000000"))
         self._lost_at = int(os.environ.get("TINY_LOST_AT", "0"))
@@ -44,7 +45,8 @@ class TinyTask:
     def build_model(self) -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            return torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.Tanh(), torch.nn.Linear(32, WIDTH))
+            hidden = self._hidden
+            return torch.nn.Sequential(torch.nn.Linear(WIDTH, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, WIDTH))
 
     def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]

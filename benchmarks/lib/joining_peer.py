@@ -24,9 +24,9 @@ from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout
+from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.lamb8bit import Lamb8Bit
 
-TENSORS_PER_PARAMETER = 3
-"""The parameter itself and LAMB's two moments of it."""
 _RUN = "joining"
 
 
@@ -96,12 +96,21 @@ class Hivemind:
 KINDS: dict[str, Callable[[dict[str, Any], list[Tensor]], Sharing]] = {"ours": Ours, "hivemind": Hivemind}
 
 
+def state_of(parameters: int, kept: str) -> list[Tensor]:
+    """So many parameters and the state of LAMB, as it is kept, after a step with gradients at random."""
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator) for shape in shapes(parameters)]
+    for each in values:
+        each.grad = torch.randn(each.shape, generator=generator)
+    optimizer = (Lamb8Bit if kept == "8bit" else Lamb)(values, lr=0.01)
+    optimizer.step()
+    return [*values, *optimizer.state_tensors()]
+
+
 def main() -> None:
     role = Role()
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    parameters = shapes(int(role.job["parameters"])) * TENSORS_PER_PARAMETER
-    state = [torch.randn(shape, generator=generator) for shape in parameters]
+    state = state_of(int(role.job["parameters"]), role.job["state"])
     sharing = KINDS[role.job["kind"]](role.job, state)
     role.tell("joined", peer=sharing.peer, addresses=sharing.addresses)
     while (command := role.commands.get()) is not None:

@@ -122,7 +122,8 @@ def _machine(folder: Path | None, invitation: Invitation | None) -> Iterator[Fin
         yield Finding(what, fix)
     parameters = invitation.parameters if invitation and folder is None else None
     try:
-        for said in check(machine, parameters):
+        state = invitation.run_config().optimizer.state if invitation else "float32"
+        for said in check(machine, parameters, state=state):
             what, _, fix = said.partition("; ")
             yield Finding(what, fix)
     except UserError as error:

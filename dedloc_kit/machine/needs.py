@@ -7,6 +7,8 @@ LAMB: the shared parameters (4 bytes) and both moments (8), the update of the la
 gradients (8), their sum (4), the vector that is averaged (4), the averages that come (4), what compression lost of the
 gradients, twice (8), and of the averages that this peer makes, with the sums (up to 6), four encoded averages (2), the
 copy for a newcomer (12), and what the allocators keep."""
+SAVED_BY_8_BITS = 12
+"""Of these, where `optimizer.state` is `8bit`: 6 of the moments and 6 of the copy for a newcomer."""
 REPLICA_BYTES_PER_PARAMETER = 12
 """Of these: the replica, its gradients and their sum, which a GPU holds if there is one. Where the processor stands
 several times among the devices, each has its own."""
@@ -17,11 +19,15 @@ GPU_FIXED_BYTES, GPU_BYTES_PER_PARAMETER = 600_000_000, 18
 weights in half precision (2). Counted, not measured."""
 
 
-def memory_needed(parameters: int, replicas: int = 1) -> int:
+def memory_needed(parameters: int, replicas: int = 1, state: str = "float32") -> int:
     """Bytes that a volunteer's processes take at most, beside the samples, with so many replicas on the processor; with
-    none, all are on GPUs."""
+    none, all are on GPUs.
+
+    :param state: `optimizer.state` of the run
+    """
     fixed = FIXED_BYTES + (0 if replicas else CUDA_BYTES)
-    return fixed + (BYTES_PER_PARAMETER + (replicas - 1) * REPLICA_BYTES_PER_PARAMETER) * parameters
+    each = BYTES_PER_PARAMETER + (replicas - 1) * REPLICA_BYTES_PER_PARAMETER
+    return fixed + (each - (SAVED_BY_8_BITS if state == "8bit" else 0)) * parameters
 
 
 def gpu_memory_needed(parameters: int) -> int:

@@ -62,10 +62,13 @@ def machine_at(folder: Path) -> Machine:
     return Machine(cores(), memory, free, shutil.disk_usage(there).free, _gpus())
 
 
-def check(machine: Machine, parameters: int | None, *, devices: str = "auto") -> tuple[str, ...]:
+def check(
+    machine: Machine, parameters: int | None, *, devices: str = "auto", state: str = "float32"
+) -> tuple[str, ...]:
     """Whether this machine can train a model of so many parameters, if their number is known.
 
     :param devices: as in PeerConfig
+    :param state: `optimizer.state` of the run
     Returns what its owner may want to know, in sentences. Raises UserError with what is missing and what would help.
     """
     if machine.free_disk < MIN_DISK_BYTES:
@@ -77,7 +80,7 @@ def check(machine: Machine, parameters: int | None, *, devices: str = "auto") ->
         return ()
     gpus = _chosen(machine.gpus, devices)
     told = _check_gpus(gpus, parameters)
-    needed = memory_needed(parameters, _replicas(gpus, devices))
+    needed = memory_needed(parameters, _replicas(gpus, devices), state)
     model = f"the model of this run ({_millions(parameters)} parameters)"
     if machine.memory < needed:
         raise UserError(

@@ -82,11 +82,12 @@ def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
 
 def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     """What the run takes, in lines."""
-    parameters = rehearsed.parameters
+    parameters, state = rehearsed.parameters, run.optimizer.state
     lines = [
         f"model         {parameters / 1e6:,.1f} million parameters",
-        f"a volunteer   {size(memory_needed(parameters))} of memory at most, beside what the samples take; with a GPU "
-        f"{size(memory_needed(parameters, 0))}, and {size(gpu_memory_needed(parameters))} of the GPU's",
+        f"a volunteer   {size(memory_needed(parameters, 1, state))} of memory at most, beside what the samples take; "
+        f"with a GPU {size(memory_needed(parameters, 0, state))}, and {size(gpu_memory_needed(parameters))} of the "
+        "GPU's",
     ]
     cost = rehearsed.cost
     if cost is not None:

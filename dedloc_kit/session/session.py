@@ -139,7 +139,8 @@ class Session:
         """Warn of what may be a problem; raises UserError if this machine cannot take part."""
         from huggingface_hub.constants import ENDPOINT
 
-        for text in check(machine_at(self._folder), invitation.parameters, devices=peer.devices):
+        machine, state = machine_at(self._folder), invitation.run_config().optimizer.state
+        for text in check(machine, invitation.parameters, devices=peer.devices, state=state):
             self._warn(text)
         if no_use := tpu():
             self._warn(no_use)

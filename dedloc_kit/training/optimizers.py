@@ -7,12 +7,13 @@ from torch import nn
 from dedloc_kit.run import OptimizerConfig
 from dedloc_kit.training.adamw import AdamW
 from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.lamb8bit import Lamb8Bit
 from dedloc_kit.training.lars import Lars
 from dedloc_kit.training.muon import Muon
 from dedloc_kit.training.schedule import learning_rate
 
 
-def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> Lamb | Lars | AdamW:
+def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> Lamb | Lamb8Bit | Lars | AdamW:
     """The optimizer over a task's parameter groups, at the rate of the first update; `muon` has `local_optimizer`."""
     rate = learning_rate(config, 0)
     match config.name:
@@ -21,12 +22,13 @@ def build_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> La
         case "adamw":
             return AdamW(groups, lr=rate, betas=config.betas, eps=config.epsilon)
         case _:
-            return Lamb(groups, lr=rate, betas=config.betas, eps=config.epsilon, max_weight_norm=config.max_weight_norm)
+            kind = Lamb8Bit if config.state == "8bit" else Lamb
+            return kind(groups, lr=rate, betas=config.betas, eps=config.epsilon, max_weight_norm=config.max_weight_norm)
 
 
 def local_optimizer(
     config: OptimizerConfig, groups: list[dict[str, Any]], model: nn.Module
-) -> Lamb | Lars | AdamW | Muon:
+) -> Lamb | Lamb8Bit | Lars | AdamW | Muon:
     """The same for the steps that a peer takes by itself.
 
     :param model: whose parameters these are; it tells embeddings from other matrices

@@ -15,6 +15,7 @@ from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.flat import FlatLayout, shared_zeros
 from dedloc_kit.training.layerwise import blockwise_norm
+from dedloc_kit.training.portable import norm
 from dedloc_kit.training.schedule import learning_rate
 
 KEPT_ROUNDS = 16
@@ -132,7 +133,7 @@ class TrainingState:
         """
         falling = self.decay or self._begun(decay, receipt.step)
         if self.run.averaging.mode == "global-batch":
-            scale = self.run.optimizer.max_gradient_norm / (float(blockwise_norm(average)) + 1e-6)
+            scale = self.run.optimizer.max_gradient_norm / (norm(average.numpy()) + 1e-6)
             if scale < 1.0:
                 average.mul_(scale)
             for group in self.optimizer.param_groups:
@@ -230,6 +231,7 @@ class TrainingState:
 
     def _in_order(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         tensors, names = {**NOTHING_ORDERED, **tensors}, self._named().keys()
+        _check_kind(self._named(), tensors)
         if names != tensors.keys():
             raise ValueError("its tensors are not those of the model")
         return [tensors[name] for name in names]
@@ -333,6 +335,15 @@ def _decay_of(tensors: Mapping[str, Tensor]) -> Decay | None:
     """What a state says of it; raises ValueError if it makes no sense."""
     start, steps = int(tensors[DECAY_START]), int(tensors[DECAY_STEPS])
     return Decay.parse({"start": start, "steps": steps}) if start else None
+
+
+def _check_kind(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Raises ValueError if one optimizer's state is in 8 bits and the other's is not."""
+    kept, wanted = (any(tensor.dtype == torch.int8 for tensor in tensors.values()) for tensors in (theirs, mine))
+    if kept and not wanted:
+        raise ValueError('its optimizer keeps its state in 8 bits: set optimizer.state = "8bit"')
+    if wanted and not kept:
+        raise ValueError('its optimizer keeps its state in 32 bits: remove optimizer.state = "8bit"')
 
 
 def _size(receipt: Receipt) -> int:

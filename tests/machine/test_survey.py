@@ -138,6 +138,13 @@ def test_each_replica_on_the_processor_takes_memory_of_its_own() -> None:
     assert "may need 6.3 GB" in told
 
 
+def test_an_optimizer_state_of_8_bits_makes_room_for_a_larger_model() -> None:
+    tight = replace(LAPTOP, memory=2_000_000_000, free_memory=2_000_000_000)
+    assert check(tight, 22_000_000, state="8bit") == ()  # 0.6 GB and 58 bytes each
+    with pytest.raises(UserError, match=r"needs 2.1 GB"):
+        check(tight, 22_000_000)
+
+
 def test_memory_that_others_use_is_worth_a_warning() -> None:
     (told,) = check(replace(LAPTOP, free_memory=1_000_000_000), 18_000_000)
     assert "1.0 GB are free" in told

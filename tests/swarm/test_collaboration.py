@@ -50,6 +50,30 @@ def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordin
 
 
 @pytest.mark.slow
+def test_a_newcomer_to_a_state_of_8_bits_ends_with_the_same_bits_as_the_others(tmp_path: Path) -> None:
+    steps, hold = 6, tmp_path / "hold"
+    optimizer = {"learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000, "state": "8bit"}
+    run = tiny_run(global_batch=64, task={"name": "tiny", "hidden": 1100}, optimizer=optimizer)
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(until_step=steps)
+        pause = {"TINY_PAUSE": "0.05", "TINY_HOLD": str(hold)}
+        volunteer = swarm.volunteer("volunteer", pause, microbatch=2, until_step=steps)
+        coordinator.wait_for_step(2)
+        hold.touch()  # the run shall not be over before the newcomer has come
+        newcomer = swarm.volunteer("newcomer", {"TINY_PAUSE": "0.05"}, microbatch=2, until_step=steps)
+        assert newcomer.joined.step >= 2, "it has loaded the state"
+        hold.unlink()
+        for peer in (volunteer, newcomer):
+            peer.wait_for(Left)
+        coordinator.wait_for_step(steps)
+        coordinator.worker.stop()
+    for peer in (volunteer, newcomer):
+        assert difference(peer.parameters(), coordinator.parameters()) == 0.0
+    saved, _ = load(coordinator.config.folder / "checkpoints" / f"step-{steps:08d}.safetensors")
+    assert sum(tensor.dtype == torch.int8 for tensor in saved.values()) == 2, "of two large matrices"
+
+
+@pytest.mark.slow
 def test_a_peer_whose_loss_turns_nan_skips_that_microbatch_and_says_so(tmp_path: Path) -> None:
     steps = 3
     run = tiny_run(global_batch=32, averaging={"overlap": False, "compression": "none"})
