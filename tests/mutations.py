@@ -1177,8 +1177,8 @@ MUTATIONS = (
     Mutation(
         "unused codes stay unused",
         "picture_model/codebook.py",
-        "        self.words[unused] = directions[drawn]\n",
-        "",
+        "unused = self._uses < _UNUSED * mean",
+        "unused = self._uses < 0 * mean",
         "tests/picture_model/test_training.py -k dealt_anew",
     ),
     Mutation(

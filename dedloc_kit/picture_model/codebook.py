@@ -43,10 +43,9 @@ class Codebook(nn.Module):
         chosen = functional.one_hot(codes, len(self.words)).to(directions.dtype)
         self._uses.lerp_(chosen.sum(0), 1 - _KEPT)
         self._sums.lerp_(chosen.T @ directions, 1 - _KEPT)
-        self.words.copy_(self._sums / self._uses.clamp_min(1e-5)[:, None])
         mean = self._uses.mean()
         unused = self._uses < _UNUSED * mean
         drawn = torch.randint(len(directions), (int(unused.sum()),), generator=generator).to(directions.device)
-        self.words[unused] = directions[drawn]
         self._sums[unused] = directions[drawn] * mean
         self._uses[unused] = mean
+        self.words.copy_(self._sums / self._uses[:, None])
