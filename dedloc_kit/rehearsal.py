@@ -211,9 +211,15 @@ def _rate(compute: Compute, batches: list[Batch]) -> float:
 
 def _flops(task: Task, model: nn.Module, batch: Batch) -> float:
     """Of the matrix products and convolutions of a forward and backward pass; the latter has twice as many."""
-    # Fused attention is not counted everywhere; its plain form is.
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        task.loss(model, _moved(batch, model), 0)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.requires_grad_(False)  # the counter cannot do with a part of a parameter that a module is given
+    try:
+        # Fused attention is not counted everywhere; its plain form is.
+        with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            task.loss(model, _moved(batch, model), 0)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
     return 3.0 * float(counter.get_total_flops())
 
 

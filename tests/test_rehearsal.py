@@ -16,6 +16,7 @@ from dedloc_kit.rehearsal import rehearse
 from dedloc_kit.run import PeerConfig, parse_run
 from dedloc_kit.swarm.averaging.compression import codec_of
 from tests.data.texts import FAULTS, ODD, all_that_goes_wrong
+from tests.tasks.text_to_image_run import TINY, run_of, write_codes
 
 SENTENCES = "The quick brown fox jumps over the lazy dog. It does so again. And then it sleeps.\n"
 HIDDEN, LENGTH = 16, 32
@@ -72,6 +73,19 @@ def test_it_counts_parameters_bytes_and_operations(folder: Path) -> None:
     assert rehearsed.cost.kept_bytes > 2 * LENGTH * HIDDEN * 4
     assert rehearsed.cost.microbatch == 4
     assert rehearsed.cost.samples_per_second > 0
+
+
+def test_operations_are_counted_of_a_model_that_gives_its_modules_parts_of_parameters(tmp_path: Path) -> None:
+    write_codes(tmp_path, samples=40)
+    heard: list[AnyEvent] = []
+    peer = PeerConfig(folder=tmp_path, devices="cpu", threads=1, microbatch=4)
+    rehearse(run_of(tmp_path), peer, heard.append, threading.Event())
+    rehearsed = heard[-1]
+    assert isinstance(rehearsed, Rehearsed)
+    assert rehearsed.cost is not None
+    # Two layers over 4 tokens and 8 of 9 codes, each 16 width^2 weights; two operations each, three passes.
+    layers = 2 * 16 * TINY["model"]["width"] ** 2 * (4 + 8) * 2 * 3
+    assert layers < rehearsed.cost.flops < 1.5 * layers
 
 
 def test_the_microbatch_that_suits_this_machine_is_at_most_an_eighth_of_the_batch(folder: Path) -> None:

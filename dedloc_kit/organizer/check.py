@@ -103,9 +103,10 @@ def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     if rehearsed.going_on is not None:
         lines += _describe_start(rehearsed.going_on)
     if names_local_files(run):
+        command = "images" if "pictures" in run.task.options else "tokenizer"
         lines.append(
             "note          the data or the tokenizer is in a folder of this machine: volunteers elsewhere cannot read "
-            "it; put it on the Hub (dedloc tokenizer RUN.toml --shards --push OWNER/NAME)"
+            f"it; put it on the Hub (dedloc {command} RUN.toml --shards --push OWNER/NAME)"
         )
     return lines
 

@@ -89,6 +89,9 @@ def test_data_that_only_this_machine_has_is_pointed_out() -> None:
     local = tiny_run(data={"train": [{"dataset": "/data/corpus"}]})
     assert any("volunteers elsewhere cannot read it" in line for line in describe(local, rehearsed))
     assert not any("elsewhere" in line for line in describe(tiny_run(), rehearsed))
+    drawing = local.task.model_copy(update={"pictures": {}})
+    drawn = "\n".join(describe(local.model_copy(update={"task": drawing}), rehearsed))
+    assert "dedloc images RUN.toml --shards --push" in drawn
     assert json.loads(rehearsed.model_dump_json())["cost"] is None
 
 
