@@ -99,7 +99,7 @@ def _optimizers() -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
     found["ours"] = lambda groups: Lamb(groups, lr=1e-3)
     found["8 bits"] = lambda groups: Lamb8Bit(groups, lr=1e-3)
     try:
-        import bitsandbytes
+        import bitsandbytes  # type: ignore[import-not-found]
     except ImportError:
         pass
     else:

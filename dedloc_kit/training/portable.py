@@ -44,7 +44,7 @@ def norm(values: Floats) -> float:
     return squares.root()
 
 
-def _folded(values: NDArray[np.floating], size: int) -> NDArray[np.floating]:  # type: ignore[type-arg]
+def _folded(values: NDArray[np.floating], size: int) -> NDArray[np.floating]:
     """Sums of what lies `size` apart, half by half in place."""
     half = values.size
     while half > size:

@@ -123,7 +123,8 @@ for threads in (1, 2, 4):
 
 def test_neither_the_number_of_threads_nor_the_instructions_of_the_processor_change_a_bit() -> None:
     best = torch.backends.cpu.get_cpu_capability().lower()
-    names, bits = set(), set()
+    names: set[str] = set()
+    bits: set[str] = set()
     for kind in {"default", best, best.replace("avx512", "avx2")}:
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": kind}
         told = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)

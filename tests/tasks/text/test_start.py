@@ -200,14 +200,15 @@ def cut_off(published: Path) -> None:
         (other_kind, 'task.architecture is "llama", and published is "bert"; leave it out'),
         (fewer_rows, "tokens, its model 100: they do not belong together"),
         (cut_off, "the model of task.start cannot be loaded"),
+        (shutil.rmtree, "task.start: there is no folder"),
     ],
 )
 def test_what_cannot_be_gone_on_from_is_refused_in_a_line(
     folder: Path, tmp_path: Path, change: Callable[[Path], None], problem: str
 ) -> None:
-    task = causal(broken(folder, tmp_path / "published", change))
+    run = broken(folder, tmp_path / "published", change)
     with pytest.raises(UserError) as raised:
-        task.first_model()
+        causal(run).first_model()
     assert problem in str(raised.value)
     assert "\n" not in str(raised.value)
 
