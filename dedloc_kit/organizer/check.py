@@ -134,12 +134,13 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     steps = f"{run.optimizer.total_steps:,} global steps"
     if run.optimizer.schedule == "warmup-stable-decay":
         steps += " at most, or sooner by 'dedloc decay' (without it the rate never falls)"
+    weekend = f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours"
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
         f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
         f"other and begin{', meanwhile' if run.averaging.overlap else ''}",
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
-        f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours",
+        *([weekend] if predicted.days * DAY > WEEKEND else []),
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",
     ]
 
