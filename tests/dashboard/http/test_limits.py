@@ -31,8 +31,9 @@ def test_who_asks_too_often_is_told_when_to_come_back(dashboard: Dashboard, monk
     path = "/api/export/people.csv"
     assert [get(dashboard, path).status_code for _ in range(3)] == [404, 404, 429]
     answer = get(dashboard, path)
-    assert answer.headers["retry-after"] == "10"
-    assert answer.json() == {"message": "too many requests; try again in 10 s"}
+    seconds = int(answer.headers["retry-after"])
+    assert 0 < seconds <= 10
+    assert answer.json() == {"message": f"too many requests; try again in {seconds} s"}
     assert "content-security-policy" in answer.headers
     assert get(dashboard, "/api/state").status_code == 200, "what costs little goes on"
 
