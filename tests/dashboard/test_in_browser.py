@@ -245,6 +245,7 @@ def test_a_lost_server_is_told_and_found_again(page: Page, tmp_path: Path) -> No
     second.start()
     expect(page.locator("#status")).to_have_text("Training")
     expect(alert).to_be_hidden()
+    page.close()
     second.stop()
 
 
@@ -266,6 +267,7 @@ def test_how_the_run_stands_is_told_in_words(page: Page, tmp_path: Path) -> None
         photograph(page, f"state-{title.split()[-1]}")
     changing.publish(EVERYONE)
     expect(page.locator(".notice")).to_be_hidden()
+    page.close()
     changing.stop()
 
 
@@ -280,6 +282,7 @@ def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_p
     expect(link).to_have_attribute("href", "https://huggingface.co/asha/bangla-albert/commit/1a2b")
     expect(page.locator(".join")).to_be_hidden()
     photograph(page, "state-finished")
+    page.close()
     finished.stop()
 
 
@@ -402,6 +405,7 @@ def test_the_model_that_a_run_goes_on_from_is_a_line_across_the_curve_and_a_sent
     with ExitStack() as stack:
         served.start()
         stack.callback(served.stop)
+        stack.callback(page.close)  # before: what it asks a server that is gone would be an error
         served.publish(EVERYONE)
         opened(page, served)
         expect_charts(page, 1)
@@ -439,6 +443,7 @@ def test_similar_pictures_are_seen_now_and_before(page: Page, tmp_path: Path) ->
     with ExitStack() as stack:
         served.start()
         stack.callback(served.stop)
+        stack.callback(page.close)
         opened(page, served)
         expect(page.get_by_text("Of 100 pictures it puts 60 among their own kind, at first 20;")).to_be_visible()
         cards = page.locator(".neighbours > li")
@@ -468,6 +473,7 @@ def test_what_a_model_draws_for_captions_is_seen_beside_the_real_pictures_and_wh
     with ExitStack() as stack:
         served.start()
         stack.callback(served.stop)
+        stack.callback(page.close)
         opened(page, served)
         expect(page.locator(".skills li")).to_have_text(
             [
@@ -505,6 +511,7 @@ def test_how_a_model_goes_on_with_a_text_is_seen_now_and_before(page: Page, tmp_
     with ExitStack() as stack:
         served.start()
         stack.callback(served.stop)
+        stack.callback(page.close)
         opened(page, served)
         expect(page.get_by_text("it has to be told 2.10, it guesses the rest; at first it was 2.50.")).to_be_visible()
         expect(page.get_by_text("It wavers between 1,460 tokens for what comes next, at first 1,500.")).to_be_visible()
