@@ -39,8 +39,8 @@ from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit,
 from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.tasks import Batch, Task, create_task
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.optimizers import build_optimizer
-from dedloc_kit.training.outer import NesterovSGD
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.optimizers.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 
 PEERS, MICROBATCH = 4, 16

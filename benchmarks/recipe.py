@@ -27,7 +27,7 @@ from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.drawing.held_out import ANOTHER, TRUE_CAPTION, WITHOUT
 from dedloc_kit.tasks.drawing.recognition import REAL_RECOGNISED, RECOGNISED, UNTOLD_RECOGNISED
 from dedloc_kit.training.checkpoint import save
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 
 _ROW = "{:>6}{:>10}{:>10}{:>10}{:>9}"

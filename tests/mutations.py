@@ -41,31 +41,31 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "a small change of what is kept in 8 bits is lost",
-        "training/blocks.py",
+        "training/optimizers/blocks.py",
         "bits += _POSITIVE_TURNS[_TURNS + step % _TURNS :][: bits.size]",
         "bits += 1 << _SHIFT - 1",
-        "tests/training/test_blocks.py -k thousandth",
+        "tests/training/optimizers/test_blocks.py -k thousandth",
     ),
     Mutation(
         "what goes down in 8 bits goes down at each step",
-        "training/blocks.py",
+        "training/optimizers/blocks.py",
         "room.flat += _SIGNED_TURNS[step % _TURNS :][: room.flat.size]",
         "room.flat += _SIGNED_TURNS[: room.flat.size]",
-        "tests/training/test_blocks.py -k right_on_average",
+        "tests/training/optimizers/test_blocks.py -k right_on_average",
     ),
     Mutation(
         "a processor rounds as it likes",
         "training/state.py",
         "(norm(average.numpy()) + 1e-6)",
         "(float(blockwise_norm(average)) + 1e-6)",
-        "tests/training/test_lamb8bit.py -k instructions",
+        "tests/training/optimizers/test_lamb8bit.py -k instructions",
     ),
     Mutation(
         "the kinds of an optimizer's state are not told apart",
         "training/state.py",
         "        _check_kind(self._named(), tensors)\n",
         "",
-        "tests/training/test_lamb8bit.py -k other_kind",
+        "tests/training/optimizers/test_lamb8bit.py -k other_kind",
     ),
     Mutation(
         "weights of a start that are no safetensors are read",
@@ -945,10 +945,10 @@ MUTATIONS = (
     ),
     Mutation(
         "embeddings are turned as hidden matrices are",
-        "training/muon.py",
+        "training/optimizers/muon.py",
         "if param.ndim == 2 and param.shape not in tables]",
         "if param.ndim == 2]",
-        "tests/training/test_muon.py",
+        "tests/training/optimizers/test_muon.py",
     ),
     Mutation(
         "a key that came later renames every run",

@@ -265,7 +265,7 @@ def test_the_check_finds_a_wrong_import(part: str, source: str) -> None:
         ("coordinator", "from dedloc_kit.ledger import Ledger"),
         ("dashboard", "from dedloc_kit.ledger import Ledger\nfrom dedloc_kit.worker import Worker"),
         ("cli", "from dedloc_kit import __version__, worker"),
-        ("training", "import torch\nfrom dedloc_kit.training.lamb import Lamb"),
+        ("training", "import torch\nfrom dedloc_kit.training.optimizers.lamb import Lamb"),
     ],
 )
 def test_the_check_accepts_a_right_import(part: str, source: str) -> None:

@@ -13,7 +13,7 @@ from dedloc_kit.records import Decay
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.tasks.mixtures import task_on
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
 from tests.tiny import TinyTask, tiny_run

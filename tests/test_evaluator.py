@@ -12,7 +12,7 @@ from dedloc_kit.events import AnyEvent, Evaluated, Peers
 from dedloc_kit.lasting import LastingRecord
 from dedloc_kit.records import GlobalStep, Receipt
 from dedloc_kit.steering.divergence import STEPS
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 

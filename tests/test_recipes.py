@@ -20,7 +20,7 @@ from dedloc_kit.tasks.drawing.options import TextToImageOptions
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text.architecture import DECODERS, ENCODERS
 from dedloc_kit.tasks.text.common import parse_options
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 
 FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}
 TEXT = "the river runs to the sea, and it runs by day and by night. " * 4

@@ -18,7 +18,7 @@ from dedloc_kit.resuming import credit, resume
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.checkpoint import Checkpoints
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 

@@ -25,7 +25,7 @@ from hivemind.compression import Float16Compression
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.tasks import Task, create_task
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.schedule import learning_rate
 
 _LEAVE_SECONDS = 10.0

@@ -24,8 +24,8 @@ from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
 from dedloc_kit.training.flat import FlatLayout
-from dedloc_kit.training.lamb import Lamb
-from dedloc_kit.training.lamb8bit import Lamb8Bit
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit
 
 _RUN = "joining"
 

@@ -41,8 +41,8 @@ from dedloc_kit.training.device import describe_devices, pick_devices, set_threa
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
-from dedloc_kit.training.optimizers import build_optimizer, local_optimizer
-from dedloc_kit.training.outer import NesterovSGD
+from dedloc_kit.training.optimizers.build import build_optimizer, local_optimizer
+from dedloc_kit.training.optimizers.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
 

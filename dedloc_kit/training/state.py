@@ -14,8 +14,8 @@ from dedloc_kit.records import Decay, Receipt, StateInfo
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.training.checkpoint import is_finite
 from dedloc_kit.training.flat import FlatLayout, shared_zeros
-from dedloc_kit.training.layerwise import blockwise_norm
-from dedloc_kit.training.portable import norm
+from dedloc_kit.training.optimizers.layerwise import blockwise_norm
+from dedloc_kit.training.optimizers.portable import norm
 from dedloc_kit.training.schedule import learning_rate
 
 KEPT_ROUNDS = 16

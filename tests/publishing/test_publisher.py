@@ -23,7 +23,7 @@ from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, STATE_FILE, G
 from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training import checkpoint
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
 from tests.invitations import NOBODY, invited
 from tests.loopback_hub import Files, LoopbackHub, loopback_hub

@@ -4,7 +4,7 @@ import torch
 
 from dedloc_kit.run import RunConfig, seed_of
 from dedloc_kit.tasks import create_task
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 from tests.swarm.harness import Peer
 

@@ -17,7 +17,7 @@ from dedloc_kit.records import FillMask
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import Exportable, create_task
 from dedloc_kit.tasks.albert import Albert
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb import Lamb
 
 WORDS = ["river", "sea", "bank", "boat", "water", "stone", "bridge", "mill", "field", "road", "tree", "house", "rain"]
 MODEL = {

@@ -9,7 +9,7 @@ import torch
 import tests.bytes_task
 from dedloc_kit.errors import UserError
 from dedloc_kit.tasks import Task, create_task
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.tasks.bytes_run import run_of
 
 GUIDE = Path(__file__).parents[2] / "docs" / "adding_a_task.md"

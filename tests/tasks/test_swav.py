@@ -18,7 +18,7 @@ from dedloc_kit.tasks.features.assignments import sinkhorn
 from dedloc_kit.tasks.features.neighbours import knn_accuracy, neighbour_samples
 from dedloc_kit.tasks.features.resnet import SwavModel, calibrated
 from dedloc_kit.tasks.swav import Swav
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.pictures import CLASSES, draw, encoded, striped, write_pictures
 from tests.tasks.swav_run import run_of
 

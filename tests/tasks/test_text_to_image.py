@@ -23,7 +23,7 @@ from dedloc_kit.tasks.drawing.draw import Drawer
 from dedloc_kit.tasks.drawing.recognition import RECOGNISED
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text_to_image import TextToImage
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from tests.loopback_hub import LoopbackHub, loopback_hub
 from tests.tasks.text_to_image_run import PICTURES, run_of, write_codes, write_picture_model
 

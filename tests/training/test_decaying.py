@@ -8,7 +8,7 @@ import torch
 
 from dedloc_kit.records import Decay, Receipt
 from dedloc_kit.training import checkpoint
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import DECAY_START, DECAY_STEPS, TrainingState
 from tests.tiny import TinyTask, tiny_run

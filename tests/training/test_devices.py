@@ -14,7 +14,7 @@ from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.devices import Caller, Devices
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import Replica, TrainingState
 from tests.tiny import TinyTask, tiny_run
 

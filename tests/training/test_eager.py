@@ -5,9 +5,9 @@ CODE = """
 import sys
 import torch
 from dedloc_kit.training.compute import Compute
-from dedloc_kit.training.lamb import Lamb
-from dedloc_kit.training.lars import Lars
-from dedloc_kit.training.outer import NesterovSGD
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.optimizers.lars import Lars
+from dedloc_kit.training.optimizers.outer import NesterovSGD
 import dedloc_kit.volunteer
 
 model = torch.nn.Linear(2, 1)

@@ -9,7 +9,7 @@ import torch
 from dedloc_kit.records import Receipt
 from dedloc_kit.training import checkpoint
 from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import RATE, REWOUND, Replica, TrainingState
 from tests.tiny import TinyTask, tiny_run
 

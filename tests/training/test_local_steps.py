@@ -5,9 +5,9 @@ import torch
 
 from dedloc_kit.records import Receipt
 from dedloc_kit.run import RunConfig
-from dedloc_kit.training.lamb import Lamb
 from dedloc_kit.training.local_steps import LocalSteps
-from dedloc_kit.training.outer import NesterovSGD
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.optimizers.outer import NesterovSGD
 from dedloc_kit.training.state import Replica, TrainingState
 from tests.tiny import tiny_run
 

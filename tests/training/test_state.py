@@ -9,7 +9,7 @@ import torch
 
 from dedloc_kit.records import Receipt, StateInfo
 from dedloc_kit.swarm.transfer.contents import StateLayout
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 

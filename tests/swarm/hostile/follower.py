@@ -27,7 +27,7 @@ from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import RATE, REWOUND, TrainingState
 from tests.tiny import TinyTask
 

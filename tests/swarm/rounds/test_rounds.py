@@ -20,7 +20,7 @@ from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb import Lamb
 from dedloc_kit.training.state import TrainingState
 from tests.swarm.harness import PlainDHT, belief, profile, progress, wait_until
 from tests.tiny import TinyTask, tiny_run

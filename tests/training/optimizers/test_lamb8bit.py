@@ -12,9 +12,9 @@ from torch import Tensor
 from dedloc_kit.records import Receipt
 from dedloc_kit.swarm.transfer.contents import StateLayout
 from dedloc_kit.training.flat import SMALL_TENSOR
-from dedloc_kit.training.lamb import Lamb
-from dedloc_kit.training.lamb8bit import Lamb8Bit
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 
@@ -100,7 +100,7 @@ def test_the_state_takes_a_quarter_of_the_bytes() -> None:
 SCRIPT = """
 import hashlib, sys, torch
 from dedloc_kit.records import Receipt
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import tiny_run
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from dedloc_kit.records import Receipt
 from dedloc_kit.run import OptimizerConfig
 from dedloc_kit.training import checkpoint
-from dedloc_kit.training.adamw import AdamW
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.adamw import AdamW
+from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.state import TrainingState
 from tests.tiny import TinyTask, tiny_run
 

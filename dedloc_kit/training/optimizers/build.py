@@ -5,11 +5,11 @@ from typing import Any
 from torch import nn
 
 from dedloc_kit.run import OptimizerConfig
-from dedloc_kit.training.adamw import AdamW
-from dedloc_kit.training.lamb import Lamb
-from dedloc_kit.training.lamb8bit import Lamb8Bit
-from dedloc_kit.training.lars import Lars
-from dedloc_kit.training.muon import Muon
+from dedloc_kit.training.optimizers.adamw import AdamW
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb8bit import Lamb8Bit
+from dedloc_kit.training.optimizers.lars import Lars
+from dedloc_kit.training.optimizers.muon import Muon
 from dedloc_kit.training.schedule import learning_rate
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.portable import CHUNK, Floats
+from dedloc_kit.training.optimizers.portable import CHUNK, Floats
 
 BLOCK = 256
 _TURNS = 4096

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.lamb import Lamb
+from dedloc_kit.training.optimizers.lamb import Lamb
 
 
 def reference_lamb(

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.blocks import BLOCK, Blocks, Room
 from dedloc_kit.training.flat import SMALL_TENSOR
-from dedloc_kit.training.layerwise import LayerwiseOptimizer
-from dedloc_kit.training.portable import CHUNK, Floats, SquareSum
+from dedloc_kit.training.optimizers.blocks import BLOCK, Blocks, Room
+from dedloc_kit.training.optimizers.layerwise import LayerwiseOptimizer
+from dedloc_kit.training.optimizers.portable import CHUNK, Floats, SquareSum
 
 _UNIT = np.float32(2.0**-10)
 """Gradients are counted in 1024ths, so that the squares of large ones can be added up."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dedloc_kit.training.layerwise import LayerwiseOptimizer, blockwise_norm
+from dedloc_kit.training.optimizers.layerwise import LayerwiseOptimizer, blockwise_norm
 
 
 class Lars(LayerwiseOptimizer):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.training.adamw import AdamW
+from dedloc_kit.training.optimizers.adamw import AdamW
 
 
 class Muon:

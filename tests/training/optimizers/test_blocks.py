@@ -2,7 +2,7 @@
 
 import torch
 
-from dedloc_kit.training.blocks import BLOCK, Blocks, Room
+from dedloc_kit.training.optimizers.blocks import BLOCK, Blocks, Room
 
 SOME = slice(0, 2)
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.run import OptimizerConfig
-from dedloc_kit.training.lamb import Lamb
-from dedloc_kit.training.lars import Lars
-from dedloc_kit.training.optimizers import build_optimizer
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.optimizers.lars import Lars
 
 
 def reference_lars(

@@ -6,7 +6,7 @@ from torch import nn
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import OptimizerConfig
-from dedloc_kit.training.optimizers import local_optimizer
+from dedloc_kit.training.optimizers.build import local_optimizer
 
 CONFIG = OptimizerConfig(name="muon", learning_rate=0.1, warmup_steps=0, weight_decay=0.0)
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="of PyTorch 2.9")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dedloc_kit.training.portable import CHUNK, norm
+from dedloc_kit.training.optimizers.portable import CHUNK, norm
 
 
 @pytest.mark.parametrize("size", [1, 4097, CHUNK, 2 * CHUNK + 77])
