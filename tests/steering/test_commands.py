@@ -269,7 +269,8 @@ def test_a_launched_run_is_paused_announced_stopped_restarted_finished_and_reope
             end = volunteer.wait_for(Left)
             assert volunteer.worker.wait(30.0) == 0
             wait_until(lambda: status() == "finished", "the page does not say so")
-            assert (folder / "checkpoints" / f"step-{end.step:08d}.safetensors").exists()
+            last = folder / "checkpoints" / f"step-{end.step:08d}.safetensors"
+            wait_until(last.exists, "the last step is not kept")
         with launched(tmp_path) as lines:
             assert any("you have finished this run" in line and "dedloc resume" in line for line in lines)
             wait_until(lambda: status() == "finished", "the page does not say so")
