@@ -143,7 +143,7 @@ class OptimizerConfig(Section):
     """The averaged gradient is scaled down to at most this norm."""
     state: Annotated[Literal["float32", "8bit"], LATER] = "float32"
     """With `lamb`: how each peer keeps what the optimizer remembers. `8bit` takes a quarter of the memory, and half as
-    much has to be downloaded by who joins; a step of the optimizer takes three to four times as long, on every peer."""
+    much has to be downloaded by who joins; a step of the optimizer takes two to four times as long, on every peer."""
 
 
 class AveragingConfig(Section):

@@ -54,13 +54,6 @@ MUTATIONS = (
         "tests/training/optimizers/test_blocks.py -k right_on_average",
     ),
     Mutation(
-        "a processor rounds as it likes",
-        "training/state.py",
-        "(norm(average.numpy()) + 1e-6)",
-        "(float(blockwise_norm(average)) + 1e-6)",
-        "tests/training/optimizers/test_lamb8bit.py -k instructions",
-    ),
-    Mutation(
         "the kinds of an optimizer's state are not told apart",
         "training/state.py",
         "        _check_kind(self._named(), tensors)\n",
