@@ -132,7 +132,7 @@ def _swarm(run: RunConfig, folder: Path, options: argparse.Namespace) -> Curve:
         try:
             done = coordinator.wait_for_step(last, deadline=options.hours * 3600)
             seconds = done["at"] - began
-            coordinator.wait_for("evaluated", lambda event: event["step"] >= last)
+            coordinator.wait_for("evaluated", lambda event: event["step"] >= last, deadline=options.hours * 3600)
         finally:
             for volunteer in volunteers:
                 volunteer.leave()

@@ -6,6 +6,10 @@ anybody would write: transformers' own forward pass over ready-made batches of t
 all scores, and gradients that add up in place; its batches cost it nothing. The two take turns, and the seconds are
 the processor's, so that other work on the machine hits neither.
 
+With `--device cuda` both compute in half precision and the seconds are the clock's. Beside it stand the model's
+operations (six for each parameter and token, embeddings left out, and attention's: Kaplan et al. 2020, section 2.1) as
+a share of what large matrix products of that precision reach in the same call.
+
 Peak memory is not compared; but the bare loop's scores of all tokens stand in memory at once.
 """
 
@@ -31,6 +35,7 @@ from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run import RunConfig, parse_run
 from dedloc_kit.tasks import Task, create_task
 from dedloc_kit.training.compute import Batch, Compute
+from dedloc_kit.training.device import half_precision
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.gradients import Gradients
 
@@ -42,53 +47,69 @@ _TASKS = ("albert", "causal", "encoder")
 
 def main() -> int:
     options = _parse()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    torch.set_num_threads(1)
+    device = torch.device(options.device)
+    if device.type == "cpu":
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        torch.set_num_threads(1)
     found: dict[str, Any] = {}
     print(_ROW.format("tokens/s", "ours", "bare", "ratio"))
     with tempfile.TemporaryDirectory() as folder:
         for name in options.tasks:
-            ours, bare = measure(_run(name, Path(folder), options), options)
+            run = _run(name, Path(folder), options)
+            task = create_task(run)
+            model: Any = task.build_model().to(device)
+            ours, bare = measure(task, model, name, options)
             found[name] = {"ratio": statistics.median(ours) / statistics.median(bare), "ours": ours, "bare": bare}
             shown = f"{statistics.median(ours):.0f}", f"{statistics.median(bare):.0f}"
             print(_ROW.format(name, *shown, f"{found[name]['ratio']:.3f}"), flush=True)
             print(f"  ours {min(ours):.0f}..{max(ours):.0f}, bare {min(bare):.0f}..{max(bare):.0f}")
+            if device.type == "cuda":
+                rate = statistics.median(ours) * _operations(model, options.sequence_length)
+                found[name] |= {"operations_per_second": rate, "utilisation": rate / _fastest(device)}
+                memory = torch.cuda.max_memory_allocated(device) / 2**30
+                print(
+                    f"  {torch.cuda.get_device_name(device)}, {half_precision(device)}: {rate / 1e12:.0f} TFLOP/s, "
+                    f"{found[name]['utilisation']:.0%} of large products; at most {memory:.1f} GiB"
+                )
+                torch.cuda.reset_peak_memory_stats(device)
     if options.json:
         options.json.write_text(json.dumps(found) + "\n")
     return 0
 
 
-def measure(run: RunConfig, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Tokens per second of processor time, of ours and of the bare loop, in turns."""
-    task = create_task(run)
-    model = task.build_model()
-    ready = list(islice(task.batches(options.microbatch, 0, print), _READY))
-    steps: dict[str, Callable[[Batch], object]] = {"ours": _ours(task, model), "bare": _bare(run.task.name, model)}
+def measure(task: Task, model: Any, name: str, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Tokens per second of ours and of the bare loop, in turns."""
+    device = torch.device(options.device)
+    ready = [_moved(batch, device) for batch in islice(task.batches(options.microbatch, 0, print), _READY)]
+    bare = _bare(name, model, half_precision(device))
+    steps: dict[str, Callable[[Batch], object]] = {"ours": _ours(task, model, device), "bare": bare}
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
     with Prefetch(task.batches(options.microbatch, 1, print), size=4) as batches:
         for _ in range(options.repeats):
-            for name, source in (("ours", batches), ("bare", cycle(ready))):
-                steps[name](next(source))
-                rates[name].append(_rate(steps[name], source, options.seconds))
+            for loop, source in (("ours", batches), ("bare", cycle(ready))):
+                for _ in range(3):
+                    steps[loop](next(source))
+                rates[loop].append(_rate(steps[loop], source, options.seconds, device))
                 model.zero_grad(set_to_none=True)
     return rates["ours"], rates["bare"]
 
 
-def _rate(step: Callable[[Batch], object], batches: Iterator[Batch], seconds: float) -> float:
-    tokens, began = 0, time.process_time()
-    while (spent := time.process_time() - began) < seconds:
+def _rate(step: Callable[[Batch], object], batches: Iterator[Batch], seconds: float, device: torch.device) -> float:
+    clock = time.process_time if device.type == "cpu" else time.monotonic  # each step waits for its loss
+    tokens, began = 0, clock()
+    while (spent := clock() - began) < seconds:
         batch = next(batches)
         step(batch)
         tokens += batch["input_ids"].numel()
     return tokens / spent
 
 
-def _ours(task: Task, model: nn.Module) -> Callable[[Batch], object]:
-    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), torch.device("cpu"), None)
-    parameters = [parameter for group in task.parameter_groups(model, 0.0) for parameter in group["params"]]
-    gradients = Gradients(parameters, FlatLayout.of(parameters))
+def _ours(task: Task, model: nn.Module, device: torch.device) -> Callable[[Batch], object]:
+    compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
+    parameters = list(model.parameters())
+    gradients = Gradients([parameters], FlatLayout.of(parameters))
 
     def step(batch: Batch) -> None:
         loss = compute.gradients(batch)
@@ -98,17 +119,49 @@ def _ours(task: Task, model: nn.Module) -> Callable[[Batch], object]:
     return step
 
 
-def _bare(name: str, model: Any) -> Callable[[Batch], object]:
+def _bare(name: str, model: Any, half: torch.dtype | None) -> Callable[[Batch], object]:
     def step(batch: Batch) -> None:
-        if name == "albert":
-            loss = model(**batch).loss
-        else:
-            scores = model(**_inputs(name, model, batch)).logits
-            loss = functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
+        with torch.autocast(model.device.type, dtype=half or torch.bfloat16, enabled=half is not None):
+            if name == "albert":
+                loss = model(**batch).loss
+            else:
+                scores = model(**_inputs(name, model, batch)).logits
+                loss = functional.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
         loss.backward()
         loss.item()
 
     return step
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return {name: values.to(device) for name, values in batch.items()}
+
+
+def _operations(model: Any, length: int) -> float:
+    """Of the forward and backward pass, for each token; what a causal layer hides counts as if it were seen."""
+    config, embeddings = model.config, model.get_input_embeddings().weight
+    times = config.num_hidden_layers // getattr(config, "num_hidden_groups", config.num_hidden_layers)
+    weights = embeddings.numel() if config.tie_word_embeddings else 0
+    for name, each in model.named_parameters():
+        if each.ndim == 2 and each is not embeddings:  # a layer may be applied several times
+            weights += each.numel() * (times if any(part.isdigit() for part in name.split(".")) else 1)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    seen = sum(length if kind == "full_attention" else min(length, 2 * config.sliding_window) for kind in kinds)
+    return float(6 * weights + 12 * config.hidden_size * seen)
+
+
+def _fastest(device: torch.device) -> float:
+    """Operations per second of large matrix products in half precision."""
+    one, other = (torch.randn(8192, 8192, device=device, dtype=half_precision(device)) for _ in range(2))
+    rates = []
+    for _ in range(20):
+        torch.cuda.synchronize(device)
+        began = time.monotonic()
+        for _ in range(10):
+            one @ other
+        torch.cuda.synchronize(device)
+        rates.append(10 * 2 * 8192**3 / (time.monotonic() - began))
+    return statistics.median(rates)
 
 
 def _inputs(name: str, model: Any, batch: Batch) -> dict[str, Any]:
@@ -150,6 +203,7 @@ def _run(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=_TASKS, default=list(_TASKS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--text", nargs="*", default=[], metavar="DATASET", help="default: Python's docstrings")
     parser.add_argument("--language", default="en", help="of the text (default: en)")
     parser.add_argument("--vocabulary", type=int, default=32_000)
