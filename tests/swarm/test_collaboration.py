@@ -14,21 +14,22 @@ needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="of PyT
 
 
 @pytest.mark.parametrize(
-    ("mode", "optimizer"),
+    ("mode", "optimizer", "rate"),
     [
-        ("global-batch", "lamb"),
-        pytest.param("local-steps", "lamb", marks=pytest.mark.slow),
-        pytest.param("local-steps", "muon", marks=[pytest.mark.slow, needs_muon]),
+        ("global-batch", "lamb", 0.01),
+        pytest.param("local-steps", "lamb", 0.01, marks=pytest.mark.slow),
+        # Its steps do not shrink with the gradient: large ones overshoot where slow rounds leave time for many of them.
+        pytest.param("local-steps", "muon", 0.002, marks=[pytest.mark.slow, needs_muon]),
     ],
 )
 def test_overlapped_and_compressed_clients_end_with_the_same_bits_as_the_coordinator(
-    tmp_path: Path, mode: str, optimizer: str
+    tmp_path: Path, mode: str, optimizer: str, rate: float
 ) -> None:
     steps = 8
     run = tiny_run(
         global_batch=64,
         averaging={"mode": mode, "local_batch": 8},  # overlap and 4 bits are the defaults
-        optimizer={"name": optimizer, "learning_rate": 0.01, "warmup_steps": 0, "total_steps": 1000},
+        optimizer={"name": optimizer, "learning_rate": rate, "warmup_steps": 0, "total_steps": 1000},
     )
     with Swarm(run, tmp_path) as swarm:
         coordinator = swarm.coordinator(until_step=steps, evaluate_every=4)
