@@ -3,7 +3,7 @@
 import torch
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.swarm.averaging.allreduce import GroupRefused
+from dedloc_kit.swarm.averaging.handshake import GroupRefused
 from tests.swarm.averaging.in_process import Party
 
 

@@ -1,0 +1,99 @@
+"""What travels in a round, kept as it came: the members' parts at their reducer, and the averages at everyone."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.roll import hash_of
+from dedloc_kit.training.flat import CHUNK
+
+
+class Parts:
+    """What members sent of the values that this peer reduces: until it is agreed who counts, nothing is added up."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._kept: dict[int, dict[int, bytes]] = {}
+        self._values = torch.empty(CHUNK)
+        self.mine: tuple[int, ...] = ()
+        """The chunks that this peer reduces."""
+
+    def take(self, member: int, number: int, encoded: bytes) -> None:
+        """Keep a part; raises ValueError unless it is the first of its kind, of this peer's share, and can be read."""
+        kept = self._kept.setdefault(member, {})
+        if number not in self.mine or number in kept:
+            raise ValueError(f"part {number} came twice, or is not this peer's to reduce")
+        self._decoded(number, encoded)
+        kept[number] = encoded
+
+    def all_of(self, member: int) -> bool:
+        """Has this member sent all that this peer reduces?"""
+        kept = self._kept.get(member, {})
+        return all(number in kept for number in self.mine)
+
+    def forget(self, member: int) -> None:
+        self._kept[member] = {}
+
+    def of(self, member: int, number: int) -> Tensor:
+        """A member's values, float32 [numel], until the next call."""
+        return self._decoded(number, self._kept[member][number])
+
+    def _decoded(self, number: int, encoded: bytes) -> Tensor:
+        begin, end = self._plan.chunks[number]
+        return decode(read_part(encoded), end - begin, self._values[: end - begin])
+
+
+class Averages:
+    """The averages of one roll, as everyone gets them.
+
+    :param average: float32 [size]; takes them
+    """
+
+    def __init__(self, plan: Plan, average: Tensor) -> None:
+        self._places = [average[begin:end] for begin, end in plan.chunks]
+        self._shares = [plan.first_owners.count(member) for member in range(len(plan.members))]
+        self.messages: list[bytes] = []
+        """Encoded, in the order of the vector; empty for those that are missing."""
+        self._early: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """There is another roll: what came for the one before is of no use."""
+        self.messages = [b""] * len(self._places)
+
+    def take(self, number: int, encoded: bytes) -> None:
+        """Raises ValueError if it cannot be read, or another one was there."""
+        if self.messages[number] not in (b"", encoded):
+            raise ValueError(f"average {number} came twice")
+        place = self._places[number]
+        decode(read_part(encoded), len(place), place)
+        self.messages[number] = encoded
+
+    def hold_back(self, sender: int, number: int, roll: bytes, encoded: bytes) -> None:
+        """An average came before its roll. From each reducer as much is kept as may be its share at most."""
+        early = self._early.setdefault(sender, {})
+        if number in early or len(early) < 2 * self._shares[sender] + 4:
+            early[number] = roll, encoded
+
+    def held_back(self, roll: bytes) -> list[tuple[int, int, bytes]]:
+        """What came early of this roll: from whom, which one, and its values. It is not kept any longer."""
+        early, self._early = self._early, {}
+        return [(s, n, encoded) for s, kept in early.items() for n, (of, encoded) in kept.items() if of == roll]
+
+    def missing(self) -> list[int]:
+        return [number for number, message in enumerate(self.messages) if not message]
+
+    def name(self) -> bytes:
+        """One hash for all of them."""
+        return hash_of(*self.messages)
+
+    def place(self, number: int) -> Tensor:
+        return self._places[number]
+
+
+def counts(owners: Sequence[int], members: int) -> list[int]:
+    """How many chunks each member reduces."""
+    return [owners.count(member) for member in range(members)]
