@@ -26,6 +26,7 @@ from dedloc_kit.swarm.averaging.roll import (
     Votes,
     names_of,
 )
+from dedloc_kit.swarm.network.service import decode
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
@@ -253,7 +254,7 @@ class Ballots:
             case Says.ROLL:
                 self._take_roll(reducer, messages.record(Held, content))
             case Says.INTRODUCTIONS:
-                self._take_introductions(messages.decode(content))
+                self._take_introductions(decode(content))
             case Says.CERTIFICATE:
                 self._take_certificate(messages.record(Certificate, content))
             case Says.FETCH:

@@ -153,9 +153,7 @@ class Votes:
             raise ValueError("a roll is not of this group")
 
     def acknowledge(self, roll: Roll, average: bytes) -> bytes:
-        return self._signer.sign(
-            Acknowledgement(group=self.group, ballot=roll.ballot, roll=roll.name, average=average)
-        )
+        return self._signer.sign(Acknowledgement(group=self.group, ballot=roll.ballot, roll=roll.name, average=average))
 
     def read(self, signed: bytes) -> tuple[int, Acknowledgement]:
         """Who has acknowledged what; raises ValueError."""

@@ -359,7 +359,12 @@ class CollaborativeOptimizer:
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
-        self._accumulator.count_outgoing()
+        if self._signer.peer in outcome.contributions:
+            self._accumulator.count_outgoing()
+        else:
+            _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
+            self._exchange.averager.put_back()
+            self._rounds.drop_stale()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()

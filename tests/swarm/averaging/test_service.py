@@ -44,7 +44,7 @@ class Party:
         donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=lambda _: None)
         groups: Any = SimpleNamespace(find=self._find)
         rules = Rules(OneGroup(self._run.global_batch))
-        return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules)
+        return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules, organizer="")
 
     async def _find(self, _: GroupRequest) -> Group:
         size = len(self._signers)
