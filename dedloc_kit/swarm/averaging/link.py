@@ -24,6 +24,8 @@ class Link:
     async def send(self, message: bytes) -> None:
         """Raises OSError if the other side is gone or does not take it."""
         async with self._turn:
+            if self._stream.writer.is_closing():
+                raise ConnectionError("the stream is closed")
             await self._stream.send(message)
 
     def post(self, *messages: bytes) -> None:

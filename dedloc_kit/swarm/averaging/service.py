@@ -220,7 +220,6 @@ class AveragingService(Service):
                 introductions.contributions,
                 introductions.signed,
                 culprits=frozenset(runner.culprits),
-                named=frozenset(runner.named),
                 seconds=time.monotonic() - began,
                 longest_silence=runner.longest_silence,
                 upload_rate=runner.upload_rate,
@@ -237,7 +236,6 @@ class AveragingService(Service):
                 brought.signed,
                 detail=str(refusal),
                 culprits=frozenset(runner.culprits),
-                named=frozenset(runner.named),
             )
         except Exception as error:
             self._forget_round()

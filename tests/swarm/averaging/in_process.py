@@ -54,13 +54,16 @@ class Party:
     """Pairs that cannot reach each other."""
     lines: dict[int, "list[tuple[int, Stream, Stream, asyncio.Task[None]]]"] = field(default_factory=dict)
 
-    def prepare(self) -> None:
+    def __post_init__(self) -> None:
         layout, count = FlatLayout.of([self.gradients[0]]), len(self.gradients)
         peers = tuple(f"peer{number}" for number in range(count))
         reducers = count - self.clients
         shares = [layout.size // reducers] * reducers + [0] * self.clients
         shares[reducers - 1] += layout.size - sum(shares)
         self.plan = Plan(peers, layout, tuple(shares))
+
+    def prepare(self) -> None:
+        layout, peers = self.plan.layout, self.plan.members
         for number, peer in enumerate(peers):
             coding = Coding(codec_of(self.compression), Feedback(layout.size), Feedback(layout.size))
             coding.sent.begin(float(self.samples[number]))
