@@ -114,6 +114,8 @@ class AllReduce:
         """Who fell silent, broke off or sent nonsense, as far as this peer saw."""
         self.named: set[str] = set()
         """Who did so as others say."""
+        self.doubted: set[str] = set()
+        """Who may have, or believed whoever has."""
         self.longest_silence = 0.0
         """Seconds between two parts of a stream."""
         self._ballots = Ballots(self, votes)
@@ -354,6 +356,12 @@ class AllReduce:
             async with asyncio.timeout(self._patience.usual):
                 while number not in self._parts.mine and not self.over:
                     await self._dealt.wait()
+
+    @property
+    def delivered(self) -> bool:
+        """Have all of this peer's parts come to those who reduce them, as they say?"""
+        dealt = {(number, owner) for number, owner in enumerate(self._owners) if owner != self._mine}
+        return dealt <= self._sent and self._window.empty
 
     def whole(self, member: int) -> bool:
         """Has this member introduced itself, and sent all that this peer reduces?"""

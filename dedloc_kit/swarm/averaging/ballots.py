@@ -404,6 +404,8 @@ class Ballots:
         if introductions is None:
             return
         self._round.introductions = introductions
+        if self._mine not in self._held.roll.counted and self._handshake.mine.samples and self._round.delivered:
+            self._round.doubted.add(self._plan.members[self._leader])  # it leaves out who is there
         self._tell(self._listeners())
         try:
             self._handshake.check(introductions)

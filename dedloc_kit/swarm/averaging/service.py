@@ -220,6 +220,7 @@ class AveragingService(Service):
                 introductions.contributions,
                 introductions.signed,
                 culprits=frozenset(runner.culprits),
+                named=frozenset(runner.doubted),
                 seconds=time.monotonic() - began,
                 longest_silence=runner.longest_silence,
                 upload_rate=runner.upload_rate,
@@ -236,6 +237,7 @@ class AveragingService(Service):
                 brought.signed,
                 detail=str(refusal),
                 culprits=frozenset(runner.culprits),
+                named=frozenset(runner.doubted),
             )
         except Exception as error:
             self._forget_round()

@@ -40,6 +40,11 @@ class SendWindow:
             return 0.0
         return sum(size / busy for size, busy in zip(self._bytes, self._busy_seconds, strict=True) if busy)
 
+    @property
+    def empty(self) -> bool:
+        """Has all come that was sent?"""
+        return not any(self._under_way)
+
     async def room(self, reducer: int) -> None:
         """Wait until the next part for this reducer may go."""
         with suppress(TimeoutError):

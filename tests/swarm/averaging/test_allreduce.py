@@ -45,9 +45,7 @@ def a_party(count: int = 5, *, clients: int = 1, organizer: int | None = 1, comp
     torch.manual_seed(0)
     samples = [SAMPLES[number % len(SAMPLES)] for number in range(count)]
     gradients = [torch.randn(SIZE) for _ in range(count)]
-    return Party(
-        gradients, samples, compression=compression, clients=clients, organizer=organizer, patience=PATIENCE
-    )
+    return Party(gradients, samples, compression=compression, clients=clients, organizer=organizer, patience=PATIENCE)
 
 
 def check(party: Party, living: Sequence[int], outcomes: Sequence[object]) -> set[int]:

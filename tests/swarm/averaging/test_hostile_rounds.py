@@ -1,0 +1,157 @@
+"""Members of one all-reduce that lie to the others: a step all the same, or none, and never two."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
+from dedloc_kit.swarm.averaging.messages import Says, part, say
+from dedloc_kit.swarm.averaging.roll import Held, Proposal, Roll
+from tests.swarm.averaging.in_process import GROUP, Party, PlainSigner
+
+SAMPLES = (3, 2, 5, 4, 7)
+LIAR = 3
+"""Leads this group, as `Plan.ranking` has it."""
+
+
+def without(roll: Roll, member: int, name: bytes = b"") -> Roll:
+    names = list(roll.introductions)
+    names[member] = name
+    return roll.model_copy(update={"introductions": tuple(names)})
+
+
+class SignsAsAnother(AllReduce):
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+        def propose(roll: Roll) -> bytes:
+            return PlainSigner("peer1").sign(Proposal(group=GROUP, ballot=roll.ballot, roll=roll.name))
+
+        self._ballots._votes.propose = propose  # type: ignore[method-assign]
+
+
+class AltersTheRoll(AllReduce):
+    change: Callable[[Roll], Roll]
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        leading = self._ballots._leading
+        assert leading is not None
+        propose = leading.propose
+        leading.propose = lambda signed: type(self).change(propose(signed))  # type: ignore[method-assign]
+
+
+class NamesWhoIsNotThere(AltersTheRoll):
+    change = staticmethod(lambda roll: without(roll, 4, bytes(32)))  # type: ignore[assignment]
+
+
+class LeavesOut(AltersTheRoll):
+    change = staticmethod(lambda roll: without(roll, 4))  # type: ignore[assignment]
+
+
+class TellsTwoRolls(AllReduce):
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        take = self._ballots._take_roll
+
+        def take_and_lie(sender: int, held: Held) -> None:
+            other = without(held.roll, 4)
+            lie = say(Says.ROLL, Held(roll=other, signed=self._ballots._votes.propose(other)))
+            for link in self._down.values():
+                link.post(lie)
+            take(sender, held)
+
+        self._ballots._take_roll = take_and_lie  # type: ignore[method-assign]
+
+
+class SaysNothing(AllReduce):
+    """It takes what comes, and never answers."""
+
+    async def serve(self, sender: str, introduction: bytes, stream: object) -> None:
+        await asyncio.Event().wait()
+
+
+class SendsTwice(AllReduce):
+    async def _send(self, reducer: int, link: object) -> None:
+        first = self._owners.index(reducer)
+        for _ in range(2):
+            encoded = self._coding.sent.encode(self._coding.codec.gradients, self._values[first], 0)
+            await link.send(part(first, encoded.SerializeToString()))  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+
+class SendsForAnother(AllReduce):
+    async def _send(self, reducer: int, link: object) -> None:
+        other = next(number for number, owner in enumerate(self._owners) if owner != reducer)
+        encoded = self._coding.sent.encode(self._coding.codec.gradients, self._values[other], 0)
+        await link.send(part(other, encoded.SerializeToString()))  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+
+def meet(liar: int, kind: type[AllReduce], but: tuple[int, ...] = ()) -> tuple[Party, list[BaseException | None]]:
+    torch.manual_seed(0)
+    gradients = [torch.randn(600_000) for _ in SAMPLES]
+    party = Party(gradients, SAMPLES, clients=1, organizer=1, patience=Patience(2.0, 3.0), kinds={liar: kind})
+    assert party.ranking[0] == LIAR
+
+    async def run() -> list[BaseException | None]:
+        await party.begin(but)
+        async with asyncio.timeout(60.0):
+            outcomes = await asyncio.gather(
+                *(task for number, task in enumerate(party.tasks) if number != liar), return_exceptions=True
+            )
+        party.tasks[liar].cancel()
+        await party.end()
+        outcomes.insert(liar, None)
+        return outcomes
+
+    return party, in_own_loop(run())
+
+
+def assert_one_step(party: Party, honest: tuple[int, ...], outcomes: list[BaseException | None]) -> set[int]:
+    """All of these took the same step, with the average of the roll; who counts."""
+    assert [outcomes[number] for number in honest] == [None] * len(honest), outcomes
+    introductions = party.members[honest[0]].introductions
+    assert introductions is not None
+    counted = [int(peer.removeprefix("peer")) for peer in introductions.contributions]
+    weights = torch.tensor([float(SAMPLES[number]) for number in counted])
+    mean = weights @ torch.stack([party.gradients[number] for number in counted]) / weights.sum()
+    for number in honest:
+        assert torch.allclose(party.averages[number], mean, atol=1e-5)
+        assert torch.equal(party.averages[number], party.averages[honest[0]])
+    return set(counted)
+
+
+@pytest.mark.parametrize("kind", [SignsAsAnother, TellsTwoRolls, SaysNothing])
+def test_a_leader_that_lies_or_is_mute_is_named_and_the_next_one_leads(kind: type[AllReduce]) -> None:
+    party, outcomes = meet(LIAR, kind)
+    honest = (0, 1, 2, 4)
+    assert set(honest) <= assert_one_step(party, honest, outcomes)
+    blamed = [party.members[number].culprits for number in honest]
+    assert any(blamed), blamed
+    assert all(culprits <= {f"peer{LIAR}"} for culprits in blamed), blamed
+
+
+def test_a_leader_that_counts_somebody_who_never_came_is_named_and_the_next_one_leads() -> None:
+    party, outcomes = meet(LIAR, NamesWhoIsNotThere, but=(4,))
+    honest = (0, 1, 2)
+    assert 4 not in assert_one_step(party, honest, outcomes)
+    assert all(f"peer{LIAR}" in party.members[number].culprits for number in honest)
+
+
+def test_whom_a_leader_leaves_out_though_it_was_there_takes_the_step_and_doubts_the_leader() -> None:
+    party, outcomes = meet(LIAR, LeavesOut)
+    assert assert_one_step(party, (0, 1, 2, 4), outcomes) == {0, 1, 2, LIAR}
+    assert party.members[4].doubted == {f"peer{LIAR}"}
+    assert not any(party.members[number].doubted for number in (0, 1, 2))
+
+
+@pytest.mark.parametrize("kind", [SendsTwice, SendsForAnother])
+def test_who_sends_a_part_twice_or_for_anothers_share_is_left_out_and_named(kind: type[AllReduce]) -> None:
+    party, outcomes = meet(4, kind)
+    assert assert_one_step(party, (0, 1, 2, 3), outcomes) == {0, 1, 2, 3}
+    for number in range(4):
+        assert party.members[number].culprits == {"peer4"}
