@@ -123,7 +123,7 @@ class Ballots:
         leading = self._leading
         if leading is not None and leading.resumed is not None and member in leading.resumed[1]:
             leading.resumed = leading.resumed[0], leading.resumed[1] - {member}
-            if not leading.resumed[1] and self._round.averages.missing():
+            if not leading.resumed[1] and self._round.averages.missing() and self._certificate is None:
                 self._call(answered=False)
         self._why = why
         self._report()
@@ -150,10 +150,11 @@ class Ballots:
         if self._leader == self._mine:
             if self._certificate is None:
                 self._call(answered=False)
-        elif self._leader in self._pending:
-            self._join(self._leader, self._pending.pop(self._leader))
         else:
             self.reached(self._leader)
+            call = self._pending.get(self._leader)
+            if call is not None and call.ballot > self._ballot:
+                self._join(self._leader, call)
 
     # As the leader
 
@@ -188,7 +189,7 @@ class Ballots:
             if reducer in round._down:
                 round._down[reducer].post(say(Says.ROLL, held))
                 if reducer in self._unsure and known is not None:
-                    round._down[reducer].post(*_introductions(known))
+                    round._down[reducer].post(*_introductions(roll, known))
         self._take_roll(self._mine, held)
 
     def _certify(self) -> None:
@@ -211,7 +212,8 @@ class Ballots:
             case Says.FOLLOWS:
                 if link is not None and self._certificate is not None and self._held is not None:
                     known = self._round.introductions
-                    link.post(say(Says.ROLL, self._held), *_introductions(known.signed if known else ()))
+                    signed = known.signed if known is not None else ()
+                    link.post(say(Says.ROLL, self._held), *_introductions(self._held.roll, signed))
                     link.post(say(Says.CERTIFICATE, self._certificate))
             case Says.FETCH if link is not None:
                 self._give(messages.numbers(content), link)
@@ -304,20 +306,20 @@ class Ballots:
             raise ValueError("a ballot is not its own")
         if reducer not in call.reducers or not set(call.reducers) <= set(self._plan.reducers):
             raise ValueError("a ballot is led by none of its reducers, or names others")
-        if call.ballot > self._ballot:
-            if self._leads(reducer):
-                self._join(reducer, call)
-            else:
-                self._pending[reducer] = call  # those before it are here, as far as this peer can tell
+        if call.ballot > self._ballot and reducer == self._leader:
+            self._join(reducer, call)
+        elif reducer not in self._round._dead:
+            self._pending[reducer] = call  # those before it are here, as far as this peer can tell
 
-    def _leads(self, reducer: int) -> bool:
-        """Is nobody left who leads before this one?"""
+    def _led(self, reducer: int) -> bool:
+        """Does this one lead, or has it, before it was found gone?"""
         return self._ranking.index(reducer) <= self._ranking.index(self._leader)
 
     def _join(self, leader: int, call: Call) -> None:
         """Take part in this ballot, and in none before."""
         held = self._acknowledged
-        if held is not None and self._ranking[held.roll.ballot % len(self._ranking)] == leader:
+        own = held is not None and self._ranking[held.roll.ballot % len(self._ranking)] == leader
+        if own and held is not None and not held.roll.average:
             self._acknowledged = None  # it alone could have certified that, and has given it up
         self._ballot, self._living, self._reported = call.ballot, tuple(sorted(call.reducers)), False
         self._round.deal(self._living)
@@ -347,7 +349,7 @@ class Ballots:
         roll, before = held.roll, self.roll
         self._check(held)
         leader = self._ranking[roll.ballot % len(self._ranking)]
-        if roll.ballot < self._ballot or not self._leads(leader):
+        if roll.ballot < self._ballot or not self._led(leader):
             return
         if before is not None and before.ballot == roll.ballot:
             if before.name != roll.name:
@@ -388,13 +390,15 @@ class Ballots:
         signed = known.signed if known is not None else None
         for member in set(members) & set(self._listeners()) & self._round._down.keys():
             if self._held is not None and signed is not None:
-                self._round._down[member].post(say(Says.ROLL, self._held), *_introductions(signed))
+                self._round._down[member].post(say(Says.ROLL, self._held), *_introductions(self._held.roll, signed))
 
     def _take_introductions(self, content: object) -> None:
-        if not isinstance(content, list | tuple) or len(content) != 2 or not isinstance(content[1], list | tuple):
+        if not isinstance(content, list | tuple) or len(content) != 3 or not isinstance(content[2], list | tuple):
             raise ValueError("these are no introductions")
-        first, signed = content
-        if self.roll is not None and self._round.introductions is None and first == self._handshake.told_so_far:
+        name, first, signed = content
+        if self.roll is None or self._round.introductions is not None:
+            return
+        if (name, first) == (self.roll.name, self._handshake.told_so_far):
             self._introduced(signed)
 
     def _introduced(self, signed: Sequence[bytes]) -> None:
@@ -500,9 +504,9 @@ class Ballots:
             link.post(say(Says.FETCH, wanted))
 
 
-def _introductions(signed: Sequence[bytes]) -> list[bytes]:
-    """As several messages."""
+def _introductions(roll: Roll, signed: Sequence[bytes]) -> list[bytes]:
+    """Those on a roll, as several messages."""
     return [
-        say(Says.INTRODUCTIONS, [first, list(signed[first : first + TOLD_AT_ONCE])])
+        say(Says.INTRODUCTIONS, [roll.name, first, list(signed[first : first + TOLD_AT_ONCE])])
         for first in range(0, len(signed), TOLD_AT_ONCE)
     ]

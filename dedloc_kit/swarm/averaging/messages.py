@@ -33,7 +33,7 @@ class Says(IntEnum):
     ROLL = 8
     """The record, as the leader signed it: a `Held` without an average."""
     INTRODUCTIONS = 9
-    """The next ones of those on the roll, as their authors signed them."""
+    """The roll's name, how many of those on it came before, and the next ones, as their authors signed them."""
     AVERAGE = 10
     """Which chunk (4 bytes), the name of the roll (32 bytes), and the values, encoded."""
     ACKNOWLEDGEMENT = 11

@@ -10,10 +10,12 @@ from torch import Tensor
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
+from dedloc_kit.swarm.averaging.link import Link
+from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.roll import Fault
 from tests.swarm.averaging.in_process import Party
 
-SAMPLES = (3, 0, 5, 4, 7)
+SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
 SIZE = 700_000
 PATIENCE = Patience(2.5, 2.5)
 LEADER, NEXT, CLIENT = 0, 1, 9
@@ -43,7 +45,7 @@ def test_a_group_with_too_few_samples_is_refused_alike_by_all() -> None:
 
 def a_party(count: int = 5, *, clients: int = 1, organizer: int | None = 1, compression: str = "none") -> Party:
     torch.manual_seed(0)
-    samples = [SAMPLES[number % len(SAMPLES)] for number in range(count)]
+    samples = SAMPLES[:count]
     gradients = [torch.randn(SIZE) for _ in range(count)]
     return Party(gradients, samples, compression=compression, clients=clients, organizer=organizer, patience=PATIENCE)
 
@@ -169,6 +171,37 @@ def test_of_a_pair_that_side_goes_on_where_the_coordinator_is(organizer: int | N
     assert [outcome is None for outcome in outcomes] == goes_on, outcomes
     for outcome, goes in zip(outcomes, goes_on, strict=True):
         assert goes or isinstance(outcome, Fault)
+
+
+@pytest.mark.parametrize("told", [[], [LEADER + 2]])
+def test_a_step_that_the_leader_took_before_it_died_is_taken_over_by_all_others(told: list[int]) -> None:
+    async def meet(party: Party) -> list[BaseException | None]:
+        await party.begin()
+        leader = party.ranking[0]
+        hears = [party.ranking[place] for place in told]
+        for number, member in enumerate(party.members):
+            if number == leader:
+                keep_the_certificate(member, hears)
+        async with asyncio.timeout(30.0):
+            assert await party.tasks[leader] is None
+            party.kill(leader)
+            return await party.end()
+
+    party = a_party()
+    outcomes = in_own_loop(meet(party))
+    check(party, range(5), outcomes)
+
+
+def keep_the_certificate(leader: AllReduce, but_for: Sequence[int]) -> None:
+    """This one leads, and tells only these when a quorum has acknowledged the average."""
+    came = leader._ballots.came
+
+    def hushed(member: int, link: Link) -> None:
+        post = link.post
+        link.post = lambda *told: post(*(m for m in told if m[0] != Says.CERTIFICATE or member in but_for))  # type: ignore[method-assign]
+        came(member, link)
+
+    leader._ballots.came = hushed  # type: ignore[method-assign]
 
 
 def check_one_step(party: Party, outcomes: Sequence[object]) -> None:
