@@ -116,8 +116,12 @@ class Ballots:
             owners = self._plan.owners(self.roll.reducers)
             for number in round.averages.missing():
                 round.bury(owners[number], "sent no averages", blame=True)
-        if not self._votes.enough(set(range(len(self._plan.members))) - round._lost) and self._certificate is None:
+        if not self._votes.enough(self._here()) and self._certificate is None:
             self._fail("too few are left")
+
+    def _here(self) -> set[int]:
+        """Members that are not gone, as far as this peer knows."""
+        return set(range(len(self._plan.members))) - self._round._lost
 
     def lost(self, member: int, why: str) -> None:
         leading = self._leading
@@ -174,6 +178,9 @@ class Ballots:
     def _propose(self) -> None:
         leading, round = self._leading, self._round
         if leading is None or not leading.ready or self._certificate is not None:
+            return
+        if not self._votes.enough(self._here()):
+            self._fail("too few are left")
             return
         for reducer in leading.useless() if leading.resumed is None else ():
             if reducer == self._mine:

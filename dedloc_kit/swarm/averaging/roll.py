@@ -20,8 +20,8 @@ from dedloc_kit.records import Digest, Record
 
 R = TypeVar("R", bound=Record)
 
-MAX_BALLOTS = 32
-"""That each reducer may lead in a round."""
+MAX_BALLOTS = 1024
+"""That each reducer may lead in a round: one for each that is found gone."""
 _MAX_MEMBERS = 4096
 
 Number = Annotated[int, Field(ge=0, le=2**31)]

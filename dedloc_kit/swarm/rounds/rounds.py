@@ -280,6 +280,8 @@ class Rounds:
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
                 self._blame(outcome)
+                if members is not None and members - outcome.contributions.keys():
+                    self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
                 self._tracker.report_now()
             case "failed":
                 self._failed(outcome, begun)

@@ -167,6 +167,7 @@ def test_of_a_pair_that_side_goes_on_where_the_coordinator_is(organizer: int | N
             return await party.end()
 
     party = a_party(2, clients=0, organizer=organizer)
+    party.samples = (3, 5)
     outcomes = in_own_loop(meet(party))
     assert [outcome is None for outcome in outcomes] == goes_on, outcomes
     for outcome, goes in zip(outcomes, goes_on, strict=True):
