@@ -144,7 +144,6 @@ def main() -> None:
         outcome = group.result()
         with averager.vector.held() as tensor:
             digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
-            mine = signer.peer in outcome.contributions
             counted = [job["all"][peer] for peer in outcome.contributions if peer in job["all"]]
             samples = sum(each[0] for each in counted)
             mean = sum(each[0] * each[1] for each in counted) / samples if samples else 0.0
@@ -155,7 +154,7 @@ def main() -> None:
             {
                 "outcome": outcome.outcome,
                 "detail": outcome.detail,
-                "counts": mine,
+                "counts": signer.peer in outcome.contributions,
                 "members": len(outcome.contributions),
                 "culprits": sorted(outcome.culprits),
                 "named": sorted(outcome.named),

@@ -95,7 +95,7 @@ class Party:
 
     async def end(self) -> list[BaseException | None]:
         """How it ended for each member."""
-        return await asyncio.gather(*self.tasks, return_exceptions=True)
+        return list(await asyncio.gather(*self.tasks, return_exceptions=True))
 
     async def meet(self) -> list[BaseException | None]:
         await self.begin()

@@ -41,15 +41,15 @@ class AltersTheRoll(AllReduce):
         leading = self._ballots._leading
         assert leading is not None
         propose = leading.propose
-        leading.propose = lambda signed: type(self).change(propose(signed))  # type: ignore[method-assign]
+        leading.propose = lambda introductions: type(self).change(propose(introductions))  # type: ignore[method-assign]
 
 
 class NamesWhoIsNotThere(AltersTheRoll):
-    change = staticmethod(lambda roll: without(roll, 4, bytes(32)))  # type: ignore[assignment]
+    change = staticmethod(lambda roll: without(roll, 4, bytes(32)))
 
 
 class LeavesOut(AltersTheRoll):
-    change = staticmethod(lambda roll: without(roll, 4))  # type: ignore[assignment]
+    change = staticmethod(lambda roll: without(roll, 4))
 
 
 class TellsTwoRolls(AllReduce):

@@ -107,8 +107,9 @@ class LeavesOutTheSecond(AllReduce):
         if leading is not None:
             propose, brought = leading.propose, SAMPLES[1]
 
-            def without(signed: Mapping[int, bytes]) -> Roll:
-                roll, names = propose(signed), list(propose(signed).introductions)
+            def without(introductions: Mapping[int, bytes]) -> Roll:
+                roll = propose(introductions)
+                names = list(roll.introductions)
                 second = next(n for n, met in self._handshake.met.items() if met.samples == brought)
                 names[second] = b""
                 return roll.model_copy(update={"introductions": tuple(names)})
