@@ -138,13 +138,6 @@ MUTATIONS = (
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
     Mutation(
-        "a roll may name members that were not there",
-        "swarm/averaging/ballots.py",
-        "and not all(map(self._round.whole, roll.counted)):",
-        "and False:",
-        "tests/swarm/averaging/test_hostile_rounds.py -k never_came",
-    ),
-    Mutation(
         "a mute leader is waited for",
         "swarm/averaging/ballots.py",
         "(quiet > usual or late)",
