@@ -60,7 +60,7 @@ def _signal_in_round(signal: signal.Signals, step: int) -> None:
                 step = 0
                 os.killpg(0, signal)
 
-        if self._handshake.mine.step == step:
+        if self.handshake.mine.step == step:
             link.send = send_and_fail  # type: ignore[method-assign]
         await send(self, reducer, link)
 

@@ -126,22 +126,22 @@ MUTATIONS = (
     Mutation(
         "a roll may be signed by anybody",
         "swarm/averaging/roll.py",
-        "if author != self._members[leader] or roll.group",
+        "if author != self.members[leader] or roll.group",
         "if roll.group",
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
     Mutation(
         "a leader may tell two rolls",
-        "swarm/averaging/ballots.py",
-        "if before.name != roll.name:\n                self._round.bury(",
-        "if False:\n                self._round.bury(",
+        "swarm/averaging/voter.py",
+        "            if before != roll:\n",
+        "            if False:\n",
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
     Mutation(
         "a mute leader is waited for",
-        "swarm/averaging/ballots.py",
-        "(quiet > usual or late)",
-        "False",
+        "swarm/averaging/voter.py",
+        "if silent and self.certified is None:",
+        "if False:",
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
     Mutation(
@@ -167,9 +167,9 @@ MUTATIONS = (
     ),
     Mutation(
         "whoever takes over does not ask what was acknowledged",
-        "swarm/averaging/ballots.py",
-        "            if self._certificate is None:\n                self._call(answered=False)",
-        "            if self._certificate is None:\n                self._call(answered=True)",
+        "swarm/averaging/leader.py",
+        "        if not self.number:\n            self.choice = ()\n",
+        "        self.choice = ()\n",
         "tests/swarm/averaging/test_allreduce.py -k taken_over",
     ),
     Mutation(

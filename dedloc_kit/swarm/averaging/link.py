@@ -1,11 +1,15 @@
-"""One stream of an all-reduce: messages in order, and when something was heard last."""
+"""The streams of an all-reduce: messages in order, when something was heard last, and who is gone."""
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.network.service import Stream
+
+Message = bytes | Callable[[], bytes]
+"""Or what makes it when its turn has come."""
 
 
 class Link:
@@ -16,9 +20,9 @@ class Link:
         self._posts: set[asyncio.Task[None]] = set()
         self.heard: float | None = None
         """When the last message came; none until the first one."""
-        self.before: tuple[int, float] = (0, 0.0)
+        self._before: tuple[int, float] = (0, 0.0)
         """The kind of the last message that was measured, and when it came."""
-        self.busy: asyncio.Task[None] | None = None
+        self._averages: asyncio.Task[None] | None = None
         """What sends averages here."""
 
     async def send(self, message: bytes) -> None:
@@ -28,13 +32,13 @@ class Link:
                 raise ConnectionError("the stream is closed")
             await self._stream.send(message)
 
-    def post(self, *messages: bytes) -> None:
+    def post(self, *messages: Message) -> None:
         """Send these after what is under way; nobody waits for it, and it does not matter if they do not come."""
 
         async def send() -> None:
             with suppress(OSError):
                 for message in messages:
-                    await self.send(message)
+                    await self.send(message if isinstance(message, bytes) else message())
 
         task = asyncio.create_task(send())
         self._posts.add(task)
@@ -51,11 +55,65 @@ class Link:
         self.heard = time.monotonic()
         return message
 
+    def count_from(self, moment: float) -> None:
+        """Silence before then does not count, if there was anything to hear."""
+        if self.heard is not None:
+            self.heard = max(self.heard, moment)
+
+    def forgive(self, seconds: float) -> None:
+        """So long nobody has listened."""
+        if self.heard is not None:
+            self.heard += seconds
+
     def silent(self) -> float:
         """Seconds since the last message; 0 before the first one."""
         return 0.0 if self.heard is None else time.monotonic() - self.heard
+
+    def measure(self, says: Says) -> float:
+        """A message of this kind has come: seconds since the one before if that was of the same kind, else 0."""
+        (kind, then), self._before = self._before, (says, time.monotonic())
+        return time.monotonic() - then if kind == says else 0.0
+
+    def send_averages(self, sending: "asyncio.Task[None]") -> None:
+        """This sends averages here, in place of what did before."""
+        self.stop_averages()
+        self._averages = sending
+
+    def stop_averages(self) -> None:
+        if self._averages is not None:
+            self._averages.cancel()
+
+    async def done_with_averages(self, listening: "asyncio.Task[None]") -> None:
+        """They are sent, or nobody is there any more."""
+        if self._averages is not None:
+            await asyncio.wait({self._averages, listening}, return_when=asyncio.FIRST_COMPLETED)
 
     async def flushed(self) -> None:
         """What was posted is sent."""
         if self._posts:
             await asyncio.wait(set(self._posts))
+
+
+class Links:
+    """The streams of one peer in a round, by member, and who is gone.
+
+    :ivar up: to reducers
+    :ivar down: from members, if this peer reduces
+    :ivar lost: members that will not send any more
+    :ivar dead: reducers from which nothing more comes
+    """
+
+    def __init__(self) -> None:
+        self.up: dict[int, Link] = {}
+        self.down: dict[int, Link] = {}
+        self.lost: set[int] = set()
+        self.dead: set[int] = set()
+
+    def forgive(self, seconds: float) -> None:
+        """This process stood still for so long; what came meanwhile is yet to be read."""
+        for link in (*self.up.values(), *self.down.values()):
+            link.forgive(seconds)
+
+    def silent(self, member: int) -> float:
+        """Seconds since anything was heard of it, on whichever stream."""
+        return min(link.silent() for link in (self.up.get(member), self.down.get(member)) if link is not None)

@@ -1,7 +1,7 @@
 """What members of an all-reduce say to each other: a byte for the kind, and the content."""
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
@@ -12,6 +12,9 @@ from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.network.unpacking import unpack
 
 R = TypeVar("R", bound=Record)
+
+_TOLD_AT_ONCE = 32
+"""Introductions in one message."""
 
 _PART, _AVERAGE = struct.Struct(">BI"), struct.Struct(">BI32s")
 
@@ -26,23 +29,25 @@ class Says(IntEnum):
     HERE = 3
     """Still here."""
     FOLLOWS = 4
-    """To a reducer: it is the one to lead now, if it does not know yet how the round ended."""
-    CALL = 5
-    ANSWER = 6
-    REPORT = 7
-    ROLL = 8
-    """The record, as the leader signed it: a `Held` without an average."""
-    INTRODUCTIONS = 9
+    """To a reducer: it is the one to lead now, unless it knows how the round has ended."""
+    UNTOLD = 5
+    """To the leader: whoever was to tell this member of the roll may be gone."""
+    CALL = 6
+    ANSWER = 7
+    REPORT = 8
+    ROLL = 9
+    """A `Held`."""
+    INTRODUCTIONS = 10
     """The roll's name, how many of those on it came before, and the next ones, as their authors signed them."""
-    AVERAGE = 10
+    AVERAGE = 11
     """Which chunk (4 bytes), the name of the roll (32 bytes), and the values, encoded."""
-    ACKNOWLEDGEMENT = 11
-    CERTIFICATE = 12
-    FETCH = 13
+    ACKNOWLEDGEMENT = 12
+    CERTIFICATE = 13
+    FETCH = 14
     """Averages that the other one has, and their reducer cannot send any more: their numbers."""
-    GAVE_UP = 14
+    GAVE_UP = 15
     """The round is over here; whose fault it was, as far as known."""
-    FAILED = 15
+    FAILED = 16
     """The same, and it was the sender's own."""
 
 
@@ -113,3 +118,11 @@ def read_average(content: bytes) -> tuple[int, bytes, bytes]:
     if len(rest) < 32:
         raise ValueError("an average of no roll")
     return number, rest[:32], rest[32:]
+
+
+def introductions(roll: bytes, signed: Sequence[bytes]) -> list[bytes]:
+    """Those on the roll of this name, as several messages."""
+    return [
+        say(Says.INTRODUCTIONS, [roll, first, list(signed[first : first + _TOLD_AT_ONCE])])
+        for first in range(0, len(signed), _TOLD_AT_ONCE)
+    ]

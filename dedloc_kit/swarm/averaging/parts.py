@@ -1,21 +1,26 @@
 """What travels in a round, kept as it came: the members' parts at their reducer, and the averages at everyone."""
 
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.roll import hash_of
 from dedloc_kit.training.flat import CHUNK
+
+_HEADER_BYTES = 64
+"""That a part may have besides its values."""
 
 
 class Parts:
     """What members sent of the values that this peer reduces: until it is agreed who counts, nothing is added up."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, coding: Coding) -> None:
+        self._plan, self._coding = plan, coding
         self._kept: dict[int, dict[int, bytes]] = {}
         self._values = torch.empty(CHUNK)
         self.mine: tuple[int, ...] = ()
@@ -26,8 +31,15 @@ class Parts:
         kept = self._kept.setdefault(member, {})
         if number not in self.mine or number in kept:
             raise ValueError(f"part {number} came twice, or is not this peer's to reduce")
+        begin, end = self._plan.chunks[number]
+        if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
+            raise ValueError(f"part {number} takes more bytes than the run's compression needs")
         self._decoded(number, encoded)
         kept[number] = encoded
+
+    def deal(self, mine: int, owners: Sequence[int]) -> None:
+        """Who reduces which chunk from now on."""
+        self.mine = tuple(number for number, owner in enumerate(owners) if owner == mine)
 
     def all_of(self, member: int) -> bool:
         """Has this member sent all that this peer reduces?"""
@@ -58,6 +70,7 @@ class Averages:
         self.messages: list[bytes] = []
         """Encoded, in the order of the vector; empty for those that are missing."""
         self._early: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+        self._stirred = time.monotonic()
         self.begin()
 
     def begin(self) -> None:
@@ -68,14 +81,24 @@ class Averages:
         """Raises ValueError if it cannot be read, or another one was there."""
         if self.messages[number] not in (b"", encoded):
             raise ValueError(f"average {number} came twice")
-        place = self._places[number]
-        decode(read_part(encoded), len(place), place)
-        self.messages[number] = encoded
+        if not self.messages[number]:
+            place = self._places[number]
+            decode(read_part(encoded), len(place), place)
+            self.messages[number] = encoded
+        self.stir()
+
+    def stir(self, seconds: float = 0.0) -> None:
+        """Something has come of the roll, or so many seconds nobody has listened."""
+        self._stirred = self._stirred + seconds if seconds else time.monotonic()
+
+    def quiet(self, now: float) -> float:
+        """Seconds since anything came."""
+        return now - self._stirred
 
     def hold_back(self, sender: int, number: int, roll: bytes, encoded: bytes) -> None:
         """An average came before its roll. From each reducer as much is kept as may be its share at most."""
         early = self._early.setdefault(sender, {})
-        if number in early or len(early) < 2 * self._shares[sender] + 4:
+        if number in early or len(early) < 2 * self._shares[sender]:
             early[number] = roll, encoded
 
     def held_back(self, roll: bytes) -> list[tuple[int, int, bytes]]:

@@ -1,16 +1,10 @@
-"""Who counts in a round: the roll, what members sign for it, and who leads when the leader is gone.
+"""Who counts in a round: what leader and members say and sign to agree on it, and when it is agreed.
 
-It is Paxos with one value, the average. The leader of a ballot proposes a roll; reducers average exactly the members on
-it; whoever holds all of that average signs an acknowledgement, and with those of a quorum, the certificate, everyone
-takes the step. Two quorums share a member. So whoever takes over asks a quorum first, and if any of it has acknowledged
-an average, proposes that one again; otherwise nobody can have taken a step. The averages lie with a quorum before the
-first step is taken: who dies then takes nothing along.
+It is Paxos with one value, the average. docs/how_it_works.md says how it goes, and why two different steps cannot be.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Protocol, TypeVar
 
 from hivemind.utils import MSGPackSerializer
@@ -23,10 +17,14 @@ R = TypeVar("R", bound=Record)
 MAX_BALLOTS = 1024
 """That each reducer may lead in a round: one for each that is found gone."""
 _MAX_MEMBERS = 4096
+_MAX_SIGNED_BYTES = 4096
 
 Number = Annotated[int, Field(ge=0, le=2**31)]
 Members = Annotated[tuple[Number, ...], Field(max_length=_MAX_MEMBERS, strict=False)]
 Hash = Annotated[bytes, Field(min_length=32, max_length=32)]
+MaybeHash = Annotated[bytes, Field(max_length=32)]
+"""Empty if there is none."""
+Signed = Annotated[bytes, Field(max_length=_MAX_SIGNED_BYTES)]
 
 
 class Fault(Exception):
@@ -55,9 +53,9 @@ class Roll(Record):
     group: Digest
     ballot: Number
     reducers: Members
-    introductions: Annotated[tuple[bytes, ...], Field(max_length=_MAX_MEMBERS, strict=False)]
+    introductions: Annotated[tuple[MaybeHash, ...], Field(max_length=_MAX_MEMBERS, strict=False)]
     """The hash of each member's, in the order of the group; empty for those that are left out."""
-    average: Annotated[bytes, Field(max_length=32)] = b""
+    average: MaybeHash = b""
     """The hash of the average that somebody holds already; empty if it is still to be made."""
 
     @property
@@ -76,6 +74,7 @@ class Proposal(Record):
     group: Digest
     ballot: Number
     roll: Hash
+    average: MaybeHash
 
 
 class Acknowledgement(Record):
@@ -87,30 +86,41 @@ class Acknowledgement(Record):
     average: Hash
 
 
+class Promise(Record):
+    """What a member signs when it joins a ballot: it acknowledges nothing of an earlier one any more."""
+
+    group: Digest
+    ballot: Number
+    acknowledged: Acknowledgement | None
+    """The last thing that it has acknowledged before."""
+
+
 class Held(Record):
-    """A roll with its leader's signature, and the average of it that a member has acknowledged, if it has."""
+    """A roll with all that proves it right."""
 
     roll: Roll
-    signed: Annotated[bytes, Field(max_length=4096)]
-    """The proposal of that roll's leader."""
-    average: Annotated[bytes, Field(max_length=32)] = b""
+    signed: Signed
+    """The proposal of its leader."""
+    promises: Annotated[tuple[Signed, ...], Field(max_length=_MAX_MEMBERS, strict=False)] = ()
+    """Of a quorum; the first ballot needs none."""
 
 
 class Answer(Record):
-    """A member takes part in a ballot, and in none before."""
+    """A member has joined a ballot."""
 
-    ballot: Number
+    promise: Signed
     held: Held | None = None
+    """The roll whose average it has acknowledged."""
 
 
 class Certificate(Record):
     """The acknowledgements of a quorum."""
 
-    signed: Annotated[tuple[bytes, ...], Field(max_length=_MAX_MEMBERS, strict=False)]
+    signed: Annotated[tuple[Signed, ...], Field(max_length=_MAX_MEMBERS, strict=False)]
 
 
 class Signs(Protocol):
-    """Signs for this peer, and reads what others signed (`network.identity.Signer`)."""
+    """Signs records and opens those of others (`network.identity.Signer`)."""
 
     def sign(self, record: Record) -> bytes: ...
 
@@ -125,122 +135,97 @@ def hash_of(*contents: bytes) -> bytes:
     return whole.digest()
 
 
+def names_of(introductions: Iterable[bytes]) -> bytes:
+    """One hash for what members introduced themselves with, in the order of the group."""
+    return hash_of(*map(hash_of, introductions))
+
+
+def newest(promises: Iterable[Promise]) -> set[Acknowledgement]:
+    """What was acknowledged in the highest ballot in which any of these has acknowledged something.
+
+    One thing or nothing; several only if a reducer has told its members different averages.
+    """
+    found = {promise.acknowledged for promise in promises if promise.acknowledged is not None}
+    highest = max((each.ballot for each in found), default=0)
+    return {each for each in found if each.ballot == highest}
+
+
 class Votes:
-    """What members of a group sign, and how many of them it takes.
+    """What members of a group sign, how many of them it takes, and who leads which ballot.
 
     :param organizer: the coordinator's id; with it half of the members are enough, for the other half lacks it
     """
 
     def __init__(self, group: str, members: Sequence[str], organizer: str, signer: Signs) -> None:
-        self.group, self._members, self._organizer, self._signer = group, members, organizer, signer
+        self.group, self.members, self._organizer, self._signer = group, members, organizer, signer
+        self._right: set[bytes] = set()
+        """What was checked already, for it comes from several."""
 
     def enough(self, members: Collection[int]) -> bool:
         """Whether these are a quorum: any two of them have a member in common."""
-        led = any(self._members[member] == self._organizer for member in members)
-        return 2 * len(members) + led > len(self._members)
+        led = any(self.members[member] == self._organizer for member in members)
+        return 2 * len(members) + led > len(self.members)
 
     def propose(self, roll: Roll) -> bytes:
-        return self._signer.sign(Proposal(group=self.group, ballot=roll.ballot, roll=roll.name))
+        return self._signer.sign(Proposal(group=self.group, ballot=roll.ballot, roll=roll.name, average=roll.average))
 
-    def check(self, roll: Roll, signed: bytes, leader: int) -> None:
-        """Raises ValueError unless this member has proposed this roll in this round."""
-        author, proposal = self._signer.open(Proposal, signed)
-        if author != self._members[leader] or roll.group != self.group:
+    def check(self, held: Held, leader: int) -> None:
+        """Raises ValueError unless this leader has proposed the roll, and a quorum has left it the choice."""
+        roll, found = held.roll, hash_of(MSGPackSerializer.dumps(held.model_dump()))
+        if found in self._right:
+            return
+        author, proposal = self._signer.open(Proposal, held.signed)
+        if author != self.members[leader] or roll.group != self.group:
             raise ValueError("a roll is signed by another, or of another round")
-        if proposal != Proposal(group=self.group, ballot=roll.ballot, roll=roll.name):
+        if proposal != Proposal(group=self.group, ballot=roll.ballot, roll=roll.name, average=roll.average):
             raise ValueError("a roll is not the one that its leader has signed")
-        if len(roll.introductions) != len(self._members):
+        if len(roll.introductions) != len(self.members):
             raise ValueError("a roll is not of this group")
+        if roll.ballot:
+            self._check_choice(roll, held.promises)
+        elif roll.average:
+            raise ValueError("the first roll of a round has an average")
+        self._right.add(found)
 
-    def acknowledge(self, roll: Roll, average: bytes) -> bytes:
-        return self._signer.sign(Acknowledgement(group=self.group, ballot=roll.ballot, roll=roll.name, average=average))
+    def _check_choice(self, roll: Roll, signed: Sequence[bytes]) -> None:
+        promises = dict(self.promised(each) for each in signed)
+        if not self.enough(promises) or {promise.ballot for promise in promises.values()} != {roll.ballot}:
+            raise ValueError("a roll without a quorum that has joined its ballot")
+        acknowledged = {(each.roll, each.average) for each in newest(promises.values())}
+        if acknowledged != ({(roll.name, roll.average)} if roll.average else set()):
+            raise ValueError("a roll is not the one that was acknowledged before")
 
-    def read(self, signed: bytes) -> tuple[int, Acknowledgement]:
+    def acknowledge(self, roll: Roll, average: bytes) -> Acknowledgement:
+        return Acknowledgement(group=self.group, ballot=roll.ballot, roll=roll.name, average=average)
+
+    def promise(self, ballot: int, acknowledged: Acknowledgement | None) -> bytes:
+        return self._signer.sign(Promise(group=self.group, ballot=ballot, acknowledged=acknowledged))
+
+    def sign(self, acknowledgement: Acknowledgement) -> bytes:
+        return self._signer.sign(acknowledgement)
+
+    def promised(self, signed: bytes) -> tuple[int, Promise]:
+        """Who has promised what; raises ValueError."""
+        author, promise = self._signer.open(Promise, signed)
+        before = promise.acknowledged
+        if before is not None and (before.group != self.group or before.ballot >= promise.ballot):
+            raise ValueError("a promise names what cannot have been before")
+        return self._member(author, promise.group), promise
+
+    def acknowledged(self, signed: bytes) -> tuple[int, Acknowledgement]:
         """Who has acknowledged what; raises ValueError."""
         author, acknowledgement = self._signer.open(Acknowledgement, signed)
-        if author not in self._members or acknowledgement.group != self.group:
-            raise ValueError("an acknowledgement is of another round")
-        return self._members.index(author), acknowledgement
+        return self._member(author, acknowledgement.group), acknowledgement
 
     def certified(self, certificate: Certificate) -> Acknowledgement:
         """What a quorum has acknowledged; raises ValueError if it is none."""
-        read = dict(self.read(signed) for signed in certificate.signed)
+        read = dict(self.acknowledged(signed) for signed in certificate.signed)
         same = set(read.values())
         if len(same) != 1 or not self.enough(read):
             raise ValueError("a certificate is not that of a quorum")
         return same.pop()
 
-
-@dataclass
-class Leading:
-    """What the leader of one ballot has heard.
-
-    :ivar answered: a quorum has been asked already, or there was no ballot of another leader
-    :ivar resumed: the average that has to be taken in any case, as that quorum says, and who holds it
-    """
-
-    votes: Votes
-    ballot: int
-    reducers: tuple[int, ...]
-    answered: bool
-    resumed: tuple[Held, frozenset[int]] | None = None
-    proposed: bool = False
-    reports: dict[int, Report] = field(default_factory=dict)
-    answers: dict[int, Held | None] = field(default_factory=dict)
-    acknowledged: dict[int, tuple[Acknowledgement, bytes]] = field(default_factory=dict)
-
-    def answer(self, member: int, held: Held | None) -> None:
-        """Raises ValueError if two hold different averages of the same ballot: then a reducer has told them so."""
-        self.answers[member] = held
-        if self.answered or not self.votes.enough(self.answers):
-            return
-        self.answered = True
-        all_held = [held for held in self.answers.values() if held is not None]
-        newest = max((held.roll.ballot for held in all_held), default=0)
-        averages = {(h.roll.name, h.average): h for h in all_held if h.roll.ballot == newest}
-        if len(averages) > 1:
-            raise ValueError("a reducer told its members different averages")
-        for (roll, average), held in averages.items():
-            holders = {m for m, h in self.answers.items() if h and (h.roll.name, h.average) == (roll, average)}
-            self.resumed = held, frozenset(holders)
-
-    @property
-    def ready(self) -> bool:
-        """Can a roll be proposed?"""
-        return self.answered and not self.proposed and (self.resumed is not None or not self.missing())
-
-    def missing(self) -> list[int]:
-        """Reducers that have not reported."""
-        return [reducer for reducer in self.reducers if reducer not in self.reports]
-
-    def useless(self) -> list[int]:
-        """Reducers that lack more than half of what others have: not those members are cut off, but they are."""
-        have = Counter(member for report in self.reports.values() for member in report.whole)
-        return [reducer for reducer, report in self.reports.items() if 2 * len(report.whole) < len(have)]
-
-    def propose(self, introductions: Mapping[int, bytes]) -> Roll:
-        """The roll of those from whom every reducer has everything.
-
-        :param introductions: what this peer knows of each member, as signed
-        """
-        if self.resumed is not None:
-            held, _ = self.resumed
-            return held.roll.model_copy(update={"ballot": self.ballot, "average": held.average})
-        whole = set(introductions).intersection(*(report.whole for report in self.reports.values()))
-        count = len(self.votes._members)
-        names = tuple(hash_of(introductions[member]) if member in whole else b"" for member in range(count))
-        return Roll(group=self.votes.group, ballot=self.ballot, reducers=self.reducers, introductions=names)
-
-    def acknowledge(self, member: int, acknowledgement: Acknowledgement, signed: bytes) -> None:
-        self.acknowledged[member] = acknowledgement, signed
-
-    def certificate(self, roll: Roll, average: bytes) -> Certificate | None:
-        """If a quorum holds the same average as the leader does."""
-        right = Acknowledgement(group=self.votes.group, ballot=self.ballot, roll=roll.name, average=average)
-        signed = {member: signed for member, (found, signed) in self.acknowledged.items() if found == right}
-        return Certificate(signed=tuple(signed.values())) if self.votes.enough(signed) else None
-
-
-def names_of(introductions: Iterable[bytes]) -> bytes:
-    """One hash for what members introduced themselves with, in the order of the group."""
-    return hash_of(*map(hash_of, introductions))
+    def _member(self, author: str, group: str) -> int:
+        if author not in self.members or group != self.group:
+            raise ValueError("it is signed by a stranger, or of another round")
+        return self.members.index(author)

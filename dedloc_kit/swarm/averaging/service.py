@@ -18,9 +18,9 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, Patience
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
 from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions

@@ -46,7 +46,7 @@ class FaultyAllReduce(AllReduce):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.last = max(index for index, peer in enumerate(self._members) if peer != self._me)
+        self.last = max(index for index, peer in enumerate(self.plan.members) if peer != self.handshake.me)
         self.last_has_a_part = asyncio.Event()
 
     async def _exchange(self, reducer: int) -> None:

@@ -17,9 +17,9 @@ from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
 from dedloc_kit.records import Contribution, Record
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, OpenStream, Patience
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer

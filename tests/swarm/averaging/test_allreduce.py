@@ -87,21 +87,21 @@ def sends(member: AllReduce) -> bool:
 
 def has_sent(member: AllReduce) -> bool:
     """All of its parts have come, as far as it knows."""
-    sent = len(member._sent) >= len(member._plan.chunks) - len(member._parts.mine)
+    sent = len(member._sent) >= len(member.plan.chunks) - len(member.parts.mine)
     return sent and not any(member._window._under_way)
 
 
 def knows_the_roll(member: AllReduce) -> bool:
-    return member._ballots.roll is not None
+    return member._voter.roll is not None
 
 
 def has_averages(member: AllReduce) -> bool:
     """Some averages of the roll have come."""
-    return knows_the_roll(member) and len(member.averages.missing()) < len(member._plan.chunks)
+    return knows_the_roll(member) and len(member.averages.missing()) < len(member.plan.chunks)
 
 
 def holds_the_average(member: AllReduce) -> bool:
-    return member._ballots._acknowledged is not None
+    return member._voter.acknowledged is not None
 
 
 @pytest.mark.parametrize("when", [None, sends, has_sent, knows_the_roll, has_averages, holds_the_average])
@@ -195,14 +195,14 @@ def test_a_step_that_the_leader_took_before_it_died_is_taken_over_by_all_others(
 
 def keep_the_certificate(leader: AllReduce, but_for: Sequence[int]) -> None:
     """This one leads, and tells only these when a quorum has acknowledged the average."""
-    came = leader._ballots.came
+    came = leader._voter.came
 
     def hushed(member: int, link: Link) -> None:
         post = link.post
         link.post = lambda *told: post(*(m for m in told if m[0] != Says.CERTIFICATE or member in but_for))  # type: ignore[method-assign]
         came(member, link)
 
-    leader._ballots.came = hushed  # type: ignore[method-assign]
+    leader._voter.came = hushed  # type: ignore[method-assign]
 
 
 def check_one_step(party: Party, outcomes: Sequence[object]) -> None:
@@ -210,4 +210,4 @@ def check_one_step(party: Party, outcomes: Sequence[object]) -> None:
     took = [number for number, outcome in enumerate(outcomes) if outcome is None]
     assert all(isinstance(outcome, Fault) for outcome in outcomes if outcome is not None), outcomes
     assert all(torch.equal(party.averages[number], party.averages[took[0]]) for number in took)
-    assert len({party.members[number]._ballots.roll.name for number in took}) <= 1  # type: ignore[union-attr]
+    assert len({party.members[number]._voter.roll.name for number in took}) <= 1  # type: ignore[union-attr]

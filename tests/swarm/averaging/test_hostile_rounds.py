@@ -28,9 +28,9 @@ class SignsAsAnother(AllReduce):
         super().__init__(*arguments)  # type: ignore[arg-type]
 
         def propose(roll: Roll) -> bytes:
-            return PlainSigner("peer1").sign(Proposal(group=GROUP, ballot=roll.ballot, roll=roll.name))
+            return PlainSigner("peer1").sign(Proposal(group=GROUP, ballot=roll.ballot, roll=roll.name, average=b""))
 
-        self._ballots._votes.propose = propose  # type: ignore[method-assign]
+        self._voter._votes.propose = propose  # type: ignore[method-assign]
 
 
 class AltersTheRoll(AllReduce):
@@ -38,10 +38,10 @@ class AltersTheRoll(AllReduce):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        leading = self._ballots._leading
-        assert leading is not None
-        propose = leading.propose
-        leading.propose = lambda introductions: type(self).change(propose(introductions))  # type: ignore[method-assign]
+        ballot = self._voter.leading.ballot
+        assert ballot is not None
+        propose = ballot.roll
+        ballot.roll = lambda introductions: type(self).change(propose(introductions))  # type: ignore[method-assign]
 
 
 class NamesWhoIsNotThere(AltersTheRoll):
@@ -55,16 +55,16 @@ class LeavesOut(AltersTheRoll):
 class TellsTwoRolls(AllReduce):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        take = self._ballots._take_roll
+        take = self._voter.take_roll
 
-        def take_and_lie(sender: int, held: Held) -> None:
+        def take_and_lie(held: Held) -> None:
             other = without(held.roll, 4)
-            lie = say(Says.ROLL, Held(roll=other, signed=self._ballots._votes.propose(other)))
-            for link in self._down.values():
+            lie = say(Says.ROLL, Held(roll=other, signed=self._voter._votes.propose(other)))
+            for link in self.links.down.values():
                 link.post(lie)
-            take(sender, held)
+            take(held)
 
-        self._ballots._take_roll = take_and_lie  # type: ignore[method-assign]
+        self._voter.take_roll = take_and_lie  # type: ignore[method-assign]
 
 
 class SaysNothing(AllReduce):

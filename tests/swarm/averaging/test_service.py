@@ -103,18 +103,18 @@ class LeavesOutTheSecond(AllReduce):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        leading = self._ballots._leading
-        if leading is not None:
-            propose, brought = leading.propose, SAMPLES[1]
+        ballot = self._voter.leading.ballot
+        if ballot is not None:
+            propose, brought = ballot.roll, SAMPLES[1]
 
             def without(introductions: Mapping[int, bytes]) -> Roll:
                 roll = propose(introductions)
                 names = list(roll.introductions)
-                second = next(n for n, met in self._handshake.met.items() if met.samples == brought)
+                second = next(n for n, met in self.handshake.met.items() if met.samples == brought)
                 names[second] = b""
                 return roll.model_copy(update={"introductions": tuple(names)})
 
-            leading.propose = without  # type: ignore[method-assign]
+            ballot.roll = without  # type: ignore[method-assign]
 
 
 def test_who_is_left_out_takes_the_average_and_gets_its_own_vector_back_for_the_next_round(tmp_path: Path) -> None:
