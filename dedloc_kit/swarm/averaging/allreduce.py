@@ -307,7 +307,7 @@ class AllReduce:
                 if says == Says.PART:
                     self.longest_silence = max(self.longest_silence, link.measure(says))
                     number, encoded = messages.read_numbered(content)
-                    await self._await_deal(number)
+                    await self._await_deal(member, number)
                     self.parts.take(member, number, encoded)
                     link.post(say(Says.CAME))
                     self._voter.part_came()
@@ -325,11 +325,11 @@ class AllReduce:
                 link.post(gave_up(self.plan.members[self.mine], self.culprits, self.named))
                 await link.flushed()
 
-    async def _await_deal(self, number: int) -> None:
-        """A member may have heard before this peer does that it inherits a share."""
+    async def _await_deal(self, member: int, number: int) -> None:
+        """It may have heard before this peer does how much it inherits."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.patience.usual):
-                while number not in self.parts.mine and not self.over:
+                while not self.parts.room(member, number) and not self.over:
                     await self._dealt.wait()
 
     def whole(self, member: int) -> bool:

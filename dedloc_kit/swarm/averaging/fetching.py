@@ -62,18 +62,18 @@ class Fetching:
             link.post(*had)
 
     def fetch(self, silent: float = 0.0) -> None:
-        """Ask for what is missing of an average that a member has acknowledged.
+        """Ask for what is missing and does not come from its reducer: that is gone, or cut off from this peer alone.
 
-        :param silent: seconds without an average after which reducers that live are not waited for either
+        :param silent: seconds without an average after which reducers that live are not waited for either, if the
+            average exists already
         """
         roll, averages = self._voter.roll, self._round.averages
-        if roll is None or not (roll.average or self._voter.certified) or self._round.introductions is None:
-            return
         source, link = self._source()
-        if link is None:
+        if roll is None or self._round.introductions is None or link is None:
             return
         owners, here = self._plan.owners(roll.reducers), set(self._voter.living) - self._links.dead
-        waited = silent and averages.quiet(time.monotonic()) > silent
+        exists = roll.average or self._voter.certified
+        waited = exists and silent and averages.quiet(time.monotonic()) > silent
         wanted = [
             number
             for number in averages.missing()

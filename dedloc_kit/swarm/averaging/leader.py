@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
     from dedloc_kit.swarm.averaging.voter import Voter
 
+ALONE = 2
+"""So often a leader looks and finds too few until it gives up: they may have ended, and be about to tell it how."""
+
 
 @dataclass
 class Ballot:
@@ -126,6 +129,8 @@ class Leader:
         """Members that told of a higher ballot: each is believed once, for it may lie."""
         self._unsure: set[int] = set()
         """Reducers that were introduced to others than this peer was."""
+        self._alone = 0
+        """So often in a row there was no quorum any more."""
         self.ballot: Ballot | None = None
 
     @property
@@ -201,9 +206,6 @@ class Leader:
         ballot = self.ballot
         if ballot is None or not ballot.ready or self._voter.certificate is not None:
             return
-        if not self._votes.enough(self._here()):
-            self._round.fail("too few are left")
-            return
         for reducer in ballot.useless():
             if reducer == self._mine:
                 self._round.fail("this peer is cut off from the others")
@@ -256,12 +258,10 @@ class Leader:
             for number in averages.missing():
                 if owners[number] != self._mine:
                     self._round.bury(owners[number], "sent no averages", blame=True)
-        if not self._votes.enough(self._here()) and self._voter.certificate is None:
+        here = set(range(len(self._plan.members))) - self._links.lost
+        self._alone = 0 if self._votes.enough(here) or self._voter.certificate is not None else self._alone + 1
+        if self._alone > ALONE:
             self._round.fail("too few are left")
-
-    def _here(self) -> set[int]:
-        """Members that are not gone, as far as this peer knows."""
-        return set(range(len(self._plan.members))) - self._links.lost
 
     def lost(self, member: int) -> None:
         """It cannot give any more what it holds."""

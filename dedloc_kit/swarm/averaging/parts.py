@@ -25,21 +25,30 @@ class Parts:
         self._values = torch.empty(CHUNK)
         self.mine: tuple[int, ...] = ()
         """The chunks that this peer reduces."""
+        self._first = 0
+
+    def room(self, member: int, number: int) -> bool:
+        """May this part be kept? Of another's share as many as of this peer's own: a member may have heard before this
+        peer does that it inherits them, or of another ballot."""
+        others = self._kept.get(member, {}).keys() - set(self.mine)
+        return number in self.mine or len(others) < max(1, self._first)
 
     def take(self, member: int, number: int, encoded: bytes) -> None:
-        """Keep a part; raises ValueError unless it is the first of its kind, of this peer's share, and can be read."""
+        """Keep a part; raises ValueError unless it is the first of its kind and can be read."""
         kept = self._kept.setdefault(member, {})
-        if number not in self.mine or number in kept:
-            raise ValueError(f"part {number} came twice, or is not this peer's to reduce")
+        if number in kept or number >= len(self._plan.chunks):
+            raise ValueError(f"part {number} came twice, or there is none")
         begin, end = self._plan.chunks[number]
         if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
             raise ValueError(f"part {number} takes more bytes than the run's compression needs")
         self._decoded(number, encoded)
-        kept[number] = encoded
+        if self.room(member, number):
+            kept[number] = encoded
 
     def deal(self, mine: int, owners: Sequence[int]) -> None:
         """Who reduces which chunk from now on."""
         self.mine = tuple(number for number, owner in enumerate(owners) if owner == mine)
+        self._first = self._plan.first_owners.count(mine)
 
     def all_of(self, member: int) -> bool:
         """Has this member sent all that this peer reduces?"""

@@ -36,11 +36,13 @@ class Plan:
         )
 
     def owners(self, living: Collection[int]) -> tuple[int, ...]:
-        """Who reduces each chunk if only these reducers live: the shares of the others are dealt out in turn."""
-        heirs, dealt = sorted(living), 0
-        owners = []
-        for owner in self.first_owners:
-            if owner not in living:
-                owner, dealt = heirs[dealt % len(heirs)], dealt + 1
-            owners.append(owner)
+        """Who reduces each chunk if only these reducers live.
+
+        A chunk of one that is gone goes to the first that lives in an order of its own, so that it stays there whoever
+        else dies: its values are sent anew as seldom as can be.
+        """
+        reducers, owners = self.reducers, []
+        for number, owner in enumerate(self.first_owners):
+            order = (reducers[(number + place) % len(reducers)] for place in range(len(reducers)))
+            owners.append(owner if owner in living else next(reducer for reducer in order if reducer in living))
         return tuple(owners)

@@ -65,6 +65,7 @@ class Voter:
         self._begun = self._reported = False
         self._followed = time.monotonic()
         self._untold: set[int] = set()  # members whom nobody else can tell the roll any more
+        self._asking: set[int] = set()  # members that ask how the round has ended, or will
         self.leading = Leader(round, self, votes)
         self.fetching = Fetching(round, self)
         if self.leader == self._mine:
@@ -131,6 +132,8 @@ class Voter:
             return
         self.leader, self._followed = left[0], time.monotonic() + self._round.patience.usual
         if self.leader == self._mine:
+            for link in self._links.up.values():
+                link.post(say(Says.FOLLOWS))
             if self.certificate is None:
                 self.leading.call(self.ballot)
             return
@@ -171,10 +174,13 @@ class Voter:
             case Says.HERE:
                 pass
             case Says.FOLLOWS:
-                if self.certificate is not None:
-                    self._tell_also(member)
+                if self.certificate is not None and member not in self._asking:
+                    link.post(say(Says.CERTIFICATE, self.certificate))
+                self._asking.add(member)
             case Says.UNTOLD:
-                self._tell_also(member)
+                if member not in self._untold:
+                    self._untold.add(member)
+                    self._tell_roll((member,))
             case Says.FETCH:
                 self.fetching.give(messages.numbers(content), link)
             case _ if not self._round.over:
@@ -193,6 +199,8 @@ class Voter:
                 self._take_introductions(decode(content))
             case Says.CERTIFICATE:
                 self.take_certificate(messages.record(Certificate, content))
+                if self.certified is not None and (self.roll is None or self.roll.name != self.certified.roll):
+                    link.post(say(Says.UNTOLD))
             case Says.FETCH:
                 self.fetching.give(messages.numbers(content), link)
             case _:
@@ -263,11 +271,11 @@ class Voter:
         roll, before = held.roll, self.roll
         self.check(held)
         leader = self.leader_of(roll.ballot)
-        if roll.ballot < self.ballot or self._round.over:
-            return
-        if before is not None and before.ballot == roll.ballot:
-            if before != roll:
-                self._round.bury(leader, "told two rolls", blame=True)
+        known = before is not None and before.ballot == roll.ballot
+        if known and before != roll:
+            self._round.bury(leader, "told two rolls", blame=True)
+        certified = self.certified is not None and self.certified.roll == roll.name
+        if known or self._round.over or (roll.ballot < self.ballot and not certified):
             return
         outdated = leader in self._links.dead and self.ranking.index(leader) < self.ranking.index(self.leader)
         if leader != self.leader and not outdated:  # a quorum follows it
@@ -275,10 +283,11 @@ class Voter:
             self.leader, self._followed = leader, time.monotonic()
         if roll.ballot > self.ballot:
             self.join(Call(ballot=roll.ballot, reducers=roll.reducers))
-        if not roll.average and set(roll.reducers) != set(self.living):
-            raise ValueError("a roll deals the shares to others")
-        if self._mine in roll.reducers and not roll.average and not all(map(self._round.whole, roll.counted)):
-            raise ValueError("a roll names members that were not there")
+        if roll.ballot == self.ballot and not roll.average:
+            if set(roll.reducers) != set(self.living):
+                raise ValueError("a roll deals the shares to others")
+            if self._mine in roll.reducers and not all(map(self._round.whole, roll.counted)):
+                raise ValueError("a roll names members that were not there")
         self.held = held
         if before is None or before.name != roll.name:
             # A quorum has nothing of an earlier ballot, or this average: what this peer has cannot be taken any more.
@@ -288,9 +297,9 @@ class Voter:
             self.fetching.begin()
         self._round.averages.stir()
         self._tell_roll(range(len(self._plan.members)))
-        known = self._handshake.known(roll)
-        if self._round.introductions is None and known is not None:
-            self._introduced(known)
+        introduced = self._handshake.known(roll)
+        if self._round.introductions is None and introduced is not None:
+            self._introduced(introduced)
         else:
             self._acknowledge()
         self.fetching.fetch()
@@ -315,21 +324,15 @@ class Voter:
         others = [member for member in range(len(self._plan.members)) if member not in self.living]
         return {member for at, member in enumerate(others) if at % count == place} | self._untold
 
-    def _tell_also(self, member: int) -> None:
-        if member not in self._untold:
-            self._untold.add(member)
-            self._tell_roll((member,))
-
     def _tell_roll(self, members: Collection[int]) -> None:
         """Tell these of the roll, and how the round has ended, as far as this reducer is the one to do it."""
         known = self._round.introductions
         for member in set(members) & self._listeners() & self._links.down.keys():
-            if self.held is not None and known is not None:
-                self._links.down[member].post(
-                    say(Says.ROLL, self.held), *introductions(self.held.roll.name, known.signed)
-                )
+            link = self._links.down[member]
             if self.certificate is not None:
-                self._links.down[member].post(say(Says.CERTIFICATE, self.certificate))
+                link.post(say(Says.CERTIFICATE, self.certificate))
+            if self.held is not None and known is not None:
+                link.post(say(Says.ROLL, self.held), *introductions(self.held.roll.name, known.signed))
 
     def _take_introductions(self, content: object) -> None:
         if not isinstance(content, list | tuple) or len(content) != 3 or not isinstance(content[2], list | tuple):
@@ -384,7 +387,7 @@ class Voter:
         """Raises ValueError unless a quorum holds the same average."""
         if self.certificate is None and not self._round.over:
             self.certified, self.certificate = self._votes.certified(certificate), certificate
-            for member in self._listeners() & self._links.down.keys():
+            for member in (self._listeners() | self._asking) & self._links.down.keys():
                 self._links.down[member].post(say(Says.CERTIFICATE, certificate))
             self.fetching.fetch()
             self._end_if_certified()

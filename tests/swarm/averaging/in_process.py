@@ -114,7 +114,7 @@ class Party:
             for peer, here, there, serving in lines:
                 if number in (me, peer):
                     for stream in (here, there):
-                        stream.writer.transport.abort()
+                        _break(stream)
                     if peer == number:
                         serving.cancel()
 
@@ -125,7 +125,10 @@ class Party:
             for peer, here, there, _ in lines:
                 if frozenset((me, peer)) in self.cuts:
                     for stream in (here, there):
-                        stream.writer.transport.abort()
+                        _break(stream)
+
+    def wrap(self, stream: Stream, member: int) -> None:
+        """What this member's end of a new stream goes through; nothing as a rule."""
 
     def _check(self, introductions: Introductions) -> None:
         if introductions.samples < self.global_batch:
@@ -139,6 +142,8 @@ class Party:
                 raise ConnectionError("the line is cut")
             ends = [await asyncio.open_connection(sock=end) for end in socket.socketpair()]
             here, there = (Stream(*end) for end in ends)
+            self.wrap(here, me)
+            self.wrap(there, number)
             serving = asyncio.create_task(
                 self.members[number].serve(self.plan.members[me], handshake.introduction, there)
             )
@@ -150,6 +155,11 @@ class Party:
                 here.close()
 
         return line
+
+
+def _break(stream: Stream) -> None:
+    if not stream.writer.is_closing():
+        stream.writer.transport.abort()
 
 
 class PlainSigner:

@@ -107,8 +107,8 @@ class LeavesOutTheSecond(AllReduce):
         if ballot is not None:
             propose, brought = ballot.roll, SAMPLES[1]
 
-            def without(introductions: Mapping[int, bytes]) -> Roll:
-                roll = propose(introductions)
+            def without(introduced: Mapping[int, bytes]) -> Roll:
+                roll = propose(introduced)
                 names = list(roll.introductions)
                 second = next(n for n, met in self.handshake.met.items() if met.samples == brought)
                 names[second] = b""
