@@ -174,7 +174,7 @@ class AllReduce:
             if link is None and not starting:
                 self.lose(member, "did not begin", blame=True)
             elif link is not None and min(link.silent(), now - self._since) > usual:
-                self.lose(member, "stopped sending", blame=True)
+                self.lose(member, "stopped sending", blame=not self.whole(member, first=True))
         self._voter.judge(now, starting)
 
     def lose(self, member: int, why: str, *, blame: bool) -> None:
@@ -316,7 +316,7 @@ class AllReduce:
                 else:
                     self._voter.hear_member(member, link, says, content)
         except (OSError, EOFError):
-            self.lose(member, "broke off", blame=not self.whole(member))
+            self.lose(member, "broke off", blame=not self.whole(member, first=True))
         except Exception as error:
             self.parts.forget(member)
             self.handshake.met.pop(member, None)
@@ -332,12 +332,15 @@ class AllReduce:
                 while not self.parts.room(member, number) and not self.over:
                     await self._dealt.wait()
 
-    def whole(self, member: int) -> bool:
-        """Has this member introduced itself, and sent all that this peer reduces?"""
+    def whole(self, member: int, *, first: bool = False) -> bool:
+        """Has this member introduced itself, and sent all that this peer reduces?
+
+        :param first: or would reduce if all lived: of what is dealt anew it may not have heard
+        """
         if member == self.mine:
             return True
         brought = self.handshake.met.get(member)
-        return brought is not None and (not brought.samples or self.parts.all_of(member))
+        return brought is not None and (not brought.samples or self.parts.all_of(member, first=first))
 
     # What is agreed
 

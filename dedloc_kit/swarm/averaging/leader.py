@@ -251,7 +251,8 @@ class Leader:
                 if not starting:
                     self._round.bury(reducer, "did not begin", blame=True)
             elif self._links.silent(reducer) > usual:
-                self._round.bury(reducer, "fell silent", blame=True)
+                follows = self.ballot is not None and (not self.ballot.number or reducer in self.ballot.joined)
+                self._round.bury(reducer, "fell silent", blame=follows)
         roll, averages = self._voter.roll, self._round.averages
         if roll is not None and not roll.average and averages.quiet(now) > 2 * usual:
             owners = self._plan.owners(roll.reducers)

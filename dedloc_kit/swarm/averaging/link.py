@@ -114,6 +114,11 @@ class Links:
         for link in (*self.up.values(), *self.down.values()):
             link.forgive(seconds)
 
+    def count_from(self, moment: float) -> None:
+        """As `Link.count_from`."""
+        for link in (*self.up.values(), *self.down.values()):
+            link.count_from(moment)
+
     def silent(self, member: int) -> float:
         """Seconds since anything was heard of it, on whichever stream."""
         return min(link.silent() for link in (self.up.get(member), self.down.get(member)) if link is not None)

@@ -25,13 +25,14 @@ class Parts:
         self._values = torch.empty(CHUNK)
         self.mine: tuple[int, ...] = ()
         """The chunks that this peer reduces."""
-        self._first = 0
+        self._first: tuple[int, ...] = ()
+        """Those that it would if all lived."""
 
     def room(self, member: int, number: int) -> bool:
         """May this part be kept? Of another's share as many as of this peer's own: a member may have heard before this
         peer does that it inherits them, or of another ballot."""
         others = self._kept.get(member, {}).keys() - set(self.mine)
-        return number in self.mine or len(others) < max(1, self._first)
+        return number in self.mine or len(others) < max(1, len(self._first))
 
     def take(self, member: int, number: int, encoded: bytes) -> None:
         """Keep a part; raises ValueError unless it is the first of its kind and can be read."""
@@ -48,12 +49,12 @@ class Parts:
     def deal(self, mine: int, owners: Sequence[int]) -> None:
         """Who reduces which chunk from now on."""
         self.mine = tuple(number for number, owner in enumerate(owners) if owner == mine)
-        self._first = self._plan.first_owners.count(mine)
+        self._first = tuple(number for number, owner in enumerate(self._plan.first_owners) if owner == mine)
 
-    def all_of(self, member: int) -> bool:
-        """Has this member sent all that this peer reduces?"""
+    def all_of(self, member: int, *, first: bool = False) -> bool:
+        """Has this member sent all that this peer reduces, or would reduce if all lived?"""
         kept = self._kept.get(member, {})
-        return all(number in kept for number in self.mine)
+        return all(number in kept for number in (self._first if first else self.mine))
 
     def forget(self, member: int) -> None:
         self._kept[member] = {}

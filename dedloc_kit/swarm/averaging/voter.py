@@ -132,6 +132,7 @@ class Voter:
             return
         self.leader, self._followed = left[0], time.monotonic() + self._round.patience.usual
         if self.leader == self._mine:
+            self._links.count_from(self._followed)
             for link in self._links.up.values():
                 link.post(say(Says.FOLLOWS))
             if self.certificate is None:
