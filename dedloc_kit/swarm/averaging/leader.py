@@ -243,13 +243,15 @@ class Leader:
 
     def judge(self, now: float, starting: bool) -> None:
         """Reducers that this peer waits for may be gone."""
+        if self._voter.certificate is not None:
+            return
         usual = self._round.patience.usual
         for reducer in self._voter.living:
             if reducer == self._mine or reducer in self._links.dead:
                 continue
             if reducer not in self._links.down:
                 if not starting:
-                    self._round.bury(reducer, "did not begin", blame=True)
+                    self._round.bury(reducer, "is not there", blame=reducer not in self._round.handshake.met)
             elif self._links.silent(reducer) > usual:
                 follows = self.ballot is not None and (not self.ballot.number or reducer in self.ballot.joined)
                 self._round.bury(reducer, "fell silent", blame=follows)
@@ -260,7 +262,7 @@ class Leader:
                 if owners[number] != self._mine:
                     self._round.bury(owners[number], "sent no averages", blame=True)
         here = set(range(len(self._plan.members))) - self._links.lost
-        self._alone = 0 if self._votes.enough(here) or self._voter.certificate is not None else self._alone + 1
+        self._alone = 0 if self._votes.enough(here) else self._alone + 1
         if self._alone > ALONE:
             self._round.fail("too few are left")
 
