@@ -173,9 +173,13 @@ class AllReduce:
                 continue
             if link is None and not starting:
                 self.lose(member, "did not begin", blame=True)
-            elif link is not None and min(link.silent(), now - self._since) > usual:
+            elif link is not None and self._silent(member, link, now) > usual:
                 self.lose(member, "stopped sending", blame=not self.whole(member, first=True))
         self._voter.judge(now, starting)
+
+    def _silent(self, member: int, link: Link, now: float) -> float:
+        """What was dealt anew takes those who live a while."""
+        return link.silent() if member in self.links.dead else min(link.silent(), now - self._since)
 
     def lose(self, member: int, why: str, *, blame: bool) -> None:
         """Nothing more comes from this member."""
@@ -191,6 +195,9 @@ class AllReduce:
             self._window.gone(reducer)
             self._note(reducer, why, blame)
             self._voter.buried(reducer)
+            link = self.links.down.get(reducer)
+            if link is not None and link.silent() > self.patience.usual:
+                self.lose(reducer, why, blame=blame)
 
     def _note(self, member: int, why: str, blame: bool) -> None:
         self._why = f"{self.plan.members[member]} {why}"
