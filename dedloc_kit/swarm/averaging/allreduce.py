@@ -178,8 +178,9 @@ class AllReduce:
         self._voter.judge(now, starting)
 
     def _silent(self, member: int, link: Link, now: float) -> float:
-        """What was dealt anew takes those who live a while."""
-        return link.silent() if member in self.links.dead else min(link.silent(), now - self._since)
+        """Whoever had sent all may not have heard yet that more was dealt out."""
+        more = self.whole(member, first=True) and member not in self.links.dead
+        return min(link.silent(), now - self._since) if more else link.silent()
 
     def lose(self, member: int, why: str, *, blame: bool) -> None:
         """Nothing more comes from this member."""

@@ -115,10 +115,12 @@ class Links:
             link.forgive(seconds)
 
     def count_from(self, moment: float) -> None:
-        """As `Link.count_from`."""
-        for link in (*self.up.values(), *self.down.values()):
-            link.count_from(moment)
+        """As `Link.count_from`, of those that are not known to be gone."""
+        for member, link in (*self.up.items(), *self.down.items()):
+            if member not in self.dead:
+                link.count_from(moment)
 
     def silent(self, member: int) -> float:
-        """Seconds since anything was heard of it, on whichever stream."""
-        return min(link.silent() for link in (self.up.get(member), self.down.get(member)) if link is not None)
+        """Seconds since anything was heard of it, on whichever stream; 0 if nothing ever was."""
+        links = (link for link in (self.up.get(member), self.down.get(member)) if link is not None)
+        return min((link.silent() for link in links if link.heard is not None), default=0.0)
