@@ -6,7 +6,6 @@ A member can be killed, cut off from others or made to stand still at any moment
 import asyncio
 import hashlib
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -102,6 +101,11 @@ class Party:
         return await self.end()
 
     @property
+    def votes(self) -> Votes:
+        organizer = "" if self.organizer is None else self.plan.members[self.organizer]
+        return Votes(GROUP, self.plan.members, organizer, PlainSigner("nobody"))
+
+    @property
     def ranking(self) -> tuple[int, ...]:
         """Who leads, best first."""
         return self.plan.ranking(GROUP)
@@ -193,5 +197,5 @@ def introduced(peer: str, introduction: bytes) -> Contribution:
         session_samples=samples,
         loss=1.0,
         name=peer,
-        time=time.time(),
+        time=1e9,
     )
