@@ -233,6 +233,8 @@ class AllReduce:
             self.bury(reducer, "failed" if ended.by_itself else "gave the round up", blame=ended.by_itself)
         except Exception as error:
             self.bury(reducer, f"broke off ({error!r:.100})", blame=True)
+            if reducer not in self.links.down:  # if it comes all the same, it counts
+                self.lose(reducer, "is not there", blame=False)
         finally:
             self.links.up.pop(reducer, None)
 
@@ -359,12 +361,14 @@ class AllReduce:
         shares = counts(self._owners, len(self.plan.members))
         self._window.deal([0 if p == self.mine or p in self.links.dead else n for p, n in enumerate(shares)])
         self._since = time.monotonic()
+        self.links.measure_anew()
         self._dealt.set()
         self._dealt = asyncio.Event()
 
     def begin_roll(self) -> None:
         """Others count than on the roll before."""
         self.introductions = None
+        self.links.measure_anew()
         self._reducing.stop()
         self.averages.begin()
 

@@ -74,6 +74,10 @@ class Link:
         (kind, then), self._before = self._before, (says, time.monotonic())
         return time.monotonic() - then if kind == says else 0.0
 
+    def measure_anew(self) -> None:
+        """What comes next was not to be expected sooner."""
+        self._before = (0, 0.0)
+
     def send_averages(self, sending: "asyncio.Task[None]") -> None:
         """This sends averages here, in place of what did before."""
         self.stop_averages()
@@ -113,6 +117,11 @@ class Links:
         """This process stood still for so long; what came meanwhile is yet to be read."""
         for link in (*self.up.values(), *self.down.values()):
             link.forgive(seconds)
+
+    def measure_anew(self) -> None:
+        """As `Link.measure_anew`."""
+        for link in (*self.up.values(), *self.down.values()):
+            link.measure_anew()
 
     def count_from(self, moment: float) -> None:
         """As `Link.count_from`, of those that are not known to be gone."""
