@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "a leader may tell two rolls",
         "swarm/averaging/voter.py",
-        "            if before != roll:\n",
-        "            if False:\n",
+        "        if known and before != roll:\n",
+        "        if False:\n",
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
     Mutation(
@@ -147,8 +147,8 @@ MUTATIONS = (
     Mutation(
         "a part may come twice",
         "swarm/averaging/parts.py",
-        "number not in self.mine or number in kept",
-        "number not in self.mine",
+        "if number in kept or number >=",
+        "if number >=",
         "tests/swarm/averaging/test_hostile_rounds.py -k twice",
     ),
     Mutation(
@@ -171,6 +171,13 @@ MUTATIONS = (
         "        if not self.number:\n            self.choice = ()\n",
         "        self.choice = ()\n",
         "tests/swarm/averaging/test_allreduce.py -k taken_over",
+    ),
+    Mutation(
+        "whoever takes over is believed what was acknowledged",
+        "swarm/averaging/roll.py",
+        "        if roll.ballot:\n",
+        "        if False:\n",
+        "tests/swarm/averaging/test_hostile_rounds.py -k hides",
     ),
     Mutation(
         "what was left out is not put back",

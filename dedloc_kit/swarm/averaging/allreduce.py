@@ -372,6 +372,10 @@ class AllReduce:
         self._reducing.stop()
         self.averages.begin()
 
+    def know(self, introductions: Introductions) -> None:
+        """All on the roll have been introduced."""
+        self.introductions = introductions
+
     def reduce(self, roll: Roll, introductions: Introductions) -> None:
         """Average those on the roll, if this peer reduces, and take what came early."""
         self._reducing.begin(roll, introductions)

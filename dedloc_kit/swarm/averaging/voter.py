@@ -353,7 +353,7 @@ class Voter:
         left_out = self._mine not in self.held.roll.counted and self._handshake.mine.samples and self._round.delivered
         if left_out:
             self._round.doubted.add(self._plan.members[self.leader])  # it leaves out who is there
-        self._round.introductions = found
+        self._round.know(found)
         self._tell_roll(range(len(self._plan.members)))
         try:
             self._handshake.check(found)
@@ -377,6 +377,8 @@ class Voter:
         if held.roll.ballot == self.ballot and (self.acknowledged is None or self.acknowledged.ballot != self.ballot):
             name = round.averages.name()
             if held.roll.average not in (b"", name):
+                if self.leading.ballot is not None:  # it is not what these say that they have
+                    round.named |= {self._plan.members[holder] for holder in self.leading.ballot.holders}
                 round.fail("a reducer told its members different averages")
                 return
             self.acknowledged, self._acknowledged_roll = self._votes.acknowledge(held.roll, name), held

@@ -10,10 +10,8 @@ from torch import Tensor
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.roll import Fault
-from tests.swarm.averaging.in_process import Party
+from tests.swarm.averaging.in_process import Party, keep_the_certificate
 
 SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
 SIZE = 700_000
@@ -191,18 +189,6 @@ def test_a_step_that_the_leader_took_before_it_died_is_taken_over_by_all_others(
     party = a_party()
     outcomes = in_own_loop(meet(party))
     check(party, range(5), outcomes)
-
-
-def keep_the_certificate(leader: AllReduce, but_for: Sequence[int]) -> None:
-    """This one leads, and tells only these when a quorum has acknowledged the average."""
-    came = leader._voter.came
-
-    def hushed(member: int, link: Link) -> None:
-        post = link.post
-        link.post = lambda *told: post(*(m for m in told if m[0] != Says.CERTIFICATE or member in but_for))  # type: ignore[method-assign]
-        came(member, link)
-
-    leader._voter.came = hushed  # type: ignore[method-assign]
 
 
 def check_one_step(party: Party, outcomes: Sequence[object]) -> None:

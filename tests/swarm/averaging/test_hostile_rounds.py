@@ -8,9 +8,10 @@ import torch
 
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
+from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, part, say
-from dedloc_kit.swarm.averaging.roll import Held, Proposal, Roll
-from tests.swarm.averaging.in_process import GROUP, Party, PlainSigner
+from dedloc_kit.swarm.averaging.roll import Call, Fault, Held, Proposal, Roll
+from tests.swarm.averaging.in_process import GROUP, Party, PlainSigner, keep_the_certificate
 
 SAMPLES = (3, 2, 5, 4, 7)
 LIAR = 3
@@ -75,27 +76,70 @@ class SaysNothing(AllReduce):
 
 
 class SendsTwice(AllReduce):
-    async def _send(self, reducer: int, link: object) -> None:
-        first = self._owners.index(reducer)
-        for _ in range(2):
-            encoded = self._coding.sent.encode(self._coding.codec.gradients, self._values[first], 0)
-            await link.send(part(first, encoded.SerializeToString()))  # type: ignore[attr-defined]
-        await asyncio.Event().wait()
+    """All that it should, and each part once more."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        plain = link.send
+
+        async def twice(message: bytes) -> None:
+            for _ in range(2 if message[0] == Says.PART else 1):
+                await plain(message)
+
+        link.send = twice  # type: ignore[method-assign]
+        await super()._send(reducer, link)
 
 
 class SendsForAnother(AllReduce):
-    async def _send(self, reducer: int, link: object) -> None:
+    async def _send(self, reducer: int, link: Link) -> None:
         other = next(number for number, owner in enumerate(self._owners) if owner != reducer)
         encoded = self._coding.sent.encode(self._coding.codec.gradients, self._values[other], 0)
-        await link.send(part(other, encoded.SerializeToString()))  # type: ignore[attr-defined]
+        await link.send(part(other, encoded.SerializeToString()))
         await asyncio.Event().wait()
 
 
-def meet(liar: int, kind: type[AllReduce], but: tuple[int, ...] = ()) -> tuple[Party, list[BaseException | None]]:
+class HidesWhatWasAcknowledged(AllReduce):
+    """It takes over, and proposes a roll of its own whatever it was answered."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        leading = self._voter.leading
+        propose = leading._propose
+
+        def propose_anew() -> None:
+            if leading.ballot is not None:
+                leading.ballot.resumed = None
+            propose()
+
+        leading._propose = propose_anew  # type: ignore[method-assign]
+
+
+class ClaimsAnAverage(AllReduce):
+    """It says that it has acknowledged an average that there is not."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        voter = self._voter
+        join = voter.join
+
+        def lie(call: Call) -> None:
+            if voter.held is not None and voter.held.roll.ballot < call.ballot:
+                voter.acknowledged = voter._votes.acknowledge(voter.held.roll, bytes(32))
+                voter._acknowledged_roll = voter.held
+            join(call)
+
+        voter.join = lie  # type: ignore[method-assign]
+
+
+def a_party(kinds: dict[int, type[AllReduce]]) -> Party:
     torch.manual_seed(0)
     gradients = [torch.randn(600_000) for _ in SAMPLES]
-    party = Party(gradients, SAMPLES, clients=1, organizer=1, patience=Patience(2.0, 3.0), kinds={liar: kind})
+    party = Party(gradients, SAMPLES, clients=1, organizer=1, patience=Patience(2.0, 3.0), kinds=kinds)
     assert party.ranking[0] == LIAR
+    return party
+
+
+def meet(liar: int, kind: type[AllReduce], but: tuple[int, ...] = ()) -> tuple[Party, list[BaseException | None]]:
+    party = a_party({liar: kind})
 
     async def run() -> list[BaseException | None]:
         await party.begin(but)
@@ -155,3 +199,45 @@ def test_who_sends_a_part_twice_or_for_anothers_share_is_left_out_and_named(kind
     assert assert_one_step(party, (0, 1, 2, 3), outcomes) == {0, 1, 2, 3}
     for number in range(4):
         assert party.members[number].culprits == {"peer4"}
+
+
+def test_whoever_takes_over_and_hides_that_a_step_was_taken_is_named_and_the_others_take_that_step() -> None:
+    party = a_party({})
+    leader, liar = party.ranking[:2]
+    party.kinds[liar] = HidesWhatWasAcknowledged
+
+    async def run() -> list[BaseException | None]:
+        party.prepare()
+        keep_the_certificate(party.members[leader])
+        await party.begin()
+        async with asyncio.timeout(60.0):
+            assert await party.tasks[leader] is None
+            party.kill(leader)
+            await asyncio.wait([task for number, task in enumerate(party.tasks) if number != liar])
+        party.tasks[liar].cancel()
+        return await party.end()
+
+    outcomes = in_own_loop(run())
+    honest = tuple(number for number in range(5) if number != liar)
+    assert_one_step(party, honest, outcomes)
+    assert all(f"peer{liar}" in party.members[number].culprits for number in party.ranking[2:])
+
+
+def test_who_claims_an_average_that_there_is_not_makes_nobody_take_it() -> None:
+    party = a_party({4: ClaimsAnAverage})
+
+    async def run() -> list[BaseException | None]:
+        await party.begin()
+        async with asyncio.timeout(60.0):
+            while party.members[4]._voter.roll is None:
+                await asyncio.sleep(0)
+            party.kill(LIAR)
+            await asyncio.wait(party.tasks[:3])
+        party.tasks[4].cancel()
+        return await party.end()
+
+    outcomes = in_own_loop(run())
+    if outcomes[0] is None:
+        assert_one_step(party, (0, 1, 2), outcomes)
+    else:
+        assert all(isinstance(outcome, Fault) for outcome in outcomes[:3]), outcomes
