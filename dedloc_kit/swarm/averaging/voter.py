@@ -5,7 +5,7 @@ own; members join it as soon as they find them gone, too, or as soon as it has a
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging import messages
@@ -13,7 +13,7 @@ from dedloc_kit.swarm.averaging.fetching import Fetching
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.leader import Leader
 from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, introductions, say
+from dedloc_kit.swarm.averaging.messages import Says, say
 from dedloc_kit.swarm.averaging.roll import (
     MAX_BALLOTS,
     Acknowledgement,
@@ -26,6 +26,7 @@ from dedloc_kit.swarm.averaging.roll import (
     Votes,
     names_of,
 )
+from dedloc_kit.swarm.averaging.telling import Telling
 from dedloc_kit.swarm.network.service import decode
 
 if TYPE_CHECKING:
@@ -64,10 +65,9 @@ class Voter:
         self._pending: dict[int, Call] = {}  # of those whom this peer does not follow yet
         self._begun = self._reported = False
         self._followed = time.monotonic()
-        self._untold: set[int] = set()  # members whom nobody else can tell the roll any more
-        self._asking: set[int] = set()  # members that ask how the round has ended, or will
         self.leading = Leader(round, self, votes)
         self.fetching = Fetching(round, self)
+        self._telling = Telling(round, self)
         if self.leader == self._mine:
             self.leading.begin()
 
@@ -162,7 +162,7 @@ class Voter:
             if self.leading.ballot is not None and self.leading.ballot.number:
                 ballot = self.leading.ballot
                 link.post(say(Says.CALL, Call(ballot=ballot.number, reducers=ballot.reducers)))
-        self._tell_roll((member,))
+        self._telling.roll((member,))
         if self.roll is not None and self._round.introductions is not None:
             self._round.resend(link)
         self._report()
@@ -175,13 +175,9 @@ class Voter:
             case Says.HERE:
                 pass
             case Says.FOLLOWS:
-                if self.certificate is not None and member not in self._asking:
-                    link.post(say(Says.CERTIFICATE, self.certificate))
-                self._asking.add(member)
+                self._telling.ask(member, link)
             case Says.UNTOLD:
-                if member not in self._untold:
-                    self._untold.add(member)
-                    self._tell_roll((member,))
+                self._telling.untold(member)
             case Says.FETCH:
                 self.fetching.give(messages.numbers(content), link)
             case _ if not self._round.over:
@@ -297,7 +293,7 @@ class Voter:
             self._handshake.begin()
             self.fetching.begin()
         self._round.averages.stir()
-        self._tell_roll(range(len(self._plan.members)))
+        self._telling.roll(range(len(self._plan.members)))
         introduced = self._handshake.known(roll)
         if self._round.introductions is None and introduced is not None:
             self._introduced(introduced)
@@ -316,24 +312,6 @@ class Voter:
         call = self._pending.pop(self.leader, None)
         if call is not None and not self._round.over:
             self._take_call(self.leader, call)
-
-    def _listeners(self) -> set[int]:
-        """To whom this reducer tells the roll and the introductions, so that each member hears them once."""
-        if self._mine not in self.living:
-            return self._untold
-        place, count = self.living.index(self._mine), len(self.living)
-        others = [member for member in range(len(self._plan.members)) if member not in self.living]
-        return {member for at, member in enumerate(others) if at % count == place} | self._untold
-
-    def _tell_roll(self, members: Collection[int]) -> None:
-        """Tell these of the roll, and how the round has ended, as far as this reducer is the one to do it."""
-        known = self._round.introductions
-        for member in set(members) & self._listeners() & self._links.down.keys():
-            link = self._links.down[member]
-            if self.certificate is not None:
-                link.post(say(Says.CERTIFICATE, self.certificate))
-            if self.held is not None and known is not None:
-                link.post(say(Says.ROLL, self.held), *introductions(self.held.roll.name, known.signed))
 
     def _take_introductions(self, content: object) -> None:
         if not isinstance(content, list | tuple) or len(content) != 3 or not isinstance(content[2], list | tuple):
@@ -354,7 +332,7 @@ class Voter:
         if left_out:
             self._round.doubted.add(self._plan.members[self.leader])  # it leaves out who is there
         self._round.know(found)
-        self._tell_roll(range(len(self._plan.members)))
+        self._telling.roll(range(len(self._plan.members)))
         try:
             self._handshake.check(found)
         except GroupRefused as refusal:
@@ -390,8 +368,7 @@ class Voter:
         """Raises ValueError unless a quorum holds the same average."""
         if self.certificate is None and not self._round.over:
             self.certified, self.certificate = self._votes.certified(certificate), certificate
-            for member in (self._listeners() | self._asking) & self._links.down.keys():
-                self._links.down[member].post(say(Says.CERTIFICATE, certificate))
+            self._telling.certificate()
             self.fetching.fetch()
             self._end_if_certified()
 
