@@ -63,6 +63,7 @@ class Voter:
         self._signed = b""  # the acknowledgement
         self._joined: Answer | None = None  # what this peer has promised in its ballot; the first one needs nothing
         self._pending: dict[int, Call] = {}  # of those whom this peer does not follow yet
+        self._corrected: set[tuple[int, int]] = set()  # who was told that it calls too low a ballot
         self._begun = self._reported = False
         self._followed = time.monotonic()
         self.leading = Leader(round, self, votes)
@@ -222,7 +223,8 @@ class Voter:
             self._pending[reducer] = call
         elif call.ballot > self.ballot:
             self.join(call)
-        elif call.ballot < self.ballot:
+        elif call.ballot < self.ballot and (reducer, self.ballot) not in self._corrected:
+            self._corrected.add((reducer, self.ballot))
             self._answer(reducer)  # it does not know of a ballot before it, and has to begin a higher one
 
     def join(self, call: Call) -> None:
