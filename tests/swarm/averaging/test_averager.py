@@ -122,12 +122,15 @@ def test_a_member_that_goes_silent_in_the_middle_is_left_out_and_costs_no_round(
 
 
 @pytest.mark.parametrize("fault", [pytest.param("misses one", marks=pytest.mark.slow), "hangs up on one"])
-def test_a_member_that_does_not_bring_its_gradients_to_all_is_left_out_and_named(tmp_path: Path, fault: str) -> None:
+def test_a_member_that_does_not_bring_its_gradients_to_all_costs_no_round_and_is_named(
+    tmp_path: Path, fault: str
+) -> None:
     with group(tmp_path, ["", "", fault]) as members:
         answers = a_round(members, patience=3.0)[:2]
     assert [answer["outcome"] for answer in answers] == ["complete"] * 2, answers
-    for answer in answers:
-        assert (answer["members"], answer["right"]) == (2, 1.0), answers
+    assert len({answer["digest"] for answer in answers}) == 1
+    for answer in answers:  # it is left out, or counts if its share of that one went to the others
+        assert answer["right"] == 1.0, answers
         assert {*answer["culprits"], *answer["named"]} <= {members[2].peer}
     assert any(answer["culprits"] for answer in answers), answers
 
