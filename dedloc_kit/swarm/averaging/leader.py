@@ -259,7 +259,8 @@ class Leader:
         if roll is not None and not roll.average and averages.quiet(now) > 2 * usual:
             owners = self._plan.owners(roll.reducers)
             for number in averages.missing():
-                if owners[number] != self._mine:
+                link = self._links.up.get(owners[number])
+                if owners[number] != self._mine and not (link is not None and link.arriving(usual)):
                     self._round.bury(owners[number], "sent no averages", blame=True)
         here = set(range(len(self._plan.members))) - self._links.lost
         self._alone = 0 if self._votes.enough(here) else self._alone + 1

@@ -103,8 +103,9 @@ class Voter:
             if link is None or link.heard is None:
                 silent = now - self._followed > start
             else:
-                silent = now - max(self._followed, link.heard) > usual
+                silent = min(now - self._followed, link.silent()) > usual
             stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual
+            stuck = stuck and not any(link.arriving(usual) for link in self._links.up.values())
             if silent and self.certified is None:
                 self._round.bury(self.leader, "says nothing", blame=True)
             elif stuck and self.acknowledged is None:
