@@ -134,6 +134,10 @@ class Links:
             if member not in self.dead:
                 link.count_from(moment)
 
+    def begun(self, member: int) -> bool:
+        """Was anything ever heard of it?"""
+        return any(link is not None and link.heard is not None for link in (self.up.get(member), self.down.get(member)))
+
     def silent(self, member: int) -> float:
         """Seconds since anything was heard of it, on whichever stream; 0 if nothing ever was."""
         links = (link for link in (self.up.get(member), self.down.get(member)) if link is not None)
