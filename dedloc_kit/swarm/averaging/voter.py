@@ -103,10 +103,11 @@ class Voter:
             # Its two streams share a line: what it says in one may wait behind the values that it sends in the other.
             begun, silence = self._links.begun(self.leader), self._links.silent(self.leader)
             silent = min(now - self._followed, silence) > usual if begun else now - self._followed > start
-            stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual
-            stuck = stuck and not any(link.arriving(usual) for link in self._links.up.values())
-            if silent and self.certified is None:
-                self._round.bury(self.leader, "says nothing", blame=True)
+            # While averages of its roll come it need say nothing: it may have ended the round, with a quorum, long ago.
+            coming = self.roll is not None and any(link.arriving(usual) for link in self._links.up.values())
+            stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual and not coming
+            if silent and self.certified is None and not coming:
+                self._round.bury(self.leader, "says nothing", blame=self.acknowledged is None)
             elif stuck and self.acknowledged is None:
                 self._round.bury(self.leader, "told a roll of which no average comes", blame=False)
         self.fetching.fetch(silent=usual)
