@@ -167,9 +167,9 @@ class AllReduce:
 
     def _judge(self, now: float) -> None:
         usual, starting = self.patience.usual, now - self._began < self.patience.start
-        for member in range(len(self.plan.members)):
+        for member in range(len(self.plan.members)) if self.mine in self.plan.reducers else ():
             link = self.links.down.get(member)
-            if self.mine not in self.plan.reducers or member in self.links.lost or self.whole(member):
+            if member in self.links.lost or self.whole(member):
                 continue
             if link is None and not starting:
                 self.lose(member, "did not begin", blame=True)

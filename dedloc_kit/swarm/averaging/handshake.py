@@ -51,18 +51,19 @@ class Handshake:
         """Who has introduced itself to this peer, by its place in the group."""
         self.signed = {number: introduction}
         """The same as it came."""
+        self.names = {number: hash_of(introduction)}
+        """The hashes of those."""
         self._told: list[bytes] = []
 
     def meet(self, member: int, introduction: bytes) -> None:
         """A member has come; raises ValueError."""
         self.met[member] = self._introduced(self.members[member], introduction)
-        self.signed[member] = introduction
+        self.signed[member], self.names[member] = introduction, hash_of(introduction)
 
     def known(self, roll: Roll) -> list[bytes] | None:
         """The introductions on the roll, if all of them were given to this peer."""
-        found = [self.signed.get(member, b"") for member in roll.counted]
-        right = [hash_of(signed) for signed in found] == [roll.introductions[member] for member in roll.counted]
-        return found if right else None
+        right = all(self.names.get(member) == roll.introductions[member] for member in roll.counted)
+        return [self.signed[member] for member in roll.counted] if right else None
 
     @property
     def told_so_far(self) -> int:

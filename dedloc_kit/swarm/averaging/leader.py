@@ -19,7 +19,6 @@ from dedloc_kit.swarm.averaging.roll import (
     Roll,
     Votes,
     hash_of,
-    names_of,
     newest,
 )
 
@@ -103,18 +102,20 @@ class Ballot:
     def roll(self, introduced: Mapping[int, bytes]) -> Roll:
         """The roll of those from whom every reducer has everything.
 
-        :param introduced: what this peer knows of each member, as signed
+        :param introduced: the hash of the introduction of each member that this peer knows
         """
         if self.resumed is not None:
             found, roll = self.resumed
             return roll.model_copy(update={"ballot": self.number, "average": found.average})
         whole = set(introduced).intersection(*(report.whole for report in self.reports.values()))
         count = len(self.votes.members)
-        names = tuple(hash_of(introduced[member]) if member in whole else b"" for member in range(count))
+        names = tuple(introduced[member] if member in whole else b"" for member in range(count))
         return Roll(group=self.votes.group, ballot=self.number, reducers=self.reducers, introductions=names)
 
     def certificate(self, right: Acknowledgement) -> Certificate | None:
         """If a quorum holds the same average as the leader does."""
+        if not self.votes.enough(self.acknowledged):
+            return None
         signed = {member: signed for member, (found, signed) in self.acknowledged.items() if found == right}
         return Certificate(signed=tuple(signed.values())) if self.votes.enough(signed) else None
 
@@ -178,8 +179,8 @@ class Leader:
     def _take_report(self, member: int, report: Report) -> None:
         if self.ballot is None or report.ballot != self.ballot.number or member not in self.ballot.reducers:
             return
-        own = [self._round.handshake.signed.get(m, b"") for m in report.whole]
-        if names_of(own) != report.introductions:
+        own = self._round.handshake.names
+        if hash_of(*(own.get(m, b"") for m in report.whole)) != report.introductions:
             self._unsure.add(member)
         self.ballot.reports[member] = report
 
@@ -213,7 +214,7 @@ class Leader:
                 self._round.bury(reducer, "lacks what the others have", blame=False)
             return
         ballot.proposed = True
-        roll = ballot.roll(self._round.handshake.signed)
+        roll = ballot.roll(self._round.handshake.names)
         held = Held(roll=roll, signed=self._votes.propose(roll), promises=ballot.choice or ())
         known = self._round.handshake.known(roll)
         for reducer in ballot.reducers:
@@ -259,7 +260,8 @@ class Leader:
         if roll is not None and not roll.average and averages.quiet(now) > 2 * usual:
             owners = self._plan.owners(roll.reducers)
             for number in averages.missing():
-                if owners[number] != self._mine:
+                link = self._links.up.get(owners[number])
+                if owners[number] != self._mine and not (link is not None and link.arriving(usual)):
                     self._round.bury(owners[number], "sent no averages", blame=True)
         here = set(range(len(self._plan.members))) - self._links.lost
         self._alone = 0 if self._votes.enough(here) else self._alone + 1
@@ -272,5 +274,5 @@ class Leader:
         if ballot is None or member not in ballot.holders:
             return
         ballot.holders -= {member}
-        if not ballot.holders and self._round.averages.missing() and self._voter.certificate is None:
+        if not ballot.holders and not self._round.averages.complete and self._voter.certificate is None:
             self.call(self._voter.ballot)

@@ -20,8 +20,8 @@ class Link:
         self._posts: set[asyncio.Task[None]] = set()
         self.heard: float | None = None
         """When the last message came; none until the first one."""
-        self._before: tuple[int, float] = (0, 0.0)
-        """The kind of the last message that was measured, and when it came."""
+        self._before = 0
+        """The kind of the last message that was measured."""
         self._averages: asyncio.Task[None] | None = None
         """What sends averages here."""
 
@@ -66,17 +66,22 @@ class Link:
             self.heard += seconds
 
     def silent(self) -> float:
-        """Seconds since the last message; 0 before the first one."""
-        return 0.0 if self.heard is None else time.monotonic() - self.heard
+        """Seconds since anything came, if only a piece of a message; 0 before the first message."""
+        return 0.0 if self.heard is None else time.monotonic() - max(self.heard, self._stream.heard)
+
+    def arriving(self, seconds: float) -> bool:
+        """Is a message on its way here, of which something has come within so many seconds?"""
+        return self._stream.arriving and time.monotonic() - self._stream.heard <= seconds
 
     def measure(self, says: Says) -> float:
-        """A message of this kind has come: seconds since the one before if that was of the same kind, else 0."""
-        (kind, then), self._before = self._before, (says, time.monotonic())
-        return time.monotonic() - then if kind == says else 0.0
+        """A message of this kind has come: seconds in which nothing came since the one before, if that was of the same
+        kind, else 0."""
+        kind, self._before = self._before, says
+        return self._stream.silence if kind == says else 0.0
 
     def measure_anew(self) -> None:
         """What comes next was not to be expected sooner."""
-        self._before = (0, 0.0)
+        self._before = 0
 
     def send_averages(self, sending: "asyncio.Task[None]") -> None:
         """This sends averages here, in place of what did before."""
@@ -128,6 +133,10 @@ class Links:
         for member, link in (*self.up.items(), *self.down.items()):
             if member not in self.dead:
                 link.count_from(moment)
+
+    def begun(self, member: int) -> bool:
+        """Was anything ever heard of it?"""
+        return any(link is not None and link.heard is not None for link in (self.up.get(member), self.down.get(member)))
 
     def silent(self, member: int) -> float:
         """Seconds since anything was heard of it, on whichever stream; 0 if nothing ever was."""

@@ -86,6 +86,7 @@ class Averages:
     def begin(self) -> None:
         """There is another roll: what came for the one before is of no use."""
         self.messages = [b""] * len(self._places)
+        self._missing = set(range(len(self._places)))
 
     def take(self, number: int, encoded: bytes) -> None:
         """Raises ValueError if it cannot be read, or another one was there."""
@@ -95,6 +96,7 @@ class Averages:
             place = self._places[number]
             decode(read_part(encoded), len(place), place)
             self.messages[number] = encoded
+            self._missing.discard(number)
         self.stir()
 
     def stir(self, seconds: float = 0.0) -> None:
@@ -117,7 +119,11 @@ class Averages:
         return [(s, n, encoded) for s, kept in early.items() for n, (of, encoded) in kept.items() if of == roll]
 
     def missing(self) -> list[int]:
-        return [number for number, message in enumerate(self.messages) if not message]
+        return sorted(self._missing)
+
+    @property
+    def complete(self) -> bool:
+        return not self._missing
 
     def name(self) -> bytes:
         """One hash for all of them."""

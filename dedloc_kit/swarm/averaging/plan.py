@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dedloc_kit.training.flat import FlatLayout
 
@@ -19,13 +20,15 @@ class Plan:
     """Begin and end of each."""
     first_owners: tuple[int, ...] = field(init=False)
     """Who reduces it if all live."""
+    _owners: dict[frozenset[int], tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """It is asked for with each average."""
 
     def __post_init__(self) -> None:
         pieces = self.layout.chunks(self.shares)
         object.__setattr__(self, "chunks", tuple(chunk for peer in pieces for chunk in peer))
         object.__setattr__(self, "first_owners", tuple(p for p, peer in enumerate(pieces) for _ in peer))
 
-    @property
+    @cached_property
     def reducers(self) -> tuple[int, ...]:
         return tuple(sorted(set(self.first_owners)))
 
@@ -41,6 +44,12 @@ class Plan:
         A chunk of one that is gone goes to the first that lives in an order of its own, so that it stays there whoever
         else dies: its values are sent anew as seldom as can be.
         """
+        key = frozenset(living)
+        if key not in self._owners:
+            self._owners[key] = self._owners_if(key)
+        return self._owners[key]
+
+    def _owners_if(self, living: frozenset[int]) -> tuple[int, ...]:
         reducers, owners = self.reducers, []
         for number, owner in enumerate(self.first_owners):
             order = (reducers[(number + place) % len(reducers)] for place in range(len(reducers)))

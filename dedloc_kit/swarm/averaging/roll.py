@@ -5,6 +5,7 @@ It is Paxos with one value, the average. docs/how_it_works.md says how it goes, 
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Annotated, Protocol, TypeVar
 
 from hivemind.utils import MSGPackSerializer
@@ -44,7 +45,7 @@ class Report(Record):
     ballot: Number
     whole: Members
     introductions: Hash
-    """Of what these members introduced themselves with."""
+    """One hash for those of what these members introduced themselves with."""
 
 
 class Roll(Record):
@@ -58,11 +59,11 @@ class Roll(Record):
     average: MaybeHash = b""
     """The hash of the average that somebody holds already; empty if it is still to be made."""
 
-    @property
+    @cached_property
     def counted(self) -> tuple[int, ...]:
         return tuple(number for number, name in enumerate(self.introductions) if name)
 
-    @property
+    @cached_property
     def name(self) -> bytes:
         """The same at every ballot: from the same roll follows the same average."""
         return hash_of(MSGPackSerializer.dumps([self.group, list(self.reducers), list(self.introductions)]))
@@ -135,11 +136,6 @@ def hash_of(*contents: bytes) -> bytes:
     return whole.digest()
 
 
-def names_of(introductions: Iterable[bytes]) -> bytes:
-    """One hash for what members introduced themselves with, in the order of the group."""
-    return hash_of(*map(hash_of, introductions))
-
-
 def newest(promises: Iterable[Promise]) -> set[Acknowledgement]:
     """What was acknowledged in the highest ballot in which any of these has acknowledged something.
 
@@ -158,6 +154,7 @@ class Votes:
 
     def __init__(self, group: str, members: Sequence[str], organizer: str, signer: Signs) -> None:
         self.group, self.members, self._organizer, self._signer = group, members, organizer, signer
+        self._places = {member: place for place, member in enumerate(members)}
         self._right: set[bytes] = set()
         """What was checked already, for it comes from several."""
 
@@ -226,6 +223,6 @@ class Votes:
         return same.pop()
 
     def _member(self, author: str, group: str) -> int:
-        if author not in self.members or group != self.group:
+        if author not in self._places or group != self.group:
             raise ValueError("it is signed by a stranger, or of another round")
-        return self.members.index(author)
+        return self._places[author]

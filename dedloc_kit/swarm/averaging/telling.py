@@ -36,6 +36,8 @@ class Telling:
     def roll(self, members: Collection[int]) -> None:
         """Tell these, as far as this reducer is the one to do it, what it knows."""
         known, held, certificate = self._round.introductions, self._voter.held, self._voter.certificate
+        if certificate is None and (held is None or known is None):
+            return
         for member in set(members) & self._listeners() & self._round.links.down.keys():
             link = self._round.links.down[member]
             if certificate is not None:
@@ -54,5 +56,5 @@ class Telling:
         mine, living = self._round.mine, self._voter.living
         if mine not in living:
             return self._untold
-        others = [member for member in range(len(self._round.plan.members)) if member not in living]
-        return {member for at, member in enumerate(others) if at % len(living) == living.index(mine)} | self._untold
+        others = sorted(set(range(len(self._round.plan.members))).difference(living))
+        return {*others[living.index(mine) :: len(living)], *self._untold}

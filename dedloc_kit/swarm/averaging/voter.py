@@ -24,7 +24,7 @@ from dedloc_kit.swarm.averaging.roll import (
     Report,
     Roll,
     Votes,
-    names_of,
+    hash_of,
 )
 from dedloc_kit.swarm.averaging.telling import Telling
 from dedloc_kit.swarm.network.service import decode
@@ -65,6 +65,7 @@ class Voter:
         self._pending: dict[int, Call] = {}  # of those whom this peer does not follow yet
         self._corrected: set[tuple[int, int]] = set()  # who was told that it calls too low a ballot
         self._begun = self._reported = False
+        self._awaited = 0  # a member that this reducer does not have everything from
         self._followed = time.monotonic()
         self.leading = Leader(round, self, votes)
         self.fetching = Fetching(round, self)
@@ -99,14 +100,14 @@ class Voter:
         if self.leader == self._mine:
             self.leading.judge(now, starting)
         else:
-            link = self._links.up.get(self.leader)
-            if link is None or link.heard is None:
-                silent = now - self._followed > start
-            else:
-                silent = now - max(self._followed, link.heard) > usual
-            stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual
-            if silent and self.certified is None:
-                self._round.bury(self.leader, "says nothing", blame=True)
+            # Its two streams share a line: what it says in one may wait behind the values that it sends in the other.
+            begun, silence = self._links.begun(self.leader), self._links.silent(self.leader)
+            silent = min(now - self._followed, silence) > usual if begun else now - self._followed > start
+            # While averages of its roll come it need say nothing: it may have ended the round, with a quorum, long ago.
+            coming = self.roll is not None and any(link.arriving(usual) for link in self._links.up.values())
+            stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual and not coming
+            if silent and self.certified is None and not coming:
+                self._round.bury(self.leader, "says nothing", blame=self.acknowledged is None)
             elif stuck and self.acknowledged is None:
                 self._round.bury(self.leader, "told a roll of which no average comes", blame=False)
         self.fetching.fetch(silent=usual)
@@ -243,13 +244,16 @@ class Voter:
 
     def _report(self) -> None:
         """Once everything has come, or will not come any more."""
-        round, members = self._round, range(len(self._plan.members))
+        round, count = self._round, len(self._plan.members)
         if not self._begun or self._reported or round.over or self._mine not in self.living:
             return
-        if any(member not in self._links.lost and not round.whole(member) for member in members):
-            return
+        for at in range(self._awaited, self._awaited + count):  # most often it is still the same one
+            if at % count not in self._links.lost and not round.whole(at % count):
+                self._awaited = at % count
+                return
+        members = range(count)
         whole = tuple(member for member in members if round.whole(member))
-        names = names_of(self._handshake.signed[member] for member in whole)
+        names = hash_of(*(self._handshake.names[member] for member in whole))
         self._reported = True
         report = Report(ballot=self.ballot, whole=whole, introductions=names)
         self._tell(self.leader_of(self.ballot), Says.REPORT, say(Says.REPORT, report)[1:])
@@ -352,7 +356,7 @@ class Voter:
     def _acknowledge(self) -> None:
         """If this peer holds all of the average of this ballot's roll."""
         held, round = self.held, self._round
-        if held is None or round.introductions is None or round.averages.missing():
+        if held is None or round.introductions is None or not round.averages.complete:
             return
         if held.roll.ballot == self.ballot and (self.acknowledged is None or self.acknowledged.ballot != self.ballot):
             name = round.averages.name()
@@ -378,7 +382,7 @@ class Voter:
         right, roll, round = self.certified, self.roll, self._round
         if right is None or roll is None or right.roll != roll.name or round.introductions is None:
             return
-        if not round.averages.missing():
+        if round.averages.complete:
             if round.averages.name() == right.average:
                 round.finish()
             else:

@@ -24,11 +24,13 @@ class SendWindow:
     """
 
     def __init__(self, parts: Sequence[int]) -> None:
-        self._parts = list(parts)
-        self._ahead = max(AHEAD, MIN_AHEAD * sum(map(bool, parts)))
+        self._parts, self._reducers = list(parts), _some(parts)
+        self._ahead = max(AHEAD, MIN_AHEAD * len(self._reducers))
         self._sent = [0] * len(parts)
         self._under_way: list[deque[float]] = [deque() for _ in parts]  # since when, for parts that have not come
-        self._news = asyncio.Event()
+        self._count = 0
+        """Of those, and of those that go as soon as whoever was called sends them."""
+        self._waiting: dict[int, asyncio.Future[None]] = {}
         self._bytes = [0] * len(parts)
         self._busy_seconds = [0.0] * len(parts)  # in which a part was on its way
         self._last_arrival = [0.0] * len(parts)
@@ -46,21 +48,35 @@ class SendWindow:
         return not any(self._under_way)
 
     async def room(self, reducer: int) -> None:
-        """Wait until the next part for this reducer may go."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MAX_WAIT):
-                while sum(map(len, self._under_way)) >= self._ahead or self._progress(reducer) > min(
-                    map(self._progress, range(len(self._parts)))
-                ):
-                    self._news.clear()
-                    await self._news.wait()
+        """Wait until the next part for this reducer may go; the caller then says `sent` at once."""
+        turn = self._waiting[reducer] = asyncio.get_running_loop().create_future()
+        try:
+            self._call()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MAX_WAIT):
+                    await turn
+        finally:
+            del self._waiting[reducer]
+            if turn.done() and not turn.cancelled():
+                self._count -= 1
+
+    def _call(self) -> None:
+        """Those whose turn it is may send; nobody else is woken, for there are as many who wait as reducers."""
+        least = min(map(self._progress, self._reducers), default=1.0)
+        for reducer, turn in self._waiting.items():
+            if self._count >= self._ahead:
+                return
+            if not turn.done() and self._progress(reducer) <= least:
+                self._count += 1
+                turn.set_result(None)
 
     def sent(self, reducer: int, size: int) -> None:
         """A part, of so many bytes, goes now."""
         self._under_way[reducer].append(time.monotonic())
+        self._count += 1
         self._sent[reducer] += 1
         self._bytes[reducer] += size
-        self._news.set()
+        self._call()
 
     def came(self, reducer: int) -> None:
         """It says that the next part has come."""
@@ -69,19 +85,25 @@ class SendWindow:
         began, now = self._under_way[reducer].popleft(), time.monotonic()
         self._busy_seconds[reducer] += max(0.0, now - max(began, self._last_arrival[reducer]))
         self._last_arrival[reducer] = now
-        self._news.set()
+        self._count -= 1
+        self._call()
 
     def deal(self, parts: Sequence[int]) -> None:
         """So many parts go to each reducer from now on, those that went there before included."""
-        self._parts = list(parts)
-        self._news.set()
+        self._parts, self._reducers = list(parts), _some(parts)
+        self._call()
 
     def gone(self, reducer: int) -> None:
         """Nothing more goes there, and nobody waits for what went."""
+        self._count -= len(self._under_way[reducer])
         self._under_way[reducer].clear()
-        self._parts[reducer] = 0
-        self._news.set()
+        self.deal([0 if number == reducer else count for number, count in enumerate(self._parts)])
 
     def _progress(self, reducer: int) -> float:
         parts = self._parts[reducer]
         return self._sent[reducer] / parts if parts else 1.0
+
+
+def _some(parts: Sequence[int]) -> list[int]:
+    """Those that reduce anything."""
+    return [number for number, count in enumerate(parts) if count]

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 import torch
 
+from benchmarks.lib.party import Party
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.network.service import Stream
-from tests.swarm.averaging.in_process import Party
 
 ENOUGH = Patience(20.0, 20.0)
 """Deaths are found out at once, for streams break; nobody is given up because this machine is slow."""

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from benchmarks.lib.party import GROUP, Party, PlainSigner, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, part, say
 from dedloc_kit.swarm.averaging.roll import Call, Fault, Held, Proposal, Roll
-from tests.swarm.averaging.in_process import GROUP, Party, PlainSigner, keep_the_certificate
 
 SAMPLES = (3, 2, 5, 4, 7)
 LIAR = 3

@@ -24,7 +24,7 @@ from dedloc_kit.swarm.averaging.link import Link, Message
 from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer
-from dedloc_kit.swarm.averaging.roll import Votes
+from dedloc_kit.swarm.averaging.roll import Signs, Votes
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training.flat import FlatLayout
 
@@ -69,7 +69,7 @@ class Party:
             coding = Coding(codec_of(self.compression), Feedback(layout.size), Feedback(layout.size))
             coding.sent.begin(float(self.samples[number]))
             self.codings.append(coding)
-            handshake = Handshake(peers, peer, str(self.samples[number]).encode(), introduced, self._check)
+            handshake = Handshake(peers, peer, self.introduction(number), self.introduced, self._check)
             average = torch.empty(layout.size)
             self.averages.append(average)
             organizer = "" if self.organizer is None else peers[self.organizer]
@@ -80,9 +80,9 @@ class Party:
                     coding,
                     lambda chunks: self.make_reducer([torch.empty(end - begin) for begin, end in chunks]),
                     handshake,
-                    Votes(GROUP, peers, organizer, PlainSigner(peer)),
+                    Votes(GROUP, peers, organizer, self.signer(number)),
                     self.patience,
-                    self._line_of(number, handshake),
+                    self._line_of(number),
                 )
             )
 
@@ -136,23 +136,40 @@ class Party:
     def wrap(self, stream: Stream, member: int) -> None:
         """What this member's end of a new stream goes through; nothing as a rule."""
 
+    def introduction(self, number: int) -> bytes:
+        """What this member introduces itself with."""
+        return str(self.samples[number]).encode()
+
+    def introduced(self, peer: str, introduction: bytes) -> Contribution:
+        """What that says; raises ValueError."""
+        return introduced(peer, introduction)
+
+    def signer(self, number: int) -> Signs:
+        return PlainSigner(self.plan.members[number])
+
+    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
+        """Both ends of a new stream between two members; raises OSError."""
+        here, there = [Stream(*await asyncio.open_connection(sock=end)) for end in socket.socketpair()]
+        return here, there
+
+    async def serve(self, number: int, sender: int, there: Stream) -> None:
+        """A member serves another."""
+        await self.members[number].serve(self.plan.members[sender], self.introduction(sender), there)
+
     def _check(self, introductions: Introductions) -> None:
         if introductions.samples < self.global_batch:
             raise GroupRefused(f"{introductions.samples} of {self.global_batch} samples")
 
-    def _line_of(self, me: int, handshake: Handshake) -> OpenStream:
+    def _line_of(self, me: int) -> OpenStream:
         @asynccontextmanager
         async def line(peer: str) -> AsyncIterator[Stream]:
             number = int(peer.removeprefix("peer"))
             if frozenset((me, number)) in self.cuts:
                 raise ConnectionError("the line is cut")
-            ends = [await asyncio.open_connection(sock=end) for end in socket.socketpair()]
-            here, there = (Stream(*end) for end in ends)
+            here, there = await self.connect(me, number)
             self.wrap(here, me)
             self.wrap(there, number)
-            serving = asyncio.create_task(
-                self.members[number].serve(self.plan.members[me], handshake.introduction, there)
-            )
+            serving = asyncio.create_task(self.serve(number, me, there))
             serving.add_done_callback(lambda _: there.close())
             self.lines.setdefault(me, []).append((number, here, there, serving))
             try:
