@@ -16,6 +16,7 @@ from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
 from dedloc_kit.records import Contribution, Record
+from dedloc_kit.swarm.averaging.agreement.roll import Signs, Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, OpenStream, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
@@ -24,7 +25,6 @@ from dedloc_kit.swarm.averaging.link import Link, Message
 from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer
-from dedloc_kit.swarm.averaging.roll import Signs, Votes
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training.flat import FlatLayout
 

@@ -9,11 +9,11 @@ import os
 import signal
 from pathlib import Path
 
+from dedloc_kit.swarm.averaging.agreement.leader import Leader
+from dedloc_kit.swarm.averaging.agreement.voter import Voter
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.averaging.leader import Leader
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says
-from dedloc_kit.swarm.averaging.voter import Voter
 
 STAGES = ("introduction", "sending", "report", "reducing", "roll", "told")
 """Before the others know it; in the middle of sending; with everything sent and received; as a reducer that has made a

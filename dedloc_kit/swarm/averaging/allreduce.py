@@ -16,6 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
+from dedloc_kit.swarm.averaging.agreement.voter import Voter
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.link import Link, Links
@@ -23,8 +25,6 @@ from dedloc_kit.swarm.averaging.messages import Ended, Says, gave_up, say
 from dedloc_kit.swarm.averaging.parts import Averages, Parts, counts
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.reducing import MakeReducer, Reducing
-from dedloc_kit.swarm.averaging.roll import Fault, Roll, Votes
-from dedloc_kit.swarm.averaging.voter import Voter
 from dedloc_kit.swarm.averaging.window import SendWindow
 from dedloc_kit.swarm.network.service import CLOSE_SECONDS, Stream
 from dedloc_kit.training.flat import CHUNK

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.roll import Roll, hash_of
+from dedloc_kit.swarm.averaging.agreement.roll import Roll, hash_of
 
 
 class GroupRefused(Exception):

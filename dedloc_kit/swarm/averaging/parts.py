@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dedloc_kit.swarm.averaging.agreement.roll import hash_of
 from dedloc_kit.swarm.averaging.compression import decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.roll import hash_of
 from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64

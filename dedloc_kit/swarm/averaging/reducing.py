@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Introductions
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.reducer import Reducer
-from dedloc_kit.swarm.averaging.roll import Roll
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce

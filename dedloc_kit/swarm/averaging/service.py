@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging.agreement.roll import Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
@@ -27,7 +28,6 @@ from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introd
 from dedloc_kit.swarm.averaging.messages import gave_up
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
-from dedloc_kit.swarm.averaging.roll import Votes
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from benchmarks.lib.party import Party, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.swarm.averaging.agreement.roll import Fault
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
-from dedloc_kit.swarm.averaging.roll import Fault
 
 SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
 SIZE = 700_000

@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.lib.party import GROUP, Party, PlainSigner, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.swarm.averaging.agreement.roll import Call, Fault, Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, part, say
-from dedloc_kit.swarm.averaging.roll import Call, Fault, Held, Proposal, Roll
 
 SAMPLES = (3, 2, 5, 4, 7)
 LIAR = 3

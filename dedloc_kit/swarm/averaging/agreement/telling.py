@@ -7,8 +7,8 @@ from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, introductions, say
 
 if TYPE_CHECKING:
+    from dedloc_kit.swarm.averaging.agreement.voter import Voter
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
-    from dedloc_kit.swarm.averaging.voter import Voter
 
 
 class Telling:

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging import messages
-from dedloc_kit.swarm.averaging.fetching import Fetching
-from dedloc_kit.swarm.averaging.handshake import GroupRefused
-from dedloc_kit.swarm.averaging.leader import Leader
-from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says, say
-from dedloc_kit.swarm.averaging.roll import (
+from dedloc_kit.swarm.averaging.agreement.fetching import Fetching
+from dedloc_kit.swarm.averaging.agreement.leader import Leader
+from dedloc_kit.swarm.averaging.agreement.roll import (
     MAX_BALLOTS,
     Acknowledgement,
     Answer,
@@ -26,7 +23,10 @@ from dedloc_kit.swarm.averaging.roll import (
     Votes,
     hash_of,
 )
-from dedloc_kit.swarm.averaging.telling import Telling
+from dedloc_kit.swarm.averaging.agreement.telling import Telling
+from dedloc_kit.swarm.averaging.handshake import GroupRefused
+from dedloc_kit.swarm.averaging.link import Link
+from dedloc_kit.swarm.averaging.messages import Says, say
 from dedloc_kit.swarm.network.service import decode
 
 if TYPE_CHECKING:

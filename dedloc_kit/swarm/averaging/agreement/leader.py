@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging import messages
-from dedloc_kit.swarm.averaging.messages import Says, introductions, say
-from dedloc_kit.swarm.averaging.roll import (
+from dedloc_kit.swarm.averaging.agreement.roll import (
     MAX_BALLOTS,
     Acknowledgement,
     Answer,
@@ -21,10 +20,11 @@ from dedloc_kit.swarm.averaging.roll import (
     hash_of,
     newest,
 )
+from dedloc_kit.swarm.averaging.messages import Says, introductions, say
 
 if TYPE_CHECKING:
+    from dedloc_kit.swarm.averaging.agreement.voter import Voter
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
-    from dedloc_kit.swarm.averaging.voter import Voter
 
 ALONE = 2
 """So often a leader looks and finds too few until it gives up: they may have ended, and be about to tell it how."""
