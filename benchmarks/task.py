@@ -8,7 +8,8 @@ the processor's, so that other work on the machine hits neither.
 
 With `--device cuda` both compute in half precision and the seconds are the clock's. Beside it stand the model's
 operations (six for each parameter and token, embeddings left out, and attention's: Kaplan et al. 2020, section 2.1) as
-a share of what large matrix products of that precision reach in the same call.
+a share of what large matrix products of that precision reach in the same call; what layers share counts as often as
+it is applied, and of a sliding window only what it sees.
 
 Peak memory is not compared; but the bare loop's scores of all tokens stand in memory at once.
 """
@@ -82,7 +83,10 @@ def main() -> int:
 def measure(task: Task, model: Any, name: str, options: argparse.Namespace) -> tuple[list[float], list[float]]:
     """Tokens per second of ours and of the bare loop, in turns."""
     device = torch.device(options.device)
-    ready = [_moved(batch, device) for batch in islice(task.batches(options.microbatch, 0, print), _READY)]
+    ready = [
+        {key: values.to(device) for key, values in batch.items()}
+        for batch in islice(task.batches(options.microbatch, 0, print), _READY)
+    ]
     bare = _bare(name, model, half_precision(device))
     steps: dict[str, Callable[[Batch], object]] = {"ours": _ours(task, model, device), "bare": bare}
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
@@ -131,10 +135,6 @@ def _bare(name: str, model: Any, half: torch.dtype | None) -> Callable[[Batch], 
         loss.item()
 
     return step
-
-
-def _moved(batch: Batch, device: torch.device) -> Batch:
-    return {name: values.to(device) for name, values in batch.items()}
 
 
 def _operations(model: Any, length: int) -> float:

@@ -86,8 +86,7 @@ class Recognition:
         try:
             self._known.set_result(self._trained())
         except Exception as error:
-            if threading.main_thread().is_alive():
-                _log.warning("no classifier of drawings: %s", error)
+            _log.warning("no classifier of drawings: %s", error)
             self._known.set_result(None)
 
     def _trained(self) -> _Known | None:
