@@ -1,7 +1,7 @@
 # One command on a fresh machine: `make demo` or `make test`. Everything lives in .venv; nothing else is touched.
 PYTHON ?= python3
 BIN := .venv/bin
-BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale footprint optimizer data \
+BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale rounds footprint optimizer data \
 	continuing task images dashboard hostile mishaps
 
 .PHONY: install demo test test-slow check format bench

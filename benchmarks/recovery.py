@@ -4,6 +4,9 @@ Ours and hivemind's own optimizer as its ALBERT example sets it up, each started
 peer, always the same, is stopped for a while (`stall`), then cut off for a while (`line`), then killed (`kill`); a few
 undisturbed steps before each say what is usual. A fault begins when the peer has sent a good part of what it sends in
 a usual step. Where its bytes are not known (loopback without root) the moment is only predicted.
+
+With `--stages` ours is started once more for each stage of a round, and the peer dies exactly there. `--peers 2` is two
+volunteers and their coordinator, one of whom is left with it.
 """
 
 import argparse
@@ -33,9 +36,11 @@ from benchmarks.lib.measure import (
     read_microbatches,
     samples_within,
     start_peers,
+    strike_file,
 )
 from benchmarks.lib.network import Loopback, Network, open_network, read_network
 from benchmarks.lib.peers import Event, Peer, step_of
+from benchmarks.lib.stages import STAGES
 from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
 
@@ -50,7 +55,7 @@ ROUND_BEGINS_SECONDS = 0.5
 HIVEMIND_SPOILT = ("Averaging gradients failed", "Averaging: received ")
 """What its log says when a round failed, and when parts of the average did not come and stay what they were."""
 POLL_SECONDS = 0.01
-_ROW = "{:10}{:7}{:>9}{:>10}{:>9}{:>16}{:>8}{:>8}{:>8}{:>9}"
+_ROW = "{:10}{:13}{:>9}{:>10}{:>9}{:>9}{:>16}{:>8}{:>8}{:>8}{:>9}"
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Incident:
     """Rounds that failed or came back in part, as each survivor saw it, added up over them."""
     back: float | None
     """From the fault's end until the victim took part in a step; None if it did not (or was killed)."""
+    share: float
+    """What the victim's part of the batch takes the survivors, if it is missing."""
     computed: float
     """Samples of the survivors from the fault to the last of these steps."""
     lost: int | None = None
@@ -88,9 +95,18 @@ class Incident:
         return self.steps[0] - self.usual_step if self.steps else None
 
     @property
+    def beyond(self) -> float | None:
+        """What the step that was hit took more than the missing part of its batch takes."""
+        return None if self.extra is None else self.extra - self.share
+
+    @property
+    def deadly(self) -> bool:
+        return self.fault == "kill" or self.fault in STAGES
+
+    @property
     def over(self) -> bool:
         """All of those who live train together again."""
-        return len(self.steps) > LATER_STEPS and (self.fault == "kill" or self.back is not None)
+        return len(self.steps) > LATER_STEPS and (self.deadly or self.back is not None)
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,10 @@ class Swarm:
 
     def suffer(self, fault: str, calm: Calm) -> Incident:
         """Make the fault happen in the middle of an all-reduce and see what becomes of it."""
-        self._await_middle(calm)
+        if fault in STAGES:
+            self._await_death(fault)
+        else:
+            self._await_middle(calm)
         began, before, spoilt = time.monotonic(), self._newest(), self._spoilt()
         self._strike(fault)
         ended = time.monotonic()
@@ -132,7 +151,8 @@ class Swarm:
             steps=tuple(b - a for a, b in pairwise(times)),
             device_wait=until - began - busy,
             spoilt=self._spoilt() - spoilt,
-            back=None if fault == "kill" else self._return(calm, ended),
+            back=None if fault == "kill" or fault in STAGES else self._return(calm, ended),
+            share=calm.step_seconds / len(self.survivors),
             computed=samples_within(logs, began, until),
         )
 
@@ -172,7 +192,18 @@ class Swarm:
                 raise UserError(f"{self.victim.name} sent nothing for {self.deadline:.0f} s; see {self.victim.log}")
             time.sleep(POLL_SECONDS)
 
+    def _await_death(self, stage: str) -> None:
+        """Let the victim die at this stage of a round; raises UserError if it does not come there."""
+        strike_file(self.folder, len(self.survivors)).write_text(stage)
+        until = time.monotonic() + self.deadline
+        while self.victim.running:
+            if time.monotonic() > until:
+                raise UserError(f"{self.victim.name} did not come to '{stage}' in {self.deadline:.0f} s")
+            time.sleep(POLL_SECONDS)
+
     def _strike(self, fault: str) -> None:
+        if fault in STAGES:
+            return
         if fault == "stall":
             os.killpg(self.victim.pid, signal.SIGSTOP)
             try:
@@ -267,19 +298,20 @@ def examine(
         dropped = [text for text in swarm.warnings() if "dropped" in text]
     for text in dropped:
         print(f"{system:10}said: {text}")
-    rows = [{**asdict(incident), "extra": incident.extra} for incident in incidents]
+    rows = [{**asdict(incident), "extra": incident.extra, "beyond": incident.beyond} for incident in incidents]
     return {"incidents": rows, "dropped": dropped, "problem": problem, "global_batch": setting.run.global_batch}
 
 
 def _reported(system: str, incident: Incident, deadline: float) -> Incident:
     too_long = f"> {deadline:.0f} s"
-    back = "" if incident.fault == "kill" else too_long
+    back = "" if incident.deadly else too_long
     row = _ROW.format(
         system,
         incident.fault,
         f"{incident.usual_step:.1f} s",
         f"{incident.steps[0]:.1f} s" if incident.steps else too_long,
         "n/a" if incident.extra is None else f"{incident.extra:+.1f} s",
+        "n/a" if incident.beyond is None else f"{incident.beyond:+.1f} s",
         ", ".join(f"{seconds:.1f}" for seconds in incident.steps[1:]) + " s" if incident.steps[1:] else "n/a",
         f"{incident.device_wait:.1f} s",
         incident.spoilt,
@@ -305,14 +337,18 @@ def main() -> int:
     )
     print(f"\n{options.peers} volunteers, {options.parameters:.0f} parameters, {options.network_text},", end=" ")
     print(f"{options.step_seconds:g} s of work in a global step; one stalls, loses its line, is killed")
-    print(_ROW.format("", "", "usual", "hit step", "extra", "then", "waits", "spoilt", "lost", "back"))
+    print(_ROW.format("", "", "usual", "hit step", "extra", "beyond", "then", "waits", "spoilt", "lost", "back"))
     results: dict[str, Any] = {}
-    for system in options.systems:
+    trials = [(system, system, options.faults) for system in options.systems if options.faults]
+    trials += [(f"ours at {stage}", "ours", [stage]) for stage in options.stages]
+    for name, system, faults in trials:
         try:
-            results[system] = examine(system, setting, options.faults, folder / system, options.pause, options.deadline)
-        except UserError as error:  # the other is worth knowing all the same
+            results[name] = examine(
+                system, setting, faults, folder / name.replace(" ", "-"), options.pause, options.deadline
+            )
+        except UserError as error:  # the others are worth knowing all the same
             print(f"{system:10} did not start: {error}", flush=True)
-            results[system] = {"problem": str(error)}
+            results[name] = {"problem": str(error)}
     if options.json:
         settings = {key: value for key, value in vars(options).items() if key not in ("json", "network")}
         options.json.write_text(json.dumps({"settings": settings, **results}, indent=2) + "\n")
@@ -325,7 +361,7 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--peers", type=int, default=4, help="volunteers, the victim among them; 3 or more")
+    add("--peers", type=int, default=4, help="volunteers, the victim among them; 2 (ours alone) or more")
     add("--parameters", type=float, default=18e6, help="of the simulated model")
     add("--network", default="loopback", help="100mbit/60ms (rate and round trip; needs root) or loopback")
     add("--step-seconds", type=float, default=10.0, help="work in a global step, if no device waits")
@@ -333,12 +369,13 @@ def _parse() -> argparse.Namespace:
     add("--pause", type=float, default=20.0, help="seconds for which the victim is stopped, and cut off")
     add("--deadline", type=float, default=180.0, help="seconds for which the steps after a fault are awaited")
     add("--systems", nargs="+", choices=SYSTEMS[1:], default=list(SYSTEMS[1:]), help="what to examine")
-    add("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="what the victim suffers, in this order")
+    add("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), help="what the victim suffers, in this order")
+    add("--stages", nargs="*", choices=STAGES, default=[], help="of a round, at which the victim of another run dies")
     add("--json", type=Path, help="a file for the results")
     options = parser.parse_args()
     read_network(parser, options)
-    if options.peers < 3:
-        parser.error("--peers must be 3 or more: the survivors still average")
+    if options.peers < 2 or (options.peers < 3 and options.systems != ["ours"]):
+        parser.error("--peers must be 3 or more, or 2 with --systems ours: the survivors still take steps together")
     if options.deadline <= options.pause:
         parser.error("--deadline must be longer than --pause")
     return options

@@ -21,7 +21,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
-from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.averaging.link import Link
+from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.rounds.receipts import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.state import TrainingState
@@ -49,18 +50,19 @@ def inject(fault: str) -> None:
 def _signal_in_round(signal: signal.Signals, step: int) -> None:
     send = AllReduce._send
 
-    class Line(Stream):
-        async def send(self, content: bytes | memoryview) -> None:
+    async def failing(self: AllReduce, reducer: int, link: Link) -> None:
+        plain = link.send
+
+        async def send_and_fail(message: bytes) -> None:
             nonlocal step
-            await super().send(content)
-            if step:  # once: another stream of the round may get here when it goes on
+            await plain(message)
+            if step and message[0] == Says.PART:  # once: another stream of the round may get here when it goes on
                 step = 0
                 os.killpg(0, signal)
 
-    async def failing(self: AllReduce, reducer: int, stream: Stream) -> None:
-        if self._handshake.mine.step == step:
-            stream = Line(stream.reader, stream.writer)
-        await send(self, reducer, stream)
+        if self.handshake.mine.step == step:
+            link.send = send_and_fail  # type: ignore[method-assign]
+        await send(self, reducer, link)
 
     AllReduce._send = failing  # type: ignore[method-assign]
 

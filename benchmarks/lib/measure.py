@@ -120,6 +120,11 @@ def measure(system: str, setting: Setting, folder: Path) -> Measured:
     return _summary(setting, steps, logs, before, after, stalls.seconds)
 
 
+def strike_file(folder: Path, peer: int) -> Path:
+    """Where a volunteer reads at which stage of a round it dies."""
+    return folder / f"peer{peer}.strike"
+
+
 def start_peers(
     system: str, setting: Setting, network: Network | Loopback, folder: Path, stack: ExitStack
 ) -> list[Peer]:
@@ -130,6 +135,7 @@ def start_peers(
             "BENCH_LOG": str(folder / f"peer{k}.jsonl"),
             "BENCH_START": str(folder / "start"),
             "BENCH_SLOWNESS": str(setting.slowness[k]),
+            "BENCH_STRIKE": str(strike_file(folder, k)),
         }
         for k in range(peers)
     ]

@@ -201,7 +201,7 @@ def exchange_of(
             donor = Donor(owner.query, source.layout)
             transfer = TransferService(endpoint, donor)
             groups = GroupService(signer.peer, endpoint, client_mode=bool(node.client_mode))
-            averaging = AveragingService(endpoint, groups, signer, run, vector, donor, rules)
+            averaging = AveragingService(endpoint, groups, signer, run, vector, donor, rules, node.gate.organizer)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
             for service in (transfer, groups, averaging):

@@ -1,71 +1,40 @@
-"""One all-reduce: every member ends with the same bits, or with an error that says who is to blame.
+"""One all-reduce: all who live end with the same bits, or with an error that says who is to blame.
 
 Each reachable member reduces its own share of the flat gradient vector for all (butterfly all-reduce, DeDLOC section
-3.2) and sends everyone the same encoded average, which it also takes itself. Members introduce themselves with their
-signed contributions when they begin, so the weights are not what a sender claims and all see the same numbers.
+3.2). It keeps what members send until the leader's roll says who counts; averages exactly those, and sends everyone the
+same encoded average. Who dies is left out, and its share is dealt out anew. docs/how_it_works.md says why that is safe.
 """
 
 import asyncio
 import contextlib
-import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, decode, read_part
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
+from dedloc_kit.swarm.averaging.agreement.voter import Voter
+from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
-from dedloc_kit.swarm.averaging.messages import Ended, Says, gave_up, payload_of, told
-from dedloc_kit.swarm.averaging.reducer import Reducer
+from dedloc_kit.swarm.averaging.link import Link, Links
+from dedloc_kit.swarm.averaging.messages import Ended, Says, gave_up, say
+from dedloc_kit.swarm.averaging.parts import Averages, Parts, counts
+from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.reducing import MakeReducer, Reducing
 from dedloc_kit.swarm.averaging.window import SendWindow
-from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream
-from dedloc_kit.swarm.network.unpacking import unpack
-from dedloc_kit.training.flat import CHUNK, FlatLayout
+from dedloc_kit.swarm.network.service import CLOSE_SECONDS, Stream
+from dedloc_kit.training.flat import CHUNK
 
 MAX_PART_BYTES = 4 * CHUNK + 1024
-MAX_NAMED_BYTES = 65_536
+JUDGED = 8
+"""So often in its patience a peer looks who has fallen silent."""
 
-T = TypeVar("T")
 OpenStream = Callable[[str], AbstractAsyncContextManager[Stream]]
 """To a reducer, its first message sent: this peer's introduction."""
-
-
-class GroupRefused(Exception):
-    """The group must not take a step; all of its members see the same reason."""
-
-
-class Fault(Exception):
-    """A member did not do its part."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Who reduces which values: the flat vector in chunks, in the order of the members."""
-
-    members: tuple[str, ...]
-    layout: FlatLayout
-    shares: tuple[int, ...]
-    """How many values each member reduces; 0 for clients."""
-
-    def chunks(self) -> list[list[tuple[int, int]]]:
-        """The chunks (begin, end) that each member reduces."""
-        return self.layout.chunks(self.shares)
-
-
-@dataclass(frozen=True)
-class Coding:
-    """How chunks are written down, and what that loses is made good."""
-
-    codec: Codec
-    sent: Feedback
-    """Of what this peer sends as a member."""
-    averaged: Feedback
-    """Of what it sends as a reducer."""
 
 
 @dataclass(frozen=True)
@@ -78,304 +47,342 @@ class Patience:
 
 
 class AllReduce:
-    """Butterfly all-reduce of one flat vector, all of it or an error.
+    """Butterfly all-reduce of one flat vector.
 
     All arithmetic is done between two messages, in the thread that exchanges them: a part takes a millisecond, and
     handing it to other threads would cost as much again.
 
-    :param me: this peer's id; it is one of the members
-    :param flat: this peer's vector, float32 [size] on the CPU; it is only read
-    :param average: of the same size; takes the average. After a round that failed, late members may still write to it
-    :param reducer: for the chunks of this peer's share
+    :param vectors: this peer's, float32 [size] on the CPU, which is only read; and one of the same size that takes the
+        average. After a round that failed, late members may still write to it
     :param handshake: with this peer's introduction; also says what makes the group too small
     :param open_stream: to another member that reduces
     """
 
     def __init__(
         self,
-        me: str,
         plan: Plan,
         vectors: tuple[Tensor, Tensor],
         coding: Coding,
-        reducer: Reducer,
+        make_reducer: MakeReducer,
         handshake: Handshake,
+        votes: Votes,
         patience: Patience,
         open_stream: OpenStream,
     ) -> None:
         flat, average = vectors
-        self._me, self._members, self._layout = me, plan.members, plan.layout
-        self._mine = plan.members.index(me)
-        pieces = plan.chunks()
-        chunks = [chunk for peer in pieces for chunk in peer]
-        self._begins = [begin for begin, _ in chunks]
-        self._values = [flat[begin:end] for begin, end in chunks]
-        self._places = [average[begin:end] for begin, end in chunks]
-        self._parts = [len(peer) for peer in pieces]
-        self._first = [sum(self._parts[:peer]) for peer in range(len(pieces))]  # index of each peer's first chunk
-        self._coding, self._reducer, self._handshake = coding, reducer, handshake
-        self._patience, self._open_stream = patience, open_stream
-        self._part = torch.empty(CHUNK)
-        """What one member sent, until it is added up."""
-        self._untold = {peer for peer, parts in zip(plan.members, self._parts, strict=True) if parts} - {me}
-        """Reducers that have not told us yet what everyone brought."""
-        self._told = asyncio.Event()
-        if not self._untold:
-            self._told.set()
-        self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._window = SendWindow([0 if peer == self._mine else count for peer, count in enumerate(self._parts)])
-        self._encodings: dict[int, asyncio.Future[bytes]] = {}
-        self.messages: list[bytes] = [b""] * len(chunks)
-        """The encoded average, as everyone got it."""
+        self.plan, self.handshake, self.patience = plan, handshake, patience
+        self.mine = plan.members.index(handshake.me)
+        """This peer's place among the members."""
+        self.links, self.parts, self.averages = Links(), Parts(plan, coding), Averages(plan, average)
+        self._values = [flat[begin:end] for begin, end in plan.chunks]
+        self._coding, self._open_stream = coding, open_stream
+        self._window = SendWindow(counts(plan.first_owners, len(plan.members)))
+        self._sent: set[tuple[int, int]] = set()
+        self._dealt = asyncio.Event()
+        self._since = self._began = time.monotonic()
+        self._why = ""
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.introductions: Introductions | None = None
+        """Of those on the roll, once they are known."""
         self.culprits: set[str] = set()
         """Who fell silent, broke off or sent nonsense, as far as this peer saw."""
         self.named: set[str] = set()
         """Who did so as others say."""
+        self.doubted: set[str] = set()
+        """Who may have, or believed whoever has."""
         self.longest_silence = 0.0
-        """Seconds between two messages of a stream."""
+        """Seconds between two parts of a stream."""
+        self._reducing = Reducing(self, self._values, coding, make_reducer)
+        self.deal(plan.reducers)
+        self._voter = Voter(self, votes)
 
     @property
     def upload_rate(self) -> float | None:
         """Bytes per second at which this peer's gradients came to the reducers, if it sent any."""
         return self._window.rate or None
 
+    @property
+    def messages(self) -> list[bytes]:
+        """The encoded average, as everyone got it."""
+        return self.averages.messages
+
     # The round as a whole
 
     async def complete(self) -> None:
-        """Fill the average; raises GroupRefused, or Fault or RoundOver if any part of it is missing."""
-        self._agree(self._handshake.begin())
-        collecting = asyncio.create_task(self._collect())
+        """Fill the average; raises GroupRefused, or Fault if it cannot be had here."""
+        self._since = self._began = time.monotonic()
+        tasks = [asyncio.create_task(self._exchange(r)) for r in self.plan.reducers if r != self.mine]
+        tasks.append(asyncio.create_task(self._watch()))
         try:
-            waiting: set[asyncio.Future[Any]] = {collecting, self._failure}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if collecting.done() and (not self._failure.done() or collecting.exception() is None):
-                collecting.result()
-                await self._let_all_begin()
-                return
-            if isinstance(self._failure.result(), GroupRefused):
-                # The others need our introduction to see the same; a stream that breaks before looks like a fault.
-                all_told, usual = asyncio.create_task(self._told.wait()), self._patience.usual
-                await asyncio.wait({all_told, collecting}, timeout=usual, return_when=asyncio.FIRST_COMPLETED)
-                all_told.cancel()
-            raise self._failure.result()
+            self._voter.begin()
+            await asyncio.shield(self._end)
         finally:
-            collecting.cancel()  # closes every stream of this round, so that the others need not wait for a timeout
-            await asyncio.wait({collecting})
-            _look_at(collecting)
-            self._reducer.abandon()
+            self.finish(Fault("it was broken off"))
+            if isinstance(self._end.exception(), Fault):
+                for link in self.links.down.values():
+                    link.post(gave_up(self.plan.members[self.mine], self.culprits, self.named))
+                self._reducing.stop()
+            for task in tasks:
+                task.cancel()  # closes every stream of this peer; those of the others it goes on serving
+            await asyncio.wait(tasks)
 
-    async def _let_all_begin(self) -> None:
-        """A member without samples may begin after this peer has everything: its averages are still to be had here."""
-        if self._parts[self._mine]:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._handshake.all_met.wait(), self._patience.usual)
-
-    async def _collect(self) -> None:
-        async with asyncio.TaskGroup() as exchanges:
-            if self._parts[self._mine]:
-                exchanges.create_task(self._look_for_senders())
-                exchanges.create_task(self._reduce_own())
-            for index, parts in enumerate(self._parts):
-                if parts and index != self._mine:
-                    exchanges.create_task(self._exchange(index))
-
-    async def introductions(self) -> Introductions:
-        """Everyone's, once they are known; raises RoundOver if the round has failed before."""
-        return await asyncio.shield(self._handshake.result)
-
-    def _fail(self, reason: Exception, culprit: str | None = None) -> None:
-        if culprit is not None:
-            self.culprits.add(culprit)
-        if not self._failure.done():
-            self._failure.set_result(reason)
-        self._handshake.fail(reason)
-
-    # Introductions
-
-    def _agree(self, introductions: Introductions | None) -> None:
-        """Once all members have begun, they know the weights and whether they may average at all."""
-        if introductions is None:
+    def finish(self, failure: Exception | None = None) -> None:
+        """The round is over here."""
+        if self._end.done():
             return
-        self._coding.averaged.begin(float(introductions.samples))
-        try:
-            self._handshake.check(introductions)
-        except GroupRefused as refusal:
-            self._fail(refusal)
-            return
-        self._reducer.expect({p: float(c.samples) for p, c in introductions.contributions.items() if c.samples})
+        if failure is None:
+            self._end.set_result(None)
+        else:
+            self._end.set_exception(failure)
+            self._end.exception()  # maybe nobody waits any more: without this asyncio complains
 
-    async def _look_for_senders(self) -> None:
-        begun: set[asyncio.Future[Any]] = {self._handshake.result, self._failure}
-        await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED, timeout=self._patience.start)
-        for peer in self._handshake.missing():
-            self._fail(Fault(f"{peer} did not begin"), peer)
-        if self._failure.done():
-            return
-        # Who has begun elsewhere may be gone before it comes to us, and then the others wait for our share.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._handshake.senders_met.wait(), self._patience.usual)
-        for peer in self._handshake.absent_senders():
-            self._fail(Fault(f"{peer} did not come to this peer"), peer)
+    def fail(self, why: str) -> None:
+        """The round cannot be completed here."""
+        self.finish(Fault(f"{why}: {self._why}" if self._why else why))
 
-    # As a member: send gradients to a reducer, receive its averages
+    def fail_here(self, why: str) -> None:
+        """The same, and it is this peer's own fault."""
+        self.culprits.add(self.plan.members[self.mine])
+        self.finish(Fault(why))
+
+    @property
+    def over(self) -> bool:
+        return self._end.done()
+
+    async def _watch(self) -> None:
+        """Say that this peer is here, and find out who is not."""
+        period, before = self.patience.usual / JUDGED, time.monotonic()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            late, before = now - before - period, now
+            if late > period:  # this process stood still: what came meanwhile is yet to be read
+                self._since += late
+                self.averages.stir(late)
+                self.links.forgive(late)
+                continue
+            for link in self._voter.to_reassure():
+                link.here()
+            self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        usual, starting = self.patience.usual, now - self._began < self.patience.start
+        for member in range(len(self.plan.members)) if self.mine in self.plan.reducers else ():
+            link = self.links.down.get(member)
+            if member in self.links.lost or self.whole(member):
+                continue
+            if link is None and not starting:
+                self.lose(member, "did not begin", blame=True)
+            elif link is not None and self._silent(member, link, now) > usual:
+                self.lose(member, "stopped sending", blame=not self.whole(member, first=True))
+        self._voter.judge(now, starting)
+
+    def _silent(self, member: int, link: Link, now: float) -> float:
+        """Whoever had sent all may not have heard yet that more was dealt out."""
+        more = self.whole(member, first=True) and member not in self.links.dead
+        return min(link.silent(), now - self._since) if more else link.silent()
+
+    def lose(self, member: int, why: str, *, blame: bool) -> None:
+        """Nothing more comes from this member."""
+        if member not in self.links.lost and not self.over:
+            self.links.lost.add(member)
+            self._note(member, why, blame)
+            self._voter.lost(member)
+
+    def bury(self, reducer: int, why: str, *, blame: bool) -> None:
+        """Nothing more comes from this reducer."""
+        if reducer not in self.links.dead and not self.over:
+            self.links.dead.add(reducer)
+            self._window.gone(reducer)
+            self._note(reducer, why, blame)
+            self._voter.buried(reducer)
+            link = self.links.down.get(reducer)
+            if link is not None and link.silent() > self.patience.usual:
+                self.lose(reducer, why, blame=blame)
+
+    def _note(self, member: int, why: str, blame: bool) -> None:
+        self._why = f"{self.plan.members[member]} {why}"
+        if blame:
+            self.culprits.add(self.plan.members[member])
+
+    # As a member: send gradients to a reducer, receive what it says
 
     async def _exchange(self, reducer: int) -> None:
-        peer, limit = self._members[reducer], len(self._members) * (MAX_RECORD_BYTES + 16)
+        limit = MAX_PART_BYTES + 1024 * len(self.plan.members)
         try:
             async with contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(self._patience.start + self._patience.usual):
-                    stream = await stack.enter_async_context(self._open_stream(peer))
-                    sending = asyncio.create_task(self._send(reducer, stream))
-                    stack.callback(sending.cancel)
-                    signed = payload_of(await stream.receive(max(limit, MAX_NAMED_BYTES)), Says.INTRODUCTIONS)
-                self._agree(self._handshake.told(tuple(unpack(bytes(signed)))))
-                self._untold.discard(peer)
-                if not self._untold:
-                    self._told.set()
-                for index in range(self._first[reducer], self._first[reducer] + self._parts[reducer]):
-                    # A reducer falls silent when one of its senders does; it must find that out before we blame it.
-                    message = await self._timed(stream.receive(MAX_PART_BYTES), 2 * self._patience.usual)
-                    average = payload_of(message, Says.AVERAGE)
-                    (waited,) = struct.unpack_from("d", average)
-                    self._take(index, bytes(average[8:]))
-                    self._window.came(reducer, waited)
+                async with asyncio.timeout(self.patience.start + self.patience.usual):
+                    stream = await stack.enter_async_context(self._open_stream(self.plan.members[reducer]))
+                link = self.links.up[reducer] = Link(stream)
+                self._voter.reached(reducer)
+                sending = asyncio.create_task(self._send(reducer, link))
+                stack.callback(sending.cancel)
+                while True:
+                    says, content = messages.read(await link.receive(limit))
+                    if says == Says.CAME:
+                        self._window.came(reducer)
+                    elif says == Says.AVERAGE:
+                        self.longest_silence = max(self.longest_silence, link.measure(says))
+                        self.take_average(reducer, content)
+                    else:
+                        self._voter.hear_reducer(reducer, link, says, content)
         except Ended as ended:
-            if ended.by_itself:
-                self._fail(Fault(f"{peer} failed"), peer)
-            else:
-                self.named |= set(self._members) & ended.named
-                self._fail(Fault(f"{peer} gave the round up"))
-            raise
+            self.named |= set(self.plan.members) & ended.named
+            if not ended.by_itself:
+                self.lose(reducer, "gave the round up", blame=False)
+            self.bury(reducer, "failed" if ended.by_itself else "gave the round up", blame=ended.by_itself)
         except Exception as error:
-            self._fail(Fault(f"{peer} did not deliver its part ({error!r:.100})"), peer)
-            raise
+            self.bury(reducer, f"broke off ({error!r:.100})", blame=True)
+            if reducer not in self.links.down:  # if it comes all the same, it counts
+                self.lose(reducer, "is not there", blame=False)
+        finally:
+            self.links.up.pop(reducer, None)
 
-    async def _send(self, reducer: int, stream: Stream) -> None:
-        if not self._handshake.mine.samples:
+    async def _send(self, reducer: int, link: Link) -> None:
+        """The parts of this reducer's share, and of what it inherits."""
+        if not self.handshake.mine.samples:
             return  # nothing to add: a follower's zeros need not travel
         try:
-            for number in range(self._first[reducer], self._first[reducer] + self._parts[reducer]):
-                await self._window.room(reducer)
-                begin = self._begins[number]
-                part = self._coding.sent.encode(
-                    self._way(begin, self._coding.codec.gradients), self._values[number], begin
-                ).SerializeToString()
-                self._window.sent(reducer, len(part))
-                await stream.send(part)
+            while True:
+                dealt = self._dealt
+                for number, owner in enumerate(self._owners):
+                    if owner != reducer or (number, reducer) in self._sent:
+                        continue
+                    self._sent.add((number, reducer))
+                    await self._window.room(reducer)
+                    begin = self.plan.chunks[number][0]
+                    way = self._coding.of_gradients(begin, self.plan.layout)
+                    part = self._coding.sent.encode(way, self._values[number], begin).SerializeToString()
+                    self._window.sent(reducer, len(part))
+                    await link.send(messages.part(number, part))
+                await dealt.wait()
         except OSError:
             pass  # the other side is gone or has given up: what it said last tells which
         except Exception as error:
-            self._fail(Fault(f"encoding failed here ({error!r:.100})"), self._me)
+            self.fail_here(f"encoding failed here ({error!r:.100})")
 
-    def _way(self, begin: int, large: ChunkCompression) -> ChunkCompression:
-        """How the chunk that begins there is written down, if chunks of large tensors are written so."""
-        return self._coding.codec.small if begin >= self._layout.large else large
+    def take_average(self, sender: int, content: bytes) -> None:
+        """An average from its reducer, or from whoever holds it; raises ValueError."""
+        number, name, encoded = messages.read_average(content)
+        roll = self._voter.roll
+        if number >= len(self._values):
+            raise ValueError("an average of a chunk that there is not")
+        if self.over:
+            return  # where it would go may serve the next round already
+        if roll is None or name != roll.name:
+            self.averages.hold_back(sender, number, name, encoded)
+        elif self._voter.fetching.may_have(sender, number):
+            self.averages.take(number, encoded)
+            self._voter.average_came(number)
 
-    def _take(self, number: int, message: bytes) -> None:
-        """The average of a chunk."""
-        place = self._places[number]
-        decode(read_part(message), len(place), place)
-        self.messages[number] = message
+    @property
+    def delivered(self) -> bool:
+        """Have all of this peer's parts come to those who reduce them, as they say?"""
+        dealt = {(number, owner) for number, owner in enumerate(self._owners) if owner != self.mine}
+        return dealt <= self._sent and self._window.empty
 
-    async def _timed(self, receiving: Awaitable[T], patience: float) -> T:
-        """Raises TimeoutError after a silence."""
-        before = time.monotonic()
-        async with asyncio.timeout(patience):
-            message = await receiving
-        self.longest_silence = max(self.longest_silence, time.monotonic() - before)
-        return message
-
-    # As a reducer: reduce what the members send, send them all the same average
-
-    async def _reduce_own(self) -> None:
-        first, weight = self._first[self._mine], float(self._handshake.mine.samples)
-        try:
-            await self.introductions()
-            for index in range(self._parts[self._mine]):
-                if weight:
-                    exact = self._coding.sent.exact(self._values[first + index], self._begins[first + index])
-                    self._reducer.add(self._me, index, exact, weight)
-                    await asyncio.sleep(0)  # messages must not wait for all of it
-            for index in range(self._parts[self._mine]):
-                self.messages[first + index] = await asyncio.shield(self._encoding(index))
-        except Exception as error:
-            if not self._failure.done():
-                self._fail(Fault(f"adding up failed here ({error!r:.100})"), self._me)
-            raise
+    # As a reducer: keep what the members send, average those on the roll
 
     async def serve(self, sender: str, introduction: bytes, stream: Stream) -> None:
-        """Serve one member: take its gradients for our share, answer with the averages as they are done."""
-        if sender not in self._members or self._handshake.contribution_of(sender):
+        """Serve one member: take its gradients for our share, answer with the averages."""
+        member = self.plan.members.index(sender) if sender in self.plan.members else self.mine
+        if member in self.handshake.met or self.over:
             return
-        receiving: asyncio.Task[None] | None = None
+        link = Link(stream)
         try:
-            try:
-                self._agree(self._handshake.meet(sender, introduction))
-            except ValueError as error:
-                self._fail(Fault(f"{sender} did not introduce itself ({error!r:.100})"), sender)
-                raise
-            arrivals: list[float] = []
-            receiving = asyncio.create_task(self._receive(sender, stream, arrivals))
-            receiving.add_done_callback(_look_at)
-            await stream.send(told((await self.introductions()).signed))
-            for index in range(self._parts[self._mine]):
-                average = await asyncio.shield(self._encoding(index))
-                waited = time.monotonic() - arrivals[index] if index < len(arrivals) else 0.0
-                await stream.send(bytes([Says.AVERAGE]) + struct.pack("d", waited) + average)
-            await receiving
+            self.handshake.meet(member, introduction)
+        except ValueError as error:
+            self.lose(member, f"did not introduce itself ({error!r:.100})", blame=True)
+            await link.send(gave_up(self.plan.members[self.mine], self.culprits, self.named))
             await stream.closed()
-        except Exception:  # whatever it is, the round is over here, and this member need not wait
-            if receiving is not None:  # a stream has one reader at a time
-                receiving.cancel()
-                await asyncio.wait({receiving})
-            with contextlib.suppress(OSError):
-                await stream.send(gave_up(self._me, self.culprits, self.named))
-                await stream.closed()
-        finally:
-            if receiving is not None:
-                receiving.cancel()
-
-    async def _receive(self, sender: str, stream: Stream, arrivals: list[float]) -> None:
-        """A member's gradients for the values that this peer reduces, and when each part of them has come."""
-        contribution = self._handshake.contribution_of(sender)
-        if contribution is None or not contribution.samples:
             return
-        first, weight = self._first[self._mine], float(contribution.samples)
+        self.links.down[member] = link
+        link.heard = time.monotonic()
+        listening = asyncio.create_task(self._listen(member, link))
         try:
-            for index in range(self._parts[self._mine]):
-                message = await self._timed(stream.receive(MAX_PART_BYTES), self._patience.usual)
-                arrivals.append(time.monotonic())
-                size = len(self._places[first + index])
-                part = decode(read_part(message), size, self._part[:size])
-                self._reducer.add(sender, index, part, weight)
-        except (ConnectionError, EOFError):
-            # It broke off. If that was because of a third one, it says so on our stream to it before this.
-            if not self._failure.done():
-                broke_off = Fault(f"{sender} broke off")
-                asyncio.get_running_loop().call_later(self._patience.usual, self._fail, broke_off, sender)
-            raise
+            self._voter.came(member, link)
+            waiting: set[asyncio.Future[Any]] = {listening, self._end}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await link.done_with_averages(listening)
+            await asyncio.wait({listening}, timeout=CLOSE_SECONDS)
+        finally:
+            listening.cancel()
+            link.stop_averages()
+            self.links.down.pop(member, None)
+
+    async def _listen(self, member: int, link: Link) -> None:
+        try:
+            while True:
+                says, content = messages.read(await link.receive(MAX_PART_BYTES + 1024 * len(self.plan.members)))
+                if says == Says.PART:
+                    self.longest_silence = max(self.longest_silence, link.measure(says))
+                    number, encoded = messages.read_numbered(content)
+                    await self._await_deal(member, number)
+                    self.parts.take(member, number, encoded)
+                    link.post(say(Says.CAME))
+                    self._voter.part_came()
+                elif says == Says.AVERAGE:
+                    self.take_average(member, content)
+                else:
+                    self._voter.hear_member(member, link, says, content)
+        except (OSError, EOFError):
+            self.lose(member, "broke off", blame=not self.whole(member, first=True))
         except Exception as error:
-            self._fail(Fault(f"{sender} stopped sending ({error!r:.100})"), sender)
-            raise
+            self.parts.forget(member)
+            self.handshake.met.pop(member, None)
+            self.lose(member, f"sent nonsense ({error!r:.100})", blame=True)
+            if not self.over:
+                link.post(gave_up(self.plan.members[self.mine], self.culprits, self.named))
+                await link.flushed()
 
-    def _encoding(self, index: int) -> "asyncio.Future[bytes]":
-        """The average of a part as it travels; made once, and taken by this peer as everyone reads it.
+    async def _await_deal(self, member: int, number: int) -> None:
+        """It may have heard before this peer does how much it inherits."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.patience.usual):
+                while not self.parts.room(member, number) and not self.over:
+                    await self._dealt.wait()
 
-        Several streams wait for it: none must cancel it for the others.
+    def whole(self, member: int, *, first: bool = False) -> bool:
+        """Has this member introduced itself, and sent all that this peer reduces?
+
+        :param first: or would reduce if all lived: of what is dealt anew it may not have heard
         """
-        if index not in self._encodings:
-            self._encodings[index] = asyncio.ensure_future(self._encode(index))
-            self._encodings[index].add_done_callback(_look_at)
-        return self._encodings[index]
+        if member == self.mine:
+            return True
+        brought = self.handshake.met.get(member)
+        return brought is not None and (not brought.samples or self.parts.all_of(member, first=first))
 
-    async def _encode(self, index: int) -> bytes:
-        average = await self._reducer.result(index)
-        number = self._first[self._mine] + index
-        begin, place = self._begins[number], self._places[number]
-        way = self._way(begin, self._coding.codec.averages)
-        return bytes(self._coding.averaged.encode(way, average, begin, place).SerializeToString())
+    # What is agreed
 
+    def deal(self, living: Sequence[int]) -> None:
+        """These reduce from now on."""
+        self._owners = self.plan.owners(living)
+        self.parts.deal(self.mine, self._owners)
+        shares = counts(self._owners, len(self.plan.members))
+        self._window.deal([0 if p == self.mine or p in self.links.dead else n for p, n in enumerate(shares)])
+        self._since = time.monotonic()
+        self.links.measure_anew()
+        self._dealt.set()
+        self._dealt = asyncio.Event()
 
-def _look_at(done: "asyncio.Future[Any]") -> None:
-    """When a round fails, nobody may be left to ask how this ended: without this asyncio complains."""
-    if not done.cancelled():
-        done.exception()
+    def begin_roll(self) -> None:
+        """Others count than on the roll before."""
+        self.introductions = None
+        self.links.measure_anew()
+        self._reducing.stop()
+        self.averages.begin()
+
+    def know(self, introductions: Introductions) -> None:
+        """All on the roll have been introduced."""
+        self.introductions = introductions
+
+    def reduce(self, roll: Roll, introductions: Introductions) -> None:
+        """Average those on the roll, if this peer reduces, and take what came early."""
+        self._reducing.begin(roll, introductions)
+        for sender, number, encoded in self.averages.held_back(roll.name):
+            if self._voter.fetching.may_have(sender, number):
+                self.averages.take(number, encoded)
+
+    def resend(self, link: Link) -> None:
+        """The averages, to a member that has come late."""
+        self._reducing.send(link)

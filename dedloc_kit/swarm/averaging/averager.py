@@ -81,6 +81,10 @@ class Averager:
         """Leave the group, unless its round has begun."""
         self._host.call(AveragingService.call_off, group.number)
 
+    def put_back(self) -> None:
+        """The average of a round that left this peer out was taken: what it brought goes into the next one."""
+        self._host.call(AveragingService.put_back).result()
+
     def forget_feedback(self) -> None:
         """Another state was loaded: what compression lost on the way to the old one is of no use."""
         self._host.call(AveragingService.forget_feedback)

@@ -1,11 +1,14 @@
 """Error feedback: what the few bits of a round lose is sent with the next one."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import ChunkCompression, Scratch
+from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, Scratch
+from dedloc_kit.training.flat import FlatLayout
 
 
 class Feedback:
@@ -96,6 +99,26 @@ class Feedback:
     def _remember(self, offset: int, numel: int, lossy: bool) -> None:
         if self._weight:
             self._pending[offset] = (numel, lossy)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How chunks are written down, and what that loses is made good.
+
+    :ivar sent: of what this peer sends as a member
+    :ivar averaged: of what it sends as a reducer
+    """
+
+    codec: Codec
+    sent: Feedback
+    averaged: Feedback
+
+    def of_gradients(self, begin: int, layout: FlatLayout) -> ChunkCompression:
+        """Of the chunk that begins there: those of small tensors are written more finely."""
+        return self.codec.small if begin >= layout.large else self.codec.gradients
+
+    def of_averages(self, begin: int, layout: FlatLayout) -> ChunkCompression:
+        return self.codec.small if begin >= layout.large else self.codec.averages
 
 
 def _untouched(size: int) -> Tensor:

@@ -30,15 +30,15 @@ class RoundResult:
     """What became of one all-reduce, as this peer saw it."""
 
     outcome: Literal["complete", "refused", "failed"]
-    """`refused`: the group is too small to take a global step, so it did not average; all members see the same."""
+    """`refused`: too few are left to take a global step, so nothing was averaged; all members see the same."""
     id: str = ""
     contributions: dict[str, Contribution] = field(default_factory=dict)
-    """Of every member of the group, by peer id; signatures are checked."""
+    """Of every member that counts, by peer id; signatures are checked."""
     signed: tuple[bytes, ...] = ()
     """The same as their authors signed them."""
     detail: str = ""
     culprits: frozenset[str] = frozenset()
-    """Peers that fell silent, broke off or sent nonsense."""
+    """Peers that fell silent, broke off or sent nonsense, whether the round went on without them or not."""
     named: frozenset[str] = frozenset()
     """Peers that did so as other members say."""
     seconds: float = 0.0

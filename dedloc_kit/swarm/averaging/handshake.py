@@ -1,16 +1,19 @@
 """What the members of a group bring to an all-reduce: signed, and read alike by all of them."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.reducer import let_go
+from dedloc_kit.swarm.averaging.agreement.roll import Roll, hash_of
+
+
+class GroupRefused(Exception):
+    """The group must not take a step; all of its members see the same reason."""
 
 
 @dataclass(frozen=True)
 class Introductions:
-    """What the members brought: read alike by all of them."""
+    """What those on the roll brought: read alike by all members."""
 
     contributions: dict[str, Contribution]
     """By peer id; signatures are checked."""
@@ -23,7 +26,7 @@ class Introductions:
 
 
 class Handshake:
-    """Collects the members' introductions, which they give to every reducer and which reducers tell each other.
+    """Collects introductions: those that members give to this peer, and those on the roll.
 
     :param members: in the order of the group
     :param me: one of them
@@ -40,61 +43,55 @@ class Handshake:
         introduced: Callable[[str, bytes], Contribution],
         check: Callable[[Introductions], None],
     ) -> None:
-        self._members, self._me, self._introduced, self.check = members, me, introduced, check
+        self.members, self.me, self._introduced, self.check = members, me, introduced, check
         self.introduction = introduction
         self.mine = introduced(me, introduction)
-        self._met: dict[str, tuple[Contribution, bytes]] = {}
-        self.result: asyncio.Future[Introductions] = asyncio.get_running_loop().create_future()
-        self.all_met = asyncio.Event()
-        """Has every member introduced itself to us? We may have been told what they bring before."""
-        self.senders_met = asyncio.Event()
-        """The same of those that bring samples."""
+        number = members.index(me)
+        self.met = {number: self.mine}
+        """Who has introduced itself to this peer, by its place in the group."""
+        self.signed = {number: introduction}
+        """The same as it came."""
+        self.names = {number: hash_of(introduction)}
+        """The hashes of those."""
+        self._told: list[bytes] = []
 
-    def begin(self) -> Introductions | None:
-        """This peer begins. Everyone's introductions, if they are complete with this."""
-        return self.meet(self._me, self.introduction)
+    def meet(self, member: int, introduction: bytes) -> None:
+        """A member has come; raises ValueError."""
+        self.met[member] = self._introduced(self.members[member], introduction)
+        self.signed[member], self.names[member] = introduction, hash_of(introduction)
 
-    def missing(self) -> list[str]:
-        """Members that this peer has not heard of, unless it was told everything."""
-        return [] if self.result.done() else [peer for peer in self._members if peer not in self._met]
+    def known(self, roll: Roll) -> list[bytes] | None:
+        """The introductions on the roll, if all of them were given to this peer."""
+        right = all(self.names.get(member) == roll.introductions[member] for member in roll.counted)
+        return [self.signed[member] for member in roll.counted] if right else None
 
-    def absent_senders(self) -> list[str]:
-        """Members that bring samples, as we were told, and have not come to us."""
-        contributions = self.result.result().contributions
-        return [peer for peer in self._members if peer not in self._met and contributions[peer].samples]
+    @property
+    def told_so_far(self) -> int:
+        """How many of those on the roll are known."""
+        return len(self._told)
 
-    def contribution_of(self, peer: str) -> Contribution | None:
-        """What this member brings, once it has introduced itself to us."""
-        return self._met[peer][0] if peer in self._met else None
+    def begin(self) -> None:
+        """A roll has come; what was told for another one is of no use."""
+        self._told = []
 
-    def meet(self, peer: str, introduction: bytes) -> Introductions | None:
-        """A member has begun. Everyone's introductions, if they are complete with this; raises ValueError."""
-        self._met[peer] = (self._introduced(peer, introduction), introduction)
-        self._look_for_senders()
-        if len(self._met) < len(self._members):
+    def tell(self, roll: Roll, signed: Sequence[bytes]) -> Introductions | None:
+        """The next introductions on the roll; all of them, once they are complete.
+
+        Raises ValueError, before it keeps anything, if one is not that on the roll.
+        """
+        for introduction in signed:
+            at = len(self._told)
+            if at >= len(roll.counted) or not isinstance(introduction, bytes):
+                raise ValueError("more introductions than there are members on the roll")
+            if hash_of(introduction) != roll.introductions[roll.counted[at]]:
+                raise ValueError("an introduction is not the one on the roll")
+            self._told.append(introduction)
+        if len(self._told) < len(roll.counted):
             return None
-        self.all_met.set()
-        return self.told(tuple(self._met[member][1] for member in self._members))
-
-    def told(self, signed: tuple[bytes, ...]) -> Introductions | None:
-        """The same as a reducer tells them; None if they were complete before. Raises ValueError."""
-        if self.result.done():
-            if self.result.exception() is None and self.result.result().signed != signed:
-                raise ValueError("a member told different reducers different things")
-            return None
-        if len(signed) != len(self._members):
-            raise ValueError("the introductions are not those of the group")
         contributions = {
-            peer: self._introduced(peer, introduction) for peer, introduction in zip(self._members, signed, strict=True)
+            self.members[member]: self.met[member]
+            if self.signed.get(member) == introduction
+            else self._introduced(self.members[member], introduction)
+            for member, introduction in zip(roll.counted, self._told, strict=True)
         }
-        self.result.set_result(Introductions(contributions, signed))
-        self._look_for_senders()
-        return self.result.result()
-
-    def fail(self, reason: Exception) -> None:
-        """Whoever waits for the introductions gets RoundOver, unless they are complete."""
-        let_go(self.result, str(reason))
-
-    def _look_for_senders(self) -> None:
-        if self.result.done() and self.result.exception() is None and not self.absent_senders():
-            self.senders_met.set()
+        return Introductions(contributions, tuple(self._told))

@@ -1,24 +1,54 @@
-"""What a reducer says to a member in an all-reduce: a byte for the kind, and the content."""
+"""What members of an all-reduce say to each other: a byte for the kind, and the content."""
 
+import struct
 from collections.abc import Collection, Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 from hivemind.utils import MSGPackSerializer
 
+from dedloc_kit.records import Record
+from dedloc_kit.swarm.network.service import decode
 from dedloc_kit.swarm.network.unpacking import unpack
+
+R = TypeVar("R", bound=Record)
+
+_TOLD_AT_ONCE = 32
+"""Introductions in one message."""
+
+_PART, _AVERAGE = struct.Struct(">BI"), struct.Struct(">BI32s")
 
 
 class Says(IntEnum):
-    """The first byte of what a reducer sends."""
+    """The first byte of each message."""
 
-    INTRODUCTIONS = 1
-    """Everyone's, as they were signed."""
-    AVERAGE = 2
-    """For how many seconds this member's part had been there (8 bytes), and the encoded average."""
-    GAVE_UP = 3
+    PART = 1
+    """Of a member's gradient: which chunk (4 bytes), and its values, encoded."""
+    CAME = 2
+    """To a member: its next part has come."""
+    HERE = 3
+    """Still here."""
+    FOLLOWS = 4
+    """To a reducer: it is the one to lead now, unless it knows how the round has ended."""
+    UNTOLD = 5
+    """To the leader: whoever was to tell this member of the roll may be gone."""
+    CALL = 6
+    ANSWER = 7
+    REPORT = 8
+    ROLL = 9
+    """A `Held`."""
+    INTRODUCTIONS = 10
+    """The roll's name, how many of those on it came before, and the next ones, as their authors signed them."""
+    AVERAGE = 11
+    """Which chunk (4 bytes), the name of the roll (32 bytes), and the values, encoded."""
+    ACKNOWLEDGEMENT = 12
+    CERTIFICATE = 13
+    FETCH = 14
+    """Averages that the other one has, and their reducer cannot send any more: their numbers."""
+    GAVE_UP = 15
     """The round is over here; whose fault it was, as far as known."""
-    FAILED = 4
-    """The same, and it was the reducer's own."""
+    FAILED = 16
+    """The same, and it was the sender's own."""
 
 
 class Ended(Exception):
@@ -29,25 +59,70 @@ class Ended(Exception):
         self.by_itself, self.named = by_itself, named
 
 
-def told(signed: Sequence[bytes]) -> bytes:
-    """Tells a member what everyone brings, as each of them has signed it."""
-    return bytes([Says.INTRODUCTIONS]) + bytes(MSGPackSerializer.dumps(list(signed)))
-
-
 def gave_up(me: str, culprits: Collection[str], named: Collection[str]) -> bytes:
     """Tells a member that the round is over here, and whose fault that is as far as known."""
     if me in culprits:
         return bytes([Says.FAILED])
-    return bytes([Says.GAVE_UP]) + bytes(MSGPackSerializer.dumps(sorted({*culprits, *named})))
+    return say(Says.GAVE_UP, sorted({*culprits, *named}))
 
 
-def payload_of(message: bytes, expected: Says) -> memoryview:
-    """What a reducer says; raises Ended if it says that the round is over, ValueError if it says anything else."""
-    says, payload = message[0], memoryview(message)[1:]
+def say(kind: Says, content: object = None) -> bytes:
+    """A message of plain values or of a record."""
+    if content is None:
+        return bytes([kind])
+    plain = content.model_dump() if isinstance(content, Record) else content
+    return bytes([kind]) + bytes(MSGPackSerializer.dumps(plain))
+
+
+def read(message: bytes) -> tuple[Says, bytes]:
+    """The kind and the content; raises Ended if the round is over there, ValueError if it is no message."""
+    says = Says(message[0])
     if says == Says.FAILED:
         raise Ended(True, set())
     if says == Says.GAVE_UP:
-        raise Ended(False, set(unpack(bytes(payload))))
-    if says != expected:
-        raise ValueError(f"it says {says} where {expected} is due")
-    return payload
+        raise Ended(False, {name for name in unpack(message[1:]) if isinstance(name, str)})
+    return says, message[1:]
+
+
+def record(kind: type[R], content: bytes) -> R:
+    """Raises ValueError if it is none."""
+    return kind.parse(decode(content))
+
+
+def numbers(content: bytes) -> list[int]:
+    """A list of numbers; raises ValueError if it is none."""
+    found = decode(content)
+    if not isinstance(found, list | tuple) or not all(type(number) is int for number in found):
+        raise ValueError("it is no list of numbers")
+    return list(found)
+
+
+def part(number: int, encoded: bytes) -> bytes:
+    return _PART.pack(Says.PART, number) + encoded
+
+
+def read_numbered(content: bytes) -> tuple[int, bytes]:
+    """Which chunk, and its values, encoded; raises ValueError."""
+    if len(content) < 4:
+        raise ValueError("a part without a number")
+    return int.from_bytes(content[:4], "big"), content[4:]
+
+
+def average(number: int, roll: bytes, encoded: bytes) -> bytes:
+    return _AVERAGE.pack(Says.AVERAGE, number, roll) + encoded
+
+
+def read_average(content: bytes) -> tuple[int, bytes, bytes]:
+    """Which chunk, the name of the roll, and the values, encoded; raises ValueError."""
+    number, rest = read_numbered(content)
+    if len(rest) < 32:
+        raise ValueError("an average of no roll")
+    return number, rest[:32], rest[32:]
+
+
+def introductions(roll: bytes, signed: Sequence[bytes]) -> list[bytes]:
+    """Those on the roll of this name, as several messages."""
+    return [
+        say(Says.INTRODUCTIONS, [roll, first, list(signed[first : first + _TOLD_AT_ONCE])])
+        for first in range(0, len(signed), _TOLD_AT_ONCE)
+    ]

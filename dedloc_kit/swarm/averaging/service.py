@@ -18,13 +18,15 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import AllReduce, Coding, GroupRefused, Patience, Plan
+from dedloc_kit.swarm.averaging.agreement.roll import Votes
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
-from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
 from dedloc_kit.swarm.averaging.grouping import Grouping
-from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
-from dedloc_kit.swarm.averaging.messages import gave_up, told
+from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
+from dedloc_kit.swarm.averaging.messages import gave_up
+from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
@@ -93,6 +95,7 @@ class AveragingService(Service):
     average.
 
     :param donor: keeps the averages for those who miss them, and lets the all-reduce have the line
+    :param organizer: the coordinator's id: where half of a group is gone, its half takes the step
     """
 
     name = "allreduce"
@@ -106,9 +109,10 @@ class AveragingService(Service):
         vector: SharedVector,
         donor: Donor,
         rules: Rules,
+        organizer: str,
     ) -> None:
         self._endpoint, self._groups, self._signer, self._run = endpoint, groups, signer, run
-        self._vector, self._donor, self._rules = vector, donor, rules
+        self._vector, self._donor, self._rules, self._organizer = vector, donor, rules, organizer
         size = vector.layout.size
         self._coding = Coding(codec_of(run.averaging.compression), Feedback(size), Feedback(size))
         # Kept from round to round: memory that is new each time costs more than the arithmetic.
@@ -116,8 +120,10 @@ class AveragingService(Service):
         self._rounds: dict[int, _Round] = {}
         self._standing: dict[str, _Round] = {}
         self._searching = asyncio.Lock()
-        self._over: dict[str, list[bytes]] = {}
+        self._over: dict[str, bytes] = {}
         """The last group, and what late members hear of it."""
+        self._left_out: Tensor | None = None
+        """This peer's own vector, if the last round went well without it."""
 
     # Called by the training
 
@@ -156,6 +162,13 @@ class AveragingService(Service):
         if current is not None and not current.start.done() and current.task is not None:
             current.task.cancel()
 
+    async def put_back(self) -> None:
+        """The average was taken; a vector that was left out of it is to go into the next one."""
+        if self._left_out is not None:
+            async with self._vector.awaited() as flat:
+                flat.copy_(self._left_out)
+            self._left_out = None
+
     async def forget_feedback(self) -> None:
         """Another state was loaded: what compression lost on the way to the old one is of no use."""
         self._coding.sent.reset()
@@ -167,7 +180,7 @@ class AveragingService(Service):
         async with self._searching:  # one that is called off may still be on its way out
             began = time.monotonic()
             group = await self._groups.find(current.request)
-        over = [gave_up(self._signer.peer, (), ())]
+        over = gave_up(self._signer.peer, (), ())
         self._standing[group.id] = current
         try:
             current.found.set_result(Found(frozenset(group.peers), time.monotonic() - began))
@@ -175,9 +188,7 @@ class AveragingService(Service):
                 detail = f"{len(group.members)} of {group.expected_size:g} peers"
                 return RoundResult("refused", group.id, detail=detail)
             result = await self._all_reduce(current, group, await current.start)
-            over = [gave_up(self._signer.peer, result.culprits, result.named)]
-            if result.outcome == "refused":
-                over.insert(0, told(result.signed))  # who comes late sees the same
+            over = gave_up(self._signer.peer, result.culprits, result.named)
             return result
         finally:
             self._over = {group.id: over}
@@ -192,9 +203,15 @@ class AveragingService(Service):
                 runner = await self._runner(current.request.step, group, start, flat)
                 current.runner.set_result(runner)
                 await asyncio.wait_for(runner.complete(), start.limit)
+                introductions = runner.introductions
+                assert introductions is not None
+                counts = self._signer.peer in introductions.contributions
+                self._left_out = None if counts else flat.clone()
                 flat.copy_(self._average)
-            introductions = await runner.introductions()
-            self._coding.sent.commit()
+            if counts:
+                self._coding.sent.commit()
+            else:
+                self._coding.sent.discard()
             self._coding.averaged.commit()
             self._keep(current.request, group, introductions, runner)
             return RoundResult(
@@ -202,15 +219,26 @@ class AveragingService(Service):
                 group.id,
                 introductions.contributions,
                 introductions.signed,
+                culprits=frozenset(runner.culprits),
+                named=frozenset(runner.doubted),
                 seconds=time.monotonic() - began,
                 longest_silence=runner.longest_silence,
                 upload_rate=runner.upload_rate,
             )
         except GroupRefused as refusal:
             assert runner is not None
+            assert runner.introductions is not None
             self._forget_round()
-            brought = await runner.introductions()
-            return RoundResult("refused", group.id, brought.contributions, brought.signed, detail=str(refusal))
+            brought = runner.introductions
+            return RoundResult(
+                "refused",
+                group.id,
+                brought.contributions,
+                brought.signed,
+                detail=str(refusal),
+                culprits=frozenset(runner.culprits),
+                named=frozenset(runner.doubted),
+            )
         except Exception as error:
             self._forget_round()
             detail = str(error)[:200] or repr(error)
@@ -227,7 +255,6 @@ class AveragingService(Service):
         loop = asyncio.get_running_loop()
         shares = await loop.run_in_executor(None, load_balance_peers, layout.size, bandwidths, 0)
         plan = Plan(group.peers, layout, tuple(shares))
-        mine = plan.chunks()[group.peers.index(me)]
 
         def introduced(peer: str, introduction: bytes) -> Contribution:
             return self._introduced(peer, introduction, step)
@@ -235,13 +262,14 @@ class AveragingService(Service):
         handshake = Handshake(group.peers, me, start.introduction, introduced, self._check)
         self._coding.sent.begin(float(handshake.mine.samples))
         opening = encode(Opening(group=group.id, introduction=start.introduction))
+        sums = self._sums
         return self._rules.all_reduce(
-            me,
             plan,
             (flat, self._average),
             self._coding,
-            self._rules.make_reducer([self._sums[begin:end] for begin, end in mine]),
+            lambda chunks: self._rules.make_reducer([sums[begin:end] for begin, end in chunks]),
             handshake,
+            Votes(group.id, group.peers, self._organizer, self._signer),
             start.patience,
             lambda peer: self._endpoint.open(peer, AveragingService, opening),
         )
@@ -289,8 +317,7 @@ class AveragingService(Service):
                 current.called.set_result(None)
             runner = await asyncio.shield(current.runner)
         except RoundOver:
-            for message in self._over.get(opening.group, [gave_up(self._signer.peer, (), ())]):
-                await stream.send(message)
+            await stream.send(self._over.get(opening.group, gave_up(self._signer.peer, (), ())))
             await stream.closed()
             return
         await runner.serve(peer, opening.introduction, stream)

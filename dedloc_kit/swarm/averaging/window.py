@@ -1,11 +1,8 @@
 """How far a member of an all-reduce is ahead of its reducers.
 
-What is sent at once only fills buffers on the way: the averages, which share the connection, wait behind it, and where
-several members send to one, its line loses packets. So gradients go as averages come, to all reducers in step: more of
-them are on their way to a reducer whose averages take longer, and all reducers are done at the same time.
-
-How fast a line is shows in how long a part is on its way; for that a reducer says with each average for how long the
-member's own part had been there.
+What is sent at once only fills buffers on the way, and where several members send to one, its line loses packets. So
+gradients go as reducers say that they came, to all reducers in step: more of them are on their way to a reducer that
+takes longer, and all reducers are done at the same time. How fast a line is shows in how long a part is on its way.
 """
 
 import asyncio
@@ -15,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 AHEAD, MIN_AHEAD = 12, 4
-"""Parts of a member whose averages have not come: at least in all, and at least for each reducer."""
+"""Parts that have not come, as far as a member knows: at least in all, and at least for each reducer."""
 MAX_WAIT = 1.0
 """Seconds until a member sends its next part in any case: who sends nothing for long counts as gone."""
 
@@ -27,49 +24,86 @@ class SendWindow:
     """
 
     def __init__(self, parts: Sequence[int]) -> None:
-        self._parts = parts
-        self._ahead = max(AHEAD, MIN_AHEAD * sum(map(bool, parts)))
+        self._parts, self._reducers = list(parts), _some(parts)
+        self._ahead = max(AHEAD, MIN_AHEAD * len(self._reducers))
         self._sent = [0] * len(parts)
-        self._under_way: list[deque[float]] = [deque() for _ in parts]  # since when, for parts without an average
-        self._news = asyncio.Event()
+        self._under_way: list[deque[float]] = [deque() for _ in parts]  # since when, for parts that have not come
+        self._count = 0
+        """Of those, and of those that go as soon as whoever was called sends them."""
+        self._waiting: dict[int, asyncio.Future[None]] = {}
         self._bytes = [0] * len(parts)
         self._busy_seconds = [0.0] * len(parts)  # in which a part was on its way
         self._last_arrival = [0.0] * len(parts)
 
     @property
     def rate(self) -> float:
-        """Bytes per second to all reducers while any were on their way; 0 before all averages have come."""
+        """Bytes per second to all reducers while any were on their way; 0 before all have come."""
         if any(self._under_way):
             return 0.0
         return sum(size / busy for size, busy in zip(self._bytes, self._busy_seconds, strict=True) if busy)
 
+    @property
+    def empty(self) -> bool:
+        """Has all come that was sent?"""
+        return not any(self._under_way)
+
     async def room(self, reducer: int) -> None:
-        """Wait until the next part for this reducer may go."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MAX_WAIT):
-                while sum(map(len, self._under_way)) >= self._ahead or self._progress(reducer) > min(
-                    map(self._progress, range(len(self._parts)))
-                ):
-                    self._news.clear()
-                    await self._news.wait()
+        """Wait until the next part for this reducer may go; the caller then says `sent` at once."""
+        turn = self._waiting[reducer] = asyncio.get_running_loop().create_future()
+        try:
+            self._call()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MAX_WAIT):
+                    await turn
+        finally:
+            del self._waiting[reducer]
+            if turn.done() and not turn.cancelled():
+                self._count -= 1
+
+    def _call(self) -> None:
+        """Those whose turn it is may send; nobody else is woken, for there are as many who wait as reducers."""
+        least = min(map(self._progress, self._reducers), default=1.0)
+        for reducer, turn in self._waiting.items():
+            if self._count >= self._ahead:
+                return
+            if not turn.done() and self._progress(reducer) <= least:
+                self._count += 1
+                turn.set_result(None)
 
     def sent(self, reducer: int, size: int) -> None:
         """A part, of so many bytes, goes now."""
         self._under_way[reducer].append(time.monotonic())
+        self._count += 1
         self._sent[reducer] += 1
         self._bytes[reducer] += size
-        self._news.set()
+        self._call()
 
-    def came(self, reducer: int, waited: float) -> None:
-        """Its next average has come. Our part had been there for so many seconds, as the reducer says."""
-        if not self._under_way[reducer]:  # a follower's parts do not travel
+    def came(self, reducer: int) -> None:
+        """It says that the next part has come."""
+        if not self._under_way[reducer]:
             return
         began, now = self._under_way[reducer].popleft(), time.monotonic()
-        arrival = min(max(now - waited, began), now) if waited >= 0.0 else now  # so that NaN is none
-        self._busy_seconds[reducer] += max(0.0, arrival - max(began, self._last_arrival[reducer]))
-        self._last_arrival[reducer] = arrival
-        self._news.set()
+        self._busy_seconds[reducer] += max(0.0, now - max(began, self._last_arrival[reducer]))
+        self._last_arrival[reducer] = now
+        self._count -= 1
+        self._call()
+
+    def deal(self, parts: Sequence[int]) -> None:
+        """So many parts go to each reducer from now on, those that went there before included."""
+        self._parts, self._reducers = list(parts), _some(parts)
+        self._call()
+
+    def gone(self, reducer: int) -> None:
+        """Nothing more goes there, and nobody waits for what went."""
+        self._count -= len(self._under_way[reducer])
+        self._under_way[reducer].clear()
+        self.deal([0 if number == reducer else count for number, count in enumerate(self._parts)])
 
     def _progress(self, reducer: int) -> float:
         parts = self._parts[reducer]
         return self._sent[reducer] / parts if parts else 1.0
+
+
+def _some(parts: Sequence[int]) -> list[int]:
+    """Those that reduce anything."""
+    return [number for number, count in enumerate(parts) if count]

@@ -7,6 +7,7 @@ a record. Not hivemind's protobuf streams: those believe whatever length the oth
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -56,6 +57,12 @@ class Stream:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.heard = time.monotonic()
+        """When any bytes came last."""
+        self.silence = 0.0
+        """Seconds in which none came, at most, before the last message and within it."""
+        self.arriving = False
+        """Has a message begun to come?"""
 
     async def send(self, content: bytes | memoryview) -> None:
         """Raises OSError if the other side is gone or does not take it."""
@@ -70,12 +77,29 @@ class Stream:
 
         Raises ValueError if it is longer, EOFError if the other side closes the stream, OSError if it breaks.
         """
+        self.silence = 0.0
         while True:
-            length = int.from_bytes(await self.reader.readexactly(4), "big")
+            length = int.from_bytes(await self._read(4), "big")
             if length > limit:
                 raise ValueError(f"a message of {length} bytes is announced where at most {limit} are right")
             if length:
-                return await self.reader.readexactly(length)
+                self.arriving = True
+                message = await self._read(length)
+                self.arriving = False
+                return message
+
+    async def _read(self, length: int) -> bytes:
+        """So many bytes. A long message may take longer on its way than anyone may be silent: each piece counts."""
+        pieces, left = list[bytes](), length
+        while left:
+            piece = await self.reader.read(left)
+            if not piece:
+                raise asyncio.IncompleteReadError(b"".join(pieces), length)
+            self.heard, before = time.monotonic(), self.heard
+            self.silence = max(self.silence, self.heard - before)
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
 
     async def receive_record(self, kind: type[R], limit: int = MAX_RECORD_BYTES) -> R:
         """The next message as such a record; raises as `receive`, and ValueError if it is none."""

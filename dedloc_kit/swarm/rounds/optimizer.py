@@ -359,7 +359,12 @@ class CollaborativeOptimizer:
         if self._stepped:
             parts["compute"] = max(0.0, done - self._stepped - sum(parts.values()))
         self._stepped = done
-        self._accumulator.count_outgoing()
+        if self._signer.peer in outcome.contributions:
+            self._accumulator.count_outgoing()
+        else:
+            _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
+            self._exchange.averager.put_back()
+            self._rounds.drop_stale()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
@@ -410,12 +415,15 @@ class CollaborativeOptimizer:
 
     def _follow_the_swarm(self) -> None:
         """Take the steps that the others have taken without us; what of ours was in them has counted."""
-        rewound = self.state.rewound
+        rewound, without = self.state.rewound, set()
         for receipt, contributions in self._catch_up.follow():
-            self._accumulator.settle([receipt.round])
+            if self._signer.peer in contributions:
+                self._accumulator.settle([receipt.round])
+            else:
+                without.add(receipt.round)  # the round went on, and what this peer brought was left out
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
-        self._accumulator.settle(self.state.rounds)
+        self._accumulator.settle([name for name in self.state.rounds if name not in without])
         if self.state.rewound > rewound:
             self._forget()
         self._rounds.drop_stale()

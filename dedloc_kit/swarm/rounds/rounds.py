@@ -272,12 +272,16 @@ class Rounds:
             case "complete":
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
                 self._suspicion.trust(outcome.contributions)
+                self._blame(outcome)
                 return outcome
             case "refused":
                 # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+                self._blame(outcome)
+                if members is not None and members - outcome.contributions.keys():
+                    self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
                 self._tracker.report_now()
             case "failed":
                 self._failed(outcome, begun)
@@ -291,7 +295,11 @@ class Rounds:
         self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
             self._accumulator.doubt(outcome.id)
+        self._blame(outcome)
+        self._tracker.report_now()
+
+    def _blame(self, outcome: RoundResult) -> None:
+        """Who was gone in a round, or did harm to it, whether it went on or not."""
         self._suspicion.suspect(outcome.culprits, outcome.ended)
         self._suspicion.doubt(outcome.named - outcome.culprits, outcome.ended)
         self._tracker.avoid(outcome.named | outcome.culprits)
-        self._tracker.report_now()

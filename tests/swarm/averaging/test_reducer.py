@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.lib.party import Party
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver
-from tests.swarm.averaging.in_process import Party
 
 
 class CenteredClip(Reducer):

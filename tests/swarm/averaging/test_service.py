@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.agreement.roll import Roll
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, Start
@@ -29,7 +30,10 @@ SAMPLES = (8, 24)
 class Party:
     """Members that meet in every round."""
 
-    def __init__(self, folder: Path, run: RunConfig, vectors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, folder: Path, run: RunConfig, vectors: Sequence[Tensor], all_reduce: type[AllReduce] = AllReduce
+    ) -> None:
+        self._all_reduce = all_reduce
         self._run, self._vectors, self._round = run, vectors, 0
         self._signers = [Signer(Identity(folder / str(number))) for number in range(len(vectors))]
         layout = FlatLayout.of([vectors[0]])
@@ -43,8 +47,8 @@ class Party:
         endpoint: Any = SimpleNamespace(open=lambda *where: self._line(signer.peer, *where))
         donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=lambda _: None)
         groups: Any = SimpleNamespace(find=self._find)
-        rules = Rules(OneGroup(self._run.global_batch))
-        return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules)
+        rules = Rules(OneGroup(self._run.global_batch), all_reduce=self._all_reduce)
+        return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules, organizer="")
 
     async def _find(self, _: GroupRequest) -> Group:
         size = len(self._signers)
@@ -92,6 +96,39 @@ class Party:
         averages = [shared._values.clone() for shared in self._shared]
         assert all(torch.equal(average, averages[0]) for average in averages)
         return averages[0]
+
+
+class LeavesOutTheSecond(AllReduce):
+    """Whoever leads says so."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        ballot = self._voter.leading.ballot
+        if ballot is not None:
+            propose, brought = ballot.roll, SAMPLES[1]
+
+            def without(introduced: Mapping[int, bytes]) -> Roll:
+                roll = propose(introduced)
+                names = list(roll.introductions)
+                second = next(n for n, met in self.handshake.met.items() if met.samples == brought)
+                names[second] = b""
+                return roll.model_copy(update={"introductions": tuple(names)})
+
+            ballot.roll = without  # type: ignore[method-assign]
+
+
+def test_who_is_left_out_takes_the_average_and_gets_its_own_vector_back_for_the_next_round(tmp_path: Path) -> None:
+    vectors = [torch.full((20_000,), 1.0), torch.full((20_000,), 5.0)]
+
+    async def check() -> None:
+        run = tiny_run(global_batch=SAMPLES[0], averaging={"compression": "none"})
+        party = Party(tmp_path, run, vectors, LeavesOutTheSecond)
+        assert torch.equal(await party.meet(), vectors[0])
+        for service in party._services.values():
+            await service.put_back()
+        assert [float(shared._values[0]) for shared in party._shared] == [1.0, 5.0], "the first one took the average"
+
+    asyncio.run(check())
 
 
 ROUNDS = 24

@@ -1,0 +1,437 @@
+"""Does every round of hundreds of peers end although members die, and what does one cost each peer?
+
+The real all-reduce with its rolls and ballots, all members in one process, over lines of their own: see lib/lines.py.
+There is no libp2p; message for message the same objects go from one to another. A model of 100,000 values in 4 bits
+stands for one of 18 million: its parts take as long on the way; introductions, rolls and certificates as long as they
+would anyhow. In each round some peers die at a random moment (they fall silent, or break off with --break-off), and as
+many come for the next one.
+
+After each round it is checked that all who live have ended it with the same bits, and that these are the average of
+those on the roll, each with its own weight. Seconds of the processor leave out what is only pretended here. What all
+peers compute alike from the same bytes (checking a signature, how shares follow from bandwidths) is computed once, and
+counted for each.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+from hivemind.averaging.load_balancing import load_balance_peers
+from hivemind.utils import MSGPackSerializer
+from torch import Tensor
+
+from benchmarks.lib.lines import Lines, SimulatedTime
+from benchmarks.lib.party import Party
+from dedloc_kit.records import Contribution, Record
+from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.messages import Says
+from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.training import flat
+
+VALUES, STANDS_FOR = 100_000, 18_000_000
+PART = 4 * flat.CHUNK * VALUES // STANDS_FOR
+"""Values in one message at most: four times as long as it would be with 18 million, to save time."""
+BYTES_PER_VALUE = 4.125 / 8
+SLOWEST, FASTEST = 10e6 / 8, 100e6 / 8
+"""Bytes per second."""
+START = 3.0
+"""Seconds more than the patience until a member has begun."""
+FIRST_GUESS = 15.0
+"""Seconds that a round may take, before there was any: in these its peers die."""
+LIMIT = 600.0
+"""Simulated seconds after which a round is said not to end."""
+LATE = 0.2
+"""Seconds within which all begin."""
+SAMPLES = (4, 12)
+
+R = TypeVar("R", bound=Record)
+
+
+def main() -> int:
+    options = _parse()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="dedloc-rounds-") as folder:
+        signer = Signer(Identity(Path(folder) / "key"))
+    print(_ROW.format(*_HEAD))
+    for count in options.peers:
+        row = _measure(count, signer, options)
+        rows.append(row)
+        print(_ROW.format(*(_shown(row, name) for name in _COLUMNS)), flush=True)
+        for trouble in row["troubles"]:
+            print(f"    {trouble}")
+    if len(rows) > 1:
+        first, last = rows[0], rows[-1]
+        growth = (f"x{last[n] / first[n]:.2f}" if n in _GROWS and first[n] else "" for n in _COLUMNS[1:])
+        print(_ROW.format(f"{first['peers']}->{last['peers']}", *growth))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    return 0 if all(row["ended"] == row["same_bits"] == row["rounds"] for row in rows) else 1
+
+
+_COLUMNS = (
+    "peers",
+    "rounds",
+    "ended",
+    "same_bits",
+    "counted_share",
+    "bytes_per_peer",
+    "told_bytes_per_peer",
+    "messages_per_peer",
+    "streams_per_peer",
+    "most_streams",
+    "cpu_seconds_per_peer",
+    "memory_per_peer",
+    "modelled_seconds",
+)
+_HEAD = (
+    *("peers", "rounds", "ended", "same bits", "counted", "sent", "of it told", "messages", "streams", "at most"),
+    *("CPU", "memory", "modelled"),
+)
+_ROW = "{:>9}{:>7}{:>7}{:>10}{:>9}{:>10}{:>11}{:>10}{:>9}{:>9}{:>9}{:>9}{:>10}"
+_GROWS = frozenset(_COLUMNS[5:])
+
+
+def _shown(row: dict[str, Any], name: str) -> str:
+    value = row[name]
+    if name == "counted_share":
+        return f"{value:.4f}"
+    if ("bytes" in name and name != "same_bits") or name == "memory_per_peer":
+        return f"{value / 1e6:.2f} MB"
+    if "seconds" in name:
+        return f"{value:.3f} s" if name.startswith("cpu") else f"{value:.1f} s"
+    return f"{value:.0f}"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Someone with a line.
+
+    :ivar rate: bytes per second, up and down
+    :ivar reachable: does it reduce?
+    """
+
+    number: int
+    rate: float
+    reachable: bool
+
+
+@dataclass
+class Shared:
+    """What all peers compute alike, computed once.
+
+    :ivar seconds: what it would have taken all others
+    """
+
+    seconds: float = 0.0
+    _found: dict[tuple[Any, ...], tuple[Any, float]] = field(default_factory=dict)
+
+    def once(self, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        if key in self._found:
+            found, seconds = self._found[key]
+            self.seconds += seconds
+            return found
+        began = time.perf_counter()
+        found = compute()
+        self._found[key] = found, time.perf_counter() - began
+        return found
+
+
+class SharedSigner:
+    """Signs for any peer with the same real key: as many bytes and as dear as if each had its own."""
+
+    def __init__(self, name: str, signer: Signer, shared: Shared) -> None:
+        self._name, self._signer, self._shared = name, signer, shared
+
+    def sign(self, record: Record) -> bytes:
+        return bytes(MSGPackSerializer.dumps([self._name, self._signer.sign(record)]))
+
+    def open(self, kind: type[R], data: bytes) -> tuple[str, R]:
+        found: tuple[str, R] = self._shared.once((kind, data), lambda: self._opened(kind, data))
+        return found
+
+    def _opened(self, kind: type[R], data: bytes) -> tuple[str, R]:
+        name, signed = MSGPackSerializer.loads(data)
+        return name, self._signer.open(kind, signed)[1]
+
+
+class Crowd(Party):
+    """A group of peers with lines, some of whom die."""
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        lines: Lines,
+        signer: Signer,
+        shares: Sequence[int],
+        patience: Patience,
+        rng: random.Random,
+    ):
+        self.peers, self.wires, self.shared = peers, lines, Shared()
+        self._real = signer
+        self.ended: dict[int, float] = {}
+        samples = [rng.randint(*SAMPLES) for _ in peers]
+        gradients = _gradients(len(peers), rng.randrange(2**31))
+        super().__init__(gradients, samples, compression="4bit", patience=patience)
+        self.plan = Plan(self.plan.members, self.plan.layout, tuple(shares))
+        self._signers = [SharedSigner(name, signer, self.shared) for name in self.plan.members]
+        self._introductions = [self._introduction(number) for number in range(len(peers))]
+
+    def introduction(self, number: int) -> bytes:
+        return self._introductions[number]
+
+    def introduced(self, peer: str, introduction: bytes) -> Contribution:
+        author, contribution = self._signers[0].open(Contribution, introduction)
+        if author != peer:
+            raise ValueError("it is another's")
+        return contribution
+
+    def signer(self, number: int) -> SharedSigner:
+        return self._signers[number]
+
+    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
+        here, there = await self.wires.connect(me, number)
+        await here.send(self.introduction(me))
+        return here, there
+
+    async def serve(self, number: int, sender: int, there: Stream) -> None:
+        with suppress(OSError, EOFError):  # as a stream's handler ends
+            if number not in self.wires.silent:
+                introduction = await there.receive(4096)
+                await self.members[number].serve(self.plan.members[sender], introduction, there)
+
+    async def begin_late(self, number: int, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.members[number].complete()
+        self.ended[number] = self.wires.time.now
+
+    def silence(self, number: int) -> None:
+        """Its line is gone; the others notice nothing."""
+        self.wires.silent.add(number)
+        self.tasks[number].cancel()
+        for lines in self.lines.values():
+            for peer, _, _, serving in lines:
+                if peer == number:
+                    serving.cancel()
+
+    def _introduction(self, number: int) -> bytes:
+        samples = self.samples[number]
+        return self._signers[number].sign(
+            Contribution(
+                run_id="rounds-0123456789abcdef",
+                step=1000,
+                session="ab" * 8,
+                samples=samples,
+                session_samples=1000 * samples,
+                loss=1.0,
+                name=f"volunteer {number}",
+                time=1.7e9,
+            )
+        )
+
+
+def _gradients(count: int, seed: int) -> list[Tensor]:
+    """Each has values that only it has: in the average they show how much it counts."""
+    generator, gradients = torch.Generator().manual_seed(seed), []
+    for number in range(count):
+        gradient = torch.randn(VALUES, generator=generator) * 0.01
+        begin, end = _own(number, count)
+        gradient[begin:end] = 1.0
+        gradients.append(gradient)
+    return gradients
+
+
+def _own(number: int, count: int) -> tuple[int, int]:
+    return number * VALUES // count, (number + 1) * VALUES // count
+
+
+@dataclass
+class Result:
+    """What came of one round."""
+
+    ended: bool
+    same_bits: bool
+    counted: float
+    seconds: float
+    cpu: float
+    pretended: float
+    lines: Lines
+    told: int
+    left_out: int
+    troubles: list[str]
+
+
+def _measure(count: int, signer: Signer, options: argparse.Namespace) -> dict[str, Any]:
+    rng = random.Random(options.seed)
+    numbers = iter(range(2**31))
+    peers = [_newcomer(next(numbers), rng, n < options.reachable * count) for n in range(count)]
+    before, guess, results = _resident(), FIRST_GUESS, list[Result]()
+    for _ in range(options.rounds):
+        with patch.object(flat, "CHUNK", PART):
+            result, dead = _round(peers, signer, rng, guess, options)
+        results.append(result)
+        guess = median(result.seconds for result in results)
+        gone = [peers[number].reachable for number in sorted(dead)]
+        peers = [peer for number, peer in enumerate(peers) if number not in dead]
+        peers += [_newcomer(next(numbers), rng, reachable) for reachable in gone]
+        if options.verbose:
+            print(f"    {result.seconds:.1f} s, CPU {result.cpu:.1f} s, {result.troubles}", flush=True)
+    return {
+        "peers": count,
+        "rounds": len(results),
+        "ended": sum(result.ended for result in results),
+        "same_bits": sum(result.same_bits for result in results),
+        "counted_share": fmean(result.counted for result in results),
+        "bytes_per_peer": fmean(sum(result.lines.sent) for result in results) / count,
+        "told_bytes_per_peer": fmean(result.told for result in results) / count,
+        "messages_per_peer": fmean(sum(result.lines.messages) for result in results) / count,
+        "streams_per_peer": fmean(sum(result.lines.ends) for result in results) / count,
+        "most_streams": max(max(result.lines.ends) for result in results),
+        "cpu_seconds_per_peer": fmean(result.cpu for result in results) / count,
+        "memory_per_peer": max(0, _resident() - before) / count,
+        "modelled_seconds": median(result.seconds for result in results),
+        "slowest_seconds": max(result.seconds for result in results),
+        "left_out": sum(result.left_out for result in results),
+        "pretended_seconds": sum(result.pretended for result in results),
+        "troubles": [f"round {n}: {why}" for n, result in enumerate(results) for why in result.troubles],
+    }
+
+
+def _newcomer(number: int, rng: random.Random, reachable: bool) -> Peer:
+    """Its line is lognormal, nine in ten between the slowest and the fastest."""
+    middle, spread = math.log(SLOWEST * FASTEST) / 2, math.log(FASTEST / SLOWEST) / 2 / 1.645
+    rate = min(FASTEST, max(SLOWEST, math.exp(rng.gauss(middle, spread))))
+    return Peer(number, rate, reachable)
+
+
+def _round(
+    peers: Sequence[Peer], signer: Signer, rng: random.Random, guess: float, options: argparse.Namespace
+) -> tuple[Result, set[int]]:
+    """One round, in which some die; who did."""
+    simulated = SimulatedTime()
+    told = 0
+
+    def size_of(message: bytes) -> int:
+        nonlocal told
+        if message[0] in (Says.PART, Says.AVERAGE) and len(message) > 40:
+            begin, end = crowd.plan.chunks[int.from_bytes(message[1:5], "big")]
+            return math.ceil((end - begin) * STANDS_FOR / VALUES * BYTES_PER_VALUE) + 64
+        told += len(message)
+        return len(message)
+
+    lines = Lines(simulated, [peer.rate for peer in peers], size_of)
+    reducing = {n for n, peer in enumerate(peers) if peer.reachable} or {0}
+    bandwidths = [2.0 ** round(math.log2(peer.rate)) if n in reducing else 0.0 for n, peer in enumerate(peers)]
+    began = time.process_time()
+    shares = load_balance_peers(VALUES, bandwidths, 0)
+    balancing = time.process_time() - began
+    crowd = Crowd(peers, lines, signer, shares, Patience(options.patience, options.patience + START), rng)
+    dead = set(rng.sample(range(len(peers)), round(options.deaths * len(peers) + rng.random() - 0.5)))
+    with simulated.running() as runner:
+        crowd.shared.seconds = 0.0
+        began, start = time.process_time(), simulated.now
+        outcomes = runner.run(_meet(crowd, {n: rng.uniform(0.0, guess) for n in dead}, rng, options.break_off))
+        cpu = time.process_time() - began
+    troubles = [f"peer {n}: {o!r:.300}" for n, o in enumerate(outcomes) if o is not None and n not in dead]
+    living = [n for n, outcome in enumerate(outcomes) if outcome is None and n not in dead]
+    first = crowd.members[living[0]] if living else None
+    same = first is not None and all(crowd.members[n].messages == first.messages for n in living)
+    same = same and all(torch.equal(crowd.averages[n], crowd.averages[living[0]]) for n in living)
+    counted, left_out = [], 0
+    if first is not None and first.introductions is not None:
+        counted = [crowd.plan.members.index(peer) for peer in first.introductions.contributions]
+        left_out = len(set(living) - set(counted))
+        troubles += _wrong(crowd, counted, crowd.averages[living[0]])
+        troubles += _blamed(crowd, living, dead)
+    result = Result(
+        ended=len(living) == len(peers) - len(dead),
+        same_bits=same and not any("average" in why for why in troubles),
+        counted=sum(crowd.samples[n] for n in counted) / sum(crowd.samples),
+        seconds=max((crowd.ended[n] for n in living), default=simulated.now) - start,
+        cpu=cpu - lines.seconds + crowd.shared.seconds + balancing * len(peers),
+        pretended=lines.seconds,
+        lines=lines,
+        told=told,
+        left_out=left_out,
+        troubles=troubles,
+    )
+    return result, dead
+
+
+async def _meet(
+    crowd: Crowd, deaths: dict[int, float], rng: random.Random, break_off: bool
+) -> list[BaseException | None]:
+    """With what it ended for each."""
+    crowd.prepare()
+    loop = asyncio.get_running_loop()
+    crowd.tasks = [
+        asyncio.create_task(asyncio.wait_for(crowd.begin_late(n, rng.uniform(0.0, LATE)), LIMIT))
+        for n in range(len(crowd.peers))
+    ]
+    for number, seconds in deaths.items():
+        loop.call_later(seconds, crowd.kill if break_off else crowd.silence, number)
+    outcomes = await crowd.end()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        _, left = await asyncio.wait(others, timeout=LIMIT)
+        if left:
+            outcomes += [RuntimeError(f"{len(left)} tasks go on, such as {next(iter(left))!r:.200}")]
+    return outcomes
+
+
+def _wrong(crowd: Crowd, counted: Sequence[int], average: Tensor) -> list[str]:
+    """What the average is not, of what it should be within the rounding of 4 bits, there and back."""
+    count, weight = len(crowd.peers), sum(crowd.samples[n] for n in counted)
+    own = [float(average[slice(*_own(n, count))].mean()) for n in range(count)]
+    right = [crowd.samples[n] / weight if n in counted else 0.0 for n in range(count)]
+    least = min(crowd.samples) / weight
+    return [
+        f"in the average peer {n} has the weight {found:.2e} instead of {due:.2e}"
+        for n, (found, due) in enumerate(zip(own, right, strict=True))
+        if abs(found - due) > 0.3 * (due or least)
+    ]
+
+
+def _blamed(crowd: Crowd, living: Sequence[int], dead: set[int]) -> list[str]:
+    found = {peer for n in living for peer in crowd.members[n].culprits}
+    wrongly = found - {crowd.plan.members[n] for n in dead}
+    return [f"{len(wrongly)} who live are blamed, such as {sorted(wrongly)[0]}"] if wrongly else []
+
+
+def _resident() -> int:
+    """The most bytes that this process has ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--peers", type=int, nargs="+", default=[16, 32, 64])
+    add("--rounds", type=int, default=5)
+    add("--deaths", type=float, default=0.02, help="the share of peers that die in a round")
+    add("--reachable", type=float, default=0.3, help="the share of peers that reduce")
+    add("--patience", type=float, default=3.0, help="seconds of silence after which a member is gone")
+    add("--break-off", action="store_true", help="whoever dies closes its streams")
+    add("--seed", type=int, default=0)
+    add("--verbose", action="store_true", help="tell of each round")
+    add("--json", type=Path, help="a file for the results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,389 @@
+"""A member's part in the agreement on a round: whom it follows, what it has promised, acknowledged and been told.
+
+The reducers lead, in an order that all members know. Whoever finds all before it gone takes over with a ballot of its
+own; members join it as soon as they find them gone, too, or as soon as it has a quorum without them.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.fetching import Fetching
+from dedloc_kit.swarm.averaging.agreement.leader import Leader
+from dedloc_kit.swarm.averaging.agreement.roll import (
+    MAX_BALLOTS,
+    Acknowledgement,
+    Answer,
+    Call,
+    Certificate,
+    Held,
+    Report,
+    Roll,
+    Votes,
+    hash_of,
+)
+from dedloc_kit.swarm.averaging.agreement.telling import Telling
+from dedloc_kit.swarm.averaging.handshake import GroupRefused
+from dedloc_kit.swarm.averaging.link import Link
+from dedloc_kit.swarm.averaging.messages import Says, say
+from dedloc_kit.swarm.network.service import decode
+
+if TYPE_CHECKING:
+    from dedloc_kit.swarm.averaging.allreduce import AllReduce
+
+STUCK = 3
+"""After so many times the patience without an average of the roll, its leader is given up."""
+
+
+class Voter:
+    """Of one peer in one round.
+
+    :param round: does what is agreed
+    :ivar leader: whom this peer follows: the first in the order that it does not know to be gone
+    :ivar ballot: the one that it has joined; it acknowledges nothing of those before
+    :ivar living: who reduces in that ballot
+    :ivar held: the newest roll that it was told
+    :ivar acknowledged: the average that it has acknowledged last; none if it holds none that may still be taken
+    :ivar certificate: what ends the round
+    :ivar certified: what that says
+    """
+
+    def __init__(self, round: "AllReduce", votes: Votes) -> None:
+        self._round, self._votes = round, votes
+        self._plan, self._mine, self._handshake, self._links = round.plan, round.mine, round.handshake, round.links
+        self.ranking = self._plan.ranking(votes.group)
+        self.leader = self.ranking[0]
+        self.ballot, self.living = 0, self._plan.reducers
+        self.held: Held | None = None
+        self.acknowledged: Acknowledgement | None = None
+        self.certificate: Certificate | None = None
+        self.certified: Acknowledgement | None = None
+        self._acknowledged_roll: Held | None = None
+        self._signed = b""  # the acknowledgement
+        self._joined: Answer | None = None  # what this peer has promised in its ballot; the first one needs nothing
+        self._pending: dict[int, Call] = {}  # of those whom this peer does not follow yet
+        self._corrected: set[tuple[int, int]] = set()  # who was told that it calls too low a ballot
+        self._begun = self._reported = False
+        self._awaited = 0  # a member that this reducer does not have everything from
+        self._followed = time.monotonic()
+        self.leading = Leader(round, self, votes)
+        self.fetching = Fetching(round, self)
+        self._telling = Telling(round, self)
+        if self.leader == self._mine:
+            self.leading.begin()
+
+    @property
+    def roll(self) -> Roll | None:
+        return None if self.held is None else self.held.roll
+
+    def begin(self) -> None:
+        self._begun = True
+        self._followed = time.monotonic()
+        self._report()
+
+    def leader_of(self, ballot: int) -> int:
+        return self.ranking[ballot % len(self.ranking)]
+
+    # Who is there
+
+    def to_reassure(self) -> list[Link]:
+        """Who has to hear from this peer that it is still here."""
+        if self.leader == self._mine:
+            return list(self._links.down.values())
+        link = self._links.up.get(self.leader)
+        return [link] if link is not None and self._mine in self._plan.reducers else []
+
+    def judge(self, now: float, starting: bool) -> None:
+        """Whom this peer waits for may be gone."""
+        usual, start = self._round.patience.usual, self._round.patience.start
+        if self.leader == self._mine:
+            self.leading.judge(now, starting)
+        else:
+            # Its two streams share a line: what it says in one may wait behind the values that it sends in the other.
+            begun, silence = self._links.begun(self.leader), self._links.silent(self.leader)
+            silent = min(now - self._followed, silence) > usual if begun else now - self._followed > start
+            # While averages of its roll come it need say nothing: it may have ended the round, with a quorum, long ago.
+            coming = self.roll is not None and any(link.arriving(usual) for link in self._links.up.values())
+            stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual and not coming
+            if silent and self.certified is None and not coming:
+                self._round.bury(self.leader, "says nothing", blame=self.acknowledged is None)
+            elif stuck and self.acknowledged is None:
+                self._round.bury(self.leader, "told a roll of which no average comes", blame=False)
+        self.fetching.fetch(silent=usual)
+
+    def lost(self, member: int) -> None:
+        self.leading.lost(member)
+        self._report()
+
+    def buried(self, reducer: int) -> None:
+        self.fetching.gone(reducer)
+        if reducer == self.leader:
+            self._follow_next()
+        elif self.leading.leads:
+            if reducer in self.living and self.certificate is None:
+                self.leading.call(self.ballot)
+        elif self.certified is None:  # it may have been the one to tell this peer
+            self._tell(self.leader, Says.UNTOLD)
+        self.fetching.fetch()
+
+    def _follow_next(self) -> None:
+        left = [reducer for reducer in self.ranking if reducer not in self._links.dead]
+        if not left:
+            self._round.fail("nobody is left to lead")
+            return
+        self.leader, self._followed = left[0], time.monotonic() + self._round.patience.usual
+        if self.leader == self._mine:
+            self._links.count_from(self._followed)
+            for link in self._links.up.values():
+                link.post(say(Says.FOLLOWS))
+            if self.certificate is None:
+                self.leading.call(self.ballot)
+            return
+        self.reached(self.leader)
+        self._take_pending()
+
+    def reached(self, reducer: int) -> None:
+        """There is a stream to this reducer; if it leads, it has to hear what this peer has to say."""
+        link = self._links.up.get(reducer)
+        if reducer != self.leader or link is None:
+            return
+        link.count_from(self._followed)
+        if reducer != self.ranking[0]:
+            link.post(say(Says.FOLLOWS))
+        self._answer(reducer)
+        self._reported = False
+        self._report()
+        if self.acknowledged is not None and self.acknowledged.ballot == self.ballot:
+            self._tell(self.leader_of(self.ballot), Says.ACKNOWLEDGEMENT, self._signed)
+
+    def came(self, member: int, link: Link) -> None:
+        """A member has come to this reducer: what the others have heard before."""
+        if self.leader == self._mine:
+            link.post(say(Says.HERE))
+            if self.leading.ballot is not None and self.leading.ballot.number:
+                ballot = self.leading.ballot
+                link.post(say(Says.CALL, Call(ballot=ballot.number, reducers=ballot.reducers)))
+        self._telling.roll((member,))
+        if self.roll is not None and self._round.introductions is not None:
+            self._round.resend(link)
+        self._report()
+
+    # What is said
+
+    def hear_member(self, member: int, link: Link, says: Says, content: bytes) -> None:
+        """What a member says to a reducer; raises ValueError for what it must not say."""
+        match says:
+            case Says.HERE:
+                pass
+            case Says.FOLLOWS:
+                self._telling.ask(member, link)
+            case Says.UNTOLD:
+                self._telling.untold(member)
+            case Says.FETCH:
+                self.fetching.give(messages.numbers(content), link)
+            case _ if not self._round.over:
+                self.leading.hear(member, says, content)
+
+    def hear_reducer(self, reducer: int, link: Link, says: Says, content: bytes) -> None:
+        """What a reducer says to a member; raises ValueError for what it must not say."""
+        match says:
+            case Says.HERE:
+                pass
+            case Says.CALL:
+                self._take_call(reducer, messages.record(Call, content))
+            case Says.ROLL:
+                self.take_roll(messages.record(Held, content))
+            case Says.INTRODUCTIONS:
+                self._take_introductions(decode(content))
+            case Says.CERTIFICATE:
+                self.take_certificate(messages.record(Certificate, content))
+                if self.certified is not None and (self.roll is None or self.roll.name != self.certified.roll):
+                    link.post(say(Says.UNTOLD))
+            case Says.FETCH:
+                self.fetching.give(messages.numbers(content), link)
+            case _:
+                raise ValueError(f"a reducer says {says.name}")
+
+    def _tell(self, reducer: int, says: Says, content: bytes = b"") -> None:
+        if reducer == self._mine:
+            self.leading.hear(self._mine, says, content)
+        elif reducer in self._links.up:
+            self._links.up[reducer].post(bytes([says]) + content)
+
+    # Ballots
+
+    def _take_call(self, reducer: int, call: Call) -> None:
+        if self.leader_of(call.ballot) != reducer or call.ballot >= MAX_BALLOTS * len(self.ranking):
+            raise ValueError("a ballot is not its own")
+        if reducer not in call.reducers or not set(call.reducers) <= set(self._plan.reducers):
+            raise ValueError("a ballot is led by none of its reducers, or names others")
+        if reducer in self._links.dead:
+            return
+        if reducer != self.leader:  # those before it are here, as far as this peer can tell
+            self._pending[reducer] = call
+        elif call.ballot > self.ballot:
+            self.join(call)
+        elif call.ballot < self.ballot and (reducer, self.ballot) not in self._corrected:
+            self._corrected.add((reducer, self.ballot))
+            self._answer(reducer)  # it does not know of a ballot before it, and has to begin a higher one
+
+    def join(self, call: Call) -> None:
+        """Take part in this ballot, and in none before."""
+        self.ballot, self.living, self._reported = call.ballot, tuple(sorted(call.reducers)), False
+        self._round.deal(self.living)
+        promise = self._votes.promise(call.ballot, self.acknowledged)
+        self._joined = Answer(promise=promise, held=self._acknowledged_roll)
+        self._answer(self.leader_of(call.ballot))
+        self._report()
+
+    def _answer(self, reducer: int) -> None:
+        """Always the same in a ballot, whoever is told."""
+        if self._joined is not None:
+            self._tell(reducer, Says.ANSWER, say(Says.ANSWER, self._joined)[1:])
+
+    def _report(self) -> None:
+        """Once everything has come, or will not come any more."""
+        round, count = self._round, len(self._plan.members)
+        if not self._begun or self._reported or round.over or self._mine not in self.living:
+            return
+        for at in range(self._awaited, self._awaited + count):  # most often it is still the same one
+            if at % count not in self._links.lost and not round.whole(at % count):
+                self._awaited = at % count
+                return
+        members = range(count)
+        whole = tuple(member for member in members if round.whole(member))
+        names = hash_of(*(self._handshake.names[member] for member in whole))
+        self._reported = True
+        report = Report(ballot=self.ballot, whole=whole, introductions=names)
+        self._tell(self.leader_of(self.ballot), Says.REPORT, say(Says.REPORT, report)[1:])
+
+    def part_came(self) -> None:
+        self._report()
+
+    # The roll
+
+    def check(self, held: Held) -> None:
+        """Raises ValueError unless its leader had the right to propose it."""
+        self._votes.check(held, self.leader_of(held.roll.ballot))
+        if not set(held.roll.reducers) <= set(self._plan.reducers) or not held.roll.reducers:
+            raise ValueError("a roll deals the shares to others")
+
+    def take_roll(self, held: Held) -> None:
+        """A roll from its leader, or from whom it has told it to; raises ValueError."""
+        roll, before = held.roll, self.roll
+        self.check(held)
+        leader = self.leader_of(roll.ballot)
+        known = before is not None and before.ballot == roll.ballot
+        if known and before != roll:
+            self._round.bury(leader, "told two rolls", blame=True)
+        certified = self.certified is not None and self.certified.roll == roll.name
+        if known or self._round.over or (roll.ballot < self.ballot and not certified):
+            return
+        outdated = leader in self._links.dead and self.ranking.index(leader) < self.ranking.index(self.leader)
+        if leader != self.leader and not outdated:  # a quorum follows it
+            self.leading.stop()
+            self.leader, self._followed = leader, time.monotonic()
+        if roll.ballot > self.ballot:
+            self.join(Call(ballot=roll.ballot, reducers=roll.reducers))
+        if roll.ballot == self.ballot and not roll.average:
+            if set(roll.reducers) != set(self.living):
+                raise ValueError("a roll deals the shares to others")
+            if self._mine in roll.reducers and not all(map(self._round.whole, roll.counted)):
+                raise ValueError("a roll names members that were not there")
+        self.held = held
+        if before is None or before.name != roll.name:
+            # A quorum has nothing of an earlier ballot, or this average: what this peer has cannot be taken any more.
+            self.acknowledged = self._acknowledged_roll = None
+            self._round.begin_roll()
+            self._handshake.begin()
+            self.fetching.begin()
+        self._round.averages.stir()
+        self._telling.roll(range(len(self._plan.members)))
+        introduced = self._handshake.known(roll)
+        if self._round.introductions is None and introduced is not None:
+            self._introduced(introduced)
+        else:
+            self._acknowledge()
+        self.fetching.fetch()
+        if outdated and self.leader != self._mine:  # whoever leads now needs a higher ballot
+            self._answer(self.leader)
+        elif outdated and self.certificate is None and not self._round.over:
+            self.leading.call(self.ballot)
+        else:
+            self._take_pending()
+
+    def _take_pending(self) -> None:
+        """What the leader has called before this peer followed it."""
+        call = self._pending.pop(self.leader, None)
+        if call is not None and not self._round.over:
+            self._take_call(self.leader, call)
+
+    def _take_introductions(self, content: object) -> None:
+        if not isinstance(content, list | tuple) or len(content) != 3 or not isinstance(content[2], list | tuple):
+            raise ValueError("these are no introductions")
+        name, first, signed = content
+        if self.roll is None or self._round.introductions is not None:
+            return
+        if (name, first) == (self.roll.name, self._handshake.told_so_far):
+            self._introduced(signed)
+
+    def _introduced(self, signed: Sequence[bytes]) -> None:
+        """The next introductions on the roll; raises ValueError."""
+        assert self.held is not None
+        found = self._handshake.tell(self.held.roll, signed)
+        if found is None:
+            return
+        left_out = self._mine not in self.held.roll.counted and self._handshake.mine.samples and self._round.delivered
+        if left_out:
+            self._round.doubted.add(self._plan.members[self.leader])  # it leaves out who is there
+        self._round.know(found)
+        self._telling.roll(range(len(self._plan.members)))
+        try:
+            self._handshake.check(found)
+        except GroupRefused as refusal:
+            self._round.finish(refusal)
+            return
+        self._round.reduce(self.held.roll, found)
+        self._acknowledge()
+
+    # The average
+
+    def average_came(self, number: int) -> None:
+        self.fetching.came(number)
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """If this peer holds all of the average of this ballot's roll."""
+        held, round = self.held, self._round
+        if held is None or round.introductions is None or not round.averages.complete:
+            return
+        if held.roll.ballot == self.ballot and (self.acknowledged is None or self.acknowledged.ballot != self.ballot):
+            name = round.averages.name()
+            if held.roll.average not in (b"", name):
+                if self.leading.ballot is not None:  # it is not what these say that they have
+                    round.named |= {self._plan.members[holder] for holder in self.leading.ballot.holders}
+                round.fail("a reducer told its members different averages")
+                return
+            self.acknowledged, self._acknowledged_roll = self._votes.acknowledge(held.roll, name), held
+            self._signed = self._votes.sign(self.acknowledged)
+            self._tell(self.leader_of(self.ballot), Says.ACKNOWLEDGEMENT, self._signed)
+        self._end_if_certified()
+
+    def take_certificate(self, certificate: Certificate) -> None:
+        """Raises ValueError unless a quorum holds the same average."""
+        if self.certificate is None and not self._round.over:
+            self.certified, self.certificate = self._votes.certified(certificate), certificate
+            self._telling.certificate()
+            self.fetching.fetch()
+            self._end_if_certified()
+
+    def _end_if_certified(self) -> None:
+        right, roll, round = self.certified, self.roll, self._round
+        if right is None or roll is None or right.roll != roll.name or round.introductions is None:
+            return
+        if round.averages.complete:
+            if round.averages.name() == right.average:
+                round.finish()
+            else:
+                round.fail("a reducer told this peer another average than the others")

@@ -1,0 +1,138 @@
+"""What travels in a round, kept as it came: the members' parts at their reducer, and the averages at everyone."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.swarm.averaging.agreement.roll import hash_of
+from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.feedback import Coding
+from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.training.flat import CHUNK
+
+_HEADER_BYTES = 64
+"""That a part may have besides its values."""
+
+
+class Parts:
+    """What members sent of the values that this peer reduces: until it is agreed who counts, nothing is added up."""
+
+    def __init__(self, plan: Plan, coding: Coding) -> None:
+        self._plan, self._coding = plan, coding
+        self._kept: dict[int, dict[int, bytes]] = {}
+        self._values = torch.empty(CHUNK)
+        self.mine: tuple[int, ...] = ()
+        """The chunks that this peer reduces."""
+        self._first: tuple[int, ...] = ()
+        """Those that it would if all lived."""
+
+    def room(self, member: int, number: int) -> bool:
+        """May this part be kept? Of another's share as many as of this peer's own: a member may have heard before this
+        peer does that it inherits them, or of another ballot."""
+        others = self._kept.get(member, {}).keys() - set(self.mine)
+        return number in self.mine or len(others) < max(1, len(self._first))
+
+    def take(self, member: int, number: int, encoded: bytes) -> None:
+        """Keep a part; raises ValueError unless it is the first of its kind and can be read."""
+        kept = self._kept.setdefault(member, {})
+        if number in kept or number >= len(self._plan.chunks):
+            raise ValueError(f"part {number} came twice, or there is none")
+        begin, end = self._plan.chunks[number]
+        if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
+            raise ValueError(f"part {number} takes more bytes than the run's compression needs")
+        self._decoded(number, encoded)
+        if self.room(member, number):
+            kept[number] = encoded
+
+    def deal(self, mine: int, owners: Sequence[int]) -> None:
+        """Who reduces which chunk from now on."""
+        self.mine = tuple(number for number, owner in enumerate(owners) if owner == mine)
+        self._first = tuple(number for number, owner in enumerate(self._plan.first_owners) if owner == mine)
+
+    def all_of(self, member: int, *, first: bool = False) -> bool:
+        """Has this member sent all that this peer reduces, or would reduce if all lived?"""
+        kept = self._kept.get(member, {})
+        return all(number in kept for number in (self._first if first else self.mine))
+
+    def forget(self, member: int) -> None:
+        self._kept[member] = {}
+
+    def of(self, member: int, number: int) -> Tensor:
+        """A member's values, float32 [numel], until the next call."""
+        return self._decoded(number, self._kept[member][number])
+
+    def _decoded(self, number: int, encoded: bytes) -> Tensor:
+        begin, end = self._plan.chunks[number]
+        return decode(read_part(encoded), end - begin, self._values[: end - begin])
+
+
+class Averages:
+    """The averages of one roll, as everyone gets them.
+
+    :param average: float32 [size]; takes them
+    """
+
+    def __init__(self, plan: Plan, average: Tensor) -> None:
+        self._places = [average[begin:end] for begin, end in plan.chunks]
+        self._shares = [plan.first_owners.count(member) for member in range(len(plan.members))]
+        self.messages: list[bytes] = []
+        """Encoded, in the order of the vector; empty for those that are missing."""
+        self._early: dict[int, dict[int, tuple[bytes, bytes]]] = {}
+        self._stirred = time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """There is another roll: what came for the one before is of no use."""
+        self.messages = [b""] * len(self._places)
+        self._missing = set(range(len(self._places)))
+
+    def take(self, number: int, encoded: bytes) -> None:
+        """Raises ValueError if it cannot be read, or another one was there."""
+        if self.messages[number] not in (b"", encoded):
+            raise ValueError(f"average {number} came twice")
+        if not self.messages[number]:
+            place = self._places[number]
+            decode(read_part(encoded), len(place), place)
+            self.messages[number] = encoded
+            self._missing.discard(number)
+        self.stir()
+
+    def stir(self, seconds: float = 0.0) -> None:
+        """Something has come of the roll, or so many seconds nobody has listened."""
+        self._stirred = self._stirred + seconds if seconds else time.monotonic()
+
+    def quiet(self, now: float) -> float:
+        """Seconds since anything came."""
+        return now - self._stirred
+
+    def hold_back(self, sender: int, number: int, roll: bytes, encoded: bytes) -> None:
+        """An average came before its roll. From each reducer as much is kept as may be its share at most."""
+        early = self._early.setdefault(sender, {})
+        if number in early or len(early) < 2 * self._shares[sender]:
+            early[number] = roll, encoded
+
+    def held_back(self, roll: bytes) -> list[tuple[int, int, bytes]]:
+        """What came early of this roll: from whom, which one, and its values. It is not kept any longer."""
+        early, self._early = self._early, {}
+        return [(s, n, encoded) for s, kept in early.items() for n, (of, encoded) in kept.items() if of == roll]
+
+    def missing(self) -> list[int]:
+        return sorted(self._missing)
+
+    @property
+    def complete(self) -> bool:
+        return not self._missing
+
+    def name(self) -> bytes:
+        """One hash for all of them."""
+        return hash_of(*self.messages)
+
+    def place(self, number: int) -> Tensor:
+        return self._places[number]
+
+
+def counts(owners: Sequence[int], members: int) -> list[int]:
+    """How many chunks each member reduces."""
+    return [owners.count(member) for member in range(members)]

@@ -1,0 +1,34 @@
+"""An all-reduce over lines that are slow beside the patience, in simulated time."""
+
+import torch
+
+from benchmarks.lib.lines import Lines, SimulatedTime
+from benchmarks.lib.party import Party
+from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.network.service import Stream
+
+PATIENCE = Patience(2.0, 4.0)
+
+
+class Slow(Party):
+    wires: Lines
+
+    async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
+        return await self.wires.connect(me, number)
+
+
+def test_nobody_is_taken_for_dead_while_its_parts_and_averages_are_on_their_way() -> None:
+    torch.manual_seed(0)
+    party = Slow([torch.randn(700_000) for _ in range(5)], (3, 5, 4, 7, 2), compression="4bit", clients=1)
+    party.patience = PATIENCE
+    simulated = SimulatedTime()
+    began = simulated.now
+    with simulated.running() as runner:
+        party.wires = Lines(simulated, [20_000.0] * 5)
+        assert runner.run(party.meet()) == [None] * 5
+    assert simulated.now - began > 10 * PATIENCE.usual
+    for member in party.members:
+        assert member.introductions is not None
+        assert len(member.introductions.contributions) == 5
+        assert not member.culprits | member.named | member.doubted
+        assert torch.equal(member.averages.place(0), party.members[0].averages.place(0))
