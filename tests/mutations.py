@@ -250,6 +250,20 @@ MUTATIONS = (
         "tests/swarm/rounds/test_rounds.py -k too_old",
     ),
     Mutation(
+        "who comes while a group is being found is not looked for",
+        "swarm/rounds/rounds.py",
+        "            self._averager.widen(group, self._request(expected))\n",
+        "            pass\n",
+        "tests/swarm/rounds/test_rounds.py -k as_well",
+    ),
+    Mutation(
+        "a leader does not find out that another one leads",
+        "swarm/averaging/group.py",
+        "            search.request = request\n",
+        "            pass\n",
+        "tests/swarm/averaging/test_group.py -k follow_a_leader",
+    ),
+    Mutation(
         "a group is looked for with those who have vanished",
         "swarm/rounds/rounds.py",
         "vanished = group.members is None and",

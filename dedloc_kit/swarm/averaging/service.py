@@ -151,6 +151,16 @@ class AveragingService(Service):
         """Returns when a member of the group has begun; raises RoundOver if the round ends before."""
         await asyncio.shield(self._rounds[number].called)
 
+    async def widen(self, number: int, request: GroupRequest) -> None:
+        """Look also for those who have come since, if the group is still being found.
+
+        :param request: of the same step and state
+        """
+        current = self._rounds.get(number)
+        if current is not None:
+            current.request = request
+            self._groups.widen(request)
+
     async def begin(self, number: int, start: Start) -> None:
         current = self._rounds.get(number)
         if current is not None:

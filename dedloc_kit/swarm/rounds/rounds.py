@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from hivemind.utils import get_dht_time
 
@@ -54,7 +54,8 @@ class Rounds:
         self._timeouts = AdaptiveTimeouts()
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
-        self._awaited: frozenset[str] = frozenset()
+        self._awaited: frozenset[str] = frozenset()  # who was expected when this peer began to look for its group
+        self._sought: frozenset[str] = frozenset()  # these, and who has come since
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -128,20 +129,21 @@ class Rounds:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        self._awaited, after = frozenset(expected), self._state.round
-        follower, client = self._profile.follower, self._profile.client_mode
-        self._group = self._averager.gather(
-            GroupRequest(
-                step=self._state.step + 1,
-                after=after,
-                leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
-                expected=self._awaited,
-                unwelcome=self._suspicion.backed_off(),
-                window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
-                bandwidth=self._timeouts.bandwidth,
-            )
-        )
+        self._awaited = self._sought = frozenset(expected)
+        self._group = self._averager.gather(self._request(expected))
         return None
+
+    def _request(self, expected: Mapping[str, Progress]) -> GroupRequest:
+        after, follower, client = self._state.round, self._profile.follower, self._profile.client_mode
+        return GroupRequest(
+            step=self._state.step + 1,
+            after=after,
+            leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
+            expected=self._sought,
+            unwelcome=self._suspicion.backed_off(),
+            window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+            bandwidth=self._timeouts.bandwidth,
+        )
 
     def advance(self) -> RoundResult | None:
         """Begin the round under way if the batch is full, or finish it; a complete round, once it is."""
@@ -150,13 +152,21 @@ class Rounds:
             return None
         if not self._begun:
             self._watch_the_batch()
+            self._widen(group)
             self._begin_if_full(group)
         return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
+
+    def _widen(self, group: PendingGroup) -> None:
+        """Who gets to this state while the group is being found belongs to it, and may be the one to lead it."""
+        expected = self._expected()
+        if group.members is None and not expected.keys() <= self._sought:
+            self._sought |= expected.keys()
+            self._averager.widen(group, self._request(expected))
 
     def _in_vain(self, group: PendingGroup) -> bool:
         """While we look for a group, or wait in one, the swarm may move on, or somebody vanish for whom we look: a
         window may be a minute long, and who leads us there may be the one who is gone."""
-        vanished = group.members is None and not self._awaited <= self._tracker.others().keys()
+        vanished = group.members is None and not self._sought <= self._tracker.others().keys()
         return vanished or self._tracker.newest(self._state.position).step > self._state.step
 
     def leave(self) -> RoundResult | None:

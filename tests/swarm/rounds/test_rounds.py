@@ -38,6 +38,9 @@ class Averager:
         members = request.expected if self.somebody_comes else None
         return SimpleNamespace(done=False, called=False, members=members, seconds=0.1)
 
+    def widen(self, _: object, request: GroupRequest) -> None:
+        self.asked.append(f"look for {len(request.expected)} and follow {len(request.leaders)}")
+
     def begin(self, *_: object, **__: object) -> None:
         self.asked.append("begin")
 
@@ -60,13 +63,13 @@ class Peer:
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
         self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile())
 
-    def hear(self, samples: int | None, time: float, **more: Any) -> None:
-        """The other one has so many samples, as of then; none: it leaves."""
+    def hear(self, samples: int | None, time: float, who: Signer | None = None, **more: Any) -> None:
+        """The other one (or who else it is) has so many samples, as of then; none: it leaves."""
         told = progress(
             **{"run_id": self._run_id, "step": 0, "round": "", "samples": samples or 0, "time": time} | more
         )
         directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
-        directory.store(self.other, told if samples is not None else None, peers=1)
+        directory.store(who or self.other, told if samples is not None else None, peers=1)
         self.tracker.refresh()
 
 
@@ -107,6 +110,22 @@ def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp
     me.rounds.advance()
     assert me.averager.asked == ["call off"]
     assert not me.rounds.under_way, "the next search is for those who are there"
+
+
+def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: Path) -> None:
+    me, newcomer = Peer(tmp_path), Signer(Identity(tmp_path / "newcomer"))
+    me.averager.somebody_comes = False
+    me.hear(5, time=get_dht_time())
+    me.gradients.add(1.0, 10, 0)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.hear(0, time=get_dht_time(), who=newcomer, follower=True)
+    me.rounds.advance()
+    me.rounds.advance()
+    (asked,) = me.averager.asked
+    assert asked in ("look for 2 and follow 1", "look for 2 and follow 2"), "the newcomer leads, for it is a follower"
+    me.hear(None, time=get_dht_time(), who=newcomer)
+    me.rounds.advance()
+    assert me.averager.asked[1:] == ["call off"], "it may be who leads"
 
 
 def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
