@@ -152,6 +152,20 @@ MUTATIONS = (
         "tests/swarm/averaging/test_hostile_rounds.py -k twice",
     ),
     Mutation(
+        "a reducer keeps whatever it is sent",
+        "swarm/averaging/parts.py",
+        "return number in self.mine or len(others) < max(1, len(self._first))",
+        "return True",
+        "tests/swarm/averaging/test_hostile_rounds.py -k every_share",
+    ),
+    Mutation(
+        "a leader may name clients alone",
+        "swarm/averaging/group.py",
+        "if all(member.client_mode for member in members):",
+        "if False:",
+        "tests/swarm/hostile/test_lengths.py -k leader_is_not_believed",
+    ),
+    Mutation(
         "half of a group takes a step",
         "swarm/averaging/agreement/roll.py",
         "2 * len(members) + led > len",
@@ -255,6 +269,20 @@ MUTATIONS = (
         "            self._averager.widen(group, self._request(expected))\n",
         "            pass\n",
         "tests/swarm/rounds/test_rounds.py -k as_well",
+    ),
+    Mutation(
+        "a group stands long before the batch is full",
+        "swarm/averaging/group.py",
+        "        return self.closing is None and bool",
+        "        return bool",
+        "tests/swarm/averaging/test_group.py -k nearly_full",
+    ),
+    Mutation(
+        "a group waits for who is late though the batch is full",
+        "swarm/rounds/rounds.py",
+        "self._open_until = 0.0 if full else self._open_until",
+        "pass",
+        "tests/swarm/rounds/test_rounds.py -k stays_open",
     ),
     Mutation(
         "a leader does not find out that another one leads",

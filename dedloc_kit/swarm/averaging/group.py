@@ -1,9 +1,11 @@
 """The group of a round: how its members find each other, and what becomes of it.
 
 All peers know each other from their progress records, and rank alike whom to follow (`Grouping`); each asks these few
-until one accepts. A leader tells its followers who the members are as soon as all that it expects are there. Records
-come to some sooner than to others: as long as these do not know the same peers, several may lead at once, and each
-waits for those who wait with another one. So what comes to be known during the search changes whom it is for.
+until one accepts. A leader tells its followers who the members are as soon as all that it expects are there, but not
+long before the batch is full: until then somebody may come who is still getting to the state of the others.
+
+Records come to some sooner than to others. As long as these do not know the same peers, several may lead at once, and
+each waits for those who wait with another one: so what comes to be known during the search changes whom it is for.
 """
 
 import asyncio
@@ -69,6 +71,8 @@ class GroupRequest:
     """Peers that this one would not lead."""
     window: float
     """Seconds to wait for missing peers before the group stands without them."""
+    open_for: float = 0.0
+    """Seconds in which it does not stand though all are there, for somebody may still come."""
     bandwidth: float | None = None
     """Of this peer's line, in bytes per second, if it is known."""
 
@@ -98,9 +102,11 @@ class Group(Record):
 
     @field_validator("members")
     @classmethod
-    def _each_once(cls, members: tuple[Member, ...]) -> tuple[Member, ...]:
+    def _each_once_and_one_reduces(cls, members: tuple[Member, ...]) -> tuple[Member, ...]:
         if len({member.peer for member in members}) < len(members):
             raise ValueError("a member is named twice")
+        if all(member.client_mode for member in members):
+            raise ValueError("there is nobody among the members who reduces")
         return members
 
     @property
@@ -139,6 +145,8 @@ class _Search:
         self.group: asyncio.Future[Group] = loop.create_future()
         self.leader = ""
         self.widened = asyncio.Event()
+        self.closing: asyncio.TimerHandle | None = None
+        """Until when the group stays open though all are there."""
         self._followers: dict[str, tuple[Member, asyncio.Future[Verdict]]] = {}
 
     def follows(self, peer: str) -> bool:
@@ -156,7 +164,7 @@ class _Search:
     @property
     def complete(self) -> bool:
         """Is everybody there who is expected? Others may have come of whom this peer did not know."""
-        return bool(self._followers) and self.request.expected <= self._followers.keys()
+        return self.closing is None and bool(self._followers) and self.request.expected <= self._followers.keys()
 
     @property
     def anybody(self) -> bool:
@@ -198,6 +206,7 @@ class GroupService(Service):
     async def find(self, request: GroupRequest) -> Group:
         """The group, as soon as it stands; raises TimeoutError if there is none in time."""
         search = self._search = _Search(request)
+        self._keep_open(search)
         asking = asyncio.create_task(self._ask_leaders(search))
         try:
             awaited: set[asyncio.Future[Any]] = {asking, search.group}
@@ -213,7 +222,7 @@ class GroupService(Service):
             search.disband()
 
     def widen(self, request: GroupRequest) -> None:
-        """Look also for those who have come since the search began, and follow them if they lead.
+        """Look also for those who have come since the search began, and follow them if they lead; stay open as it says.
 
         :param request: of the same step and state
         """
@@ -221,6 +230,21 @@ class GroupService(Service):
         if search is not None and (request.step, request.after) == (search.request.step, search.request.after):
             search.request = request
             search.widened.set()
+            self._keep_open(search)
+
+    def _keep_open(self, search: _Search) -> None:
+        """As long as the request says."""
+        if search.closing is not None:
+            search.closing.cancel()
+        search.closing = asyncio.get_running_loop().call_later(search.request.open_for, self._close, search)
+
+    def _close(self, search: _Search) -> None:
+        search.closing = None
+        self._stand_if_complete(search)
+
+    def _stand_if_complete(self, search: _Search) -> None:
+        if search.complete and not search.group.done():
+            search.assemble(self._as_member(search.request))
 
     def follows(self, leader: str) -> bool:
         """Does this peer wait in a group that this one leads?"""
@@ -295,8 +319,7 @@ class GroupService(Service):
         left = asyncio.create_task(stream.closed(search.request.patience))
         try:
             await stream.send(encode(Verdict(verdict="wait")))
-            if search.complete and not search.group.done():
-                search.assemble(self._as_member(search.request))
+            self._stand_if_complete(search)
             awaited: set[asyncio.Future[Any]] = {told, left}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if told.done():

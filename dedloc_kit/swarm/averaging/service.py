@@ -152,9 +152,9 @@ class AveragingService(Service):
         await asyncio.shield(self._rounds[number].called)
 
     async def widen(self, number: int, request: GroupRequest) -> None:
-        """Look also for those who have come since, if the group is still being found.
+        """Look from now on as this says, if the group is still being found.
 
-        :param request: of the same step and state
+        :param request: of the same step and state, for more peers or open for another time
         """
         current = self._rounds.get(number)
         if current is not None:

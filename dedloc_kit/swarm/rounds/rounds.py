@@ -22,6 +22,8 @@ from dedloc_kit.training.state import TrainingState
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""
+OPEN_SHARE = 0.5
+"""Of the time that is left until the batch is full a group takes in whoever comes; the rest is for it to stand in."""
 MAX_STALENESS = 4
 """Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 POLL_SECONDS = 0.02
@@ -56,6 +58,7 @@ class Rounds:
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()  # who was expected when this peer began to look for its group
         self._sought: frozenset[str] = frozenset()  # these, and who has come since
+        self._open_until = 0.0  # the batch is not full before: the group need not stand
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -130,6 +133,7 @@ class Rounds:
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
         self._awaited = self._sought = frozenset(expected)
+        self._open_until = time.monotonic() + OPEN_SHARE * left
         self._group = self._averager.gather(self._request(expected))
         return None
 
@@ -142,6 +146,7 @@ class Rounds:
             expected=self._sought,
             unwelcome=self._suspicion.backed_off(),
             window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+            open_for=max(0.0, self._open_until - time.monotonic()),
             bandwidth=self._timeouts.bandwidth,
         )
 
@@ -157,10 +162,12 @@ class Rounds:
         return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
 
     def _widen(self, group: PendingGroup) -> None:
-        """Who gets to this state while the group is being found belongs to it, and may be the one to lead it."""
-        expected = self._expected()
-        if group.members is None and not expected.keys() <= self._sought:
+        """Who gets to this state while the group is being found belongs to it, and may be the one to lead it. Once the
+        batch is full it waits for nobody of whom this peer does not know."""
+        expected, full = self._expected(), self._full_at > 0.0 and self._open_until > time.monotonic()
+        if group.members is None and expected and (full or not expected.keys() <= self._sought):
             self._sought |= expected.keys()
+            self._open_until = 0.0 if full else self._open_until
             self._averager.widen(group, self._request(expected))
 
     def _in_vain(self, group: PendingGroup) -> bool:

@@ -136,6 +136,28 @@ def test_those_who_follow_a_leader_that_others_do_not_know_yet_end_up_in_one_gro
     in_own_loop(meet())
 
 
+def test_a_group_takes_in_who_is_late_as_long_as_the_batch_is_not_nearly_full() -> None:
+    async def meet() -> None:
+        meeting = Meeting("a", "b", "c")
+        leader, follower, late = sorted("abc", key=lambda peer: len(meeting.request(peer).leaders))
+        pair = {"expected": frozenset((leader, follower)), "window": 60.0, "open_for": 60.0}
+        looking = [meeting.find(peer, **pair | {"expected": pair["expected"] - {peer}}) for peer in (leader, follower)]
+        async with asyncio.timeout(SECONDS):
+            while not meeting.services[follower].follows(leader):
+                await asyncio.sleep(0.01)
+            looking.append(meeting.find(late, window=60.0))
+            while not meeting.services[late].follows(leader):
+                assert not any(task.done() for task in looking), "it stands though there is time"
+                await asyncio.sleep(0.01)
+            now = meeting.request(leader, expected=frozenset((follower,)), window=60.0)
+            meeting.services[leader].widen(now)  # the batch is full sooner than it seemed
+            groups = await asyncio.gather(*looking)
+        assert len(set(groups)) == 1
+        assert groups[0].peers == ("a", "b", "c")
+
+    in_own_loop(meet())
+
+
 def test_nobody_can_take_part_in_anothers_name() -> None:
     async def meet() -> None:
         meeting = Meeting("a", "b", "mallory")

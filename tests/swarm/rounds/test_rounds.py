@@ -17,6 +17,7 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.rounds import rounds
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
@@ -35,11 +36,11 @@ class Averager:
         self.vector = SharedVector(layout)
 
     def gather(self, request: GroupRequest) -> Any:
-        members = request.expected if self.somebody_comes else None
+        members, self.open_for = request.expected if self.somebody_comes else None, request.open_for
         return SimpleNamespace(done=False, called=False, members=members, seconds=0.1)
 
     def widen(self, _: object, request: GroupRequest) -> None:
-        self.asked.append(f"look for {len(request.expected)} and follow {len(request.leaders)}")
+        self.asked.append(f"look for {len(request.expected)}, open for {request.open_for:g}")
 
     def begin(self, *_: object, **__: object) -> None:
         self.asked.append("begin")
@@ -118,14 +119,30 @@ def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: 
     me.hear(5, time=get_dht_time())
     me.gradients.add(1.0, 10, 0)
     me.rounds.gather_if_due(samples_per_second=100.0)
-    me.hear(0, time=get_dht_time(), who=newcomer, follower=True)
+    me.hear(0, time=get_dht_time(), who=newcomer)
     me.rounds.advance()
     me.rounds.advance()
-    (asked,) = me.averager.asked
-    assert asked in ("look for 2 and follow 1", "look for 2 and follow 2"), "the newcomer leads, for it is a follower"
+    assert me.averager.asked == ["look for 2, open for 0"]
     me.hear(None, time=get_dht_time(), who=newcomer)
     me.rounds.advance()
     assert me.averager.asked[1:] == ["call off"], "it may be who leads"
+
+
+def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "OPEN_SHARE", 100.0)
+    me = Peer(tmp_path)
+    me.averager.somebody_comes = False
+    me.hear(5, time=get_dht_time(), samples_per_second=0.0)
+    me.rounds.gather_if_due(samples_per_second=2.0)
+    assert 200.0 < me.averager.open_for <= 250.0, "the other five take 2.5 seconds"
+    me.rounds.advance()
+    assert me.averager.asked == []
+    me.gradients.add(1.0, 5, 0)
+    me.rounds.advance()
+    me.rounds.advance()
+    assert me.averager.asked == ["look for 1, open for 0"]
 
 
 def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
