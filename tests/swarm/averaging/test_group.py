@@ -140,8 +140,8 @@ def test_a_group_takes_in_who_is_late_as_long_as_the_batch_is_not_nearly_full() 
     async def meet() -> None:
         meeting = Meeting("a", "b", "c")
         leader, follower, late = sorted("abc", key=lambda peer: len(meeting.request(peer).leaders))
-        pair = {"expected": frozenset((leader, follower)), "window": 60.0, "open_for": 60.0}
-        looking = [meeting.find(peer, **pair | {"expected": pair["expected"] - {peer}}) for peer in (leader, follower)]
+        pair = ((leader, frozenset((follower,))), (follower, frozenset((leader,))))
+        looking = [meeting.find(peer, expected=other, window=60.0, open_for=60.0) for peer, other in pair]
         async with asyncio.timeout(SECONDS):
             while not meeting.services[follower].follows(leader):
                 await asyncio.sleep(0.01)

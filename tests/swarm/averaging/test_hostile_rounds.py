@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from dedloc_kit.swarm.averaging.agreement.roll import Call, Fault, Held, Proposa
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, part, say
+from dedloc_kit.swarm.averaging.parts import Parts
 
 SAMPLES = (3, 2, 5, 4, 7)
 LIAR = 3
@@ -228,17 +228,19 @@ def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_tw
     party = a_party({4: SendsEverythingToAll})
     kept: dict[int, int] = {}
 
+    def watch(number: int, parts: Parts) -> None:
+        take = parts.take
+
+        def counted(sender: int, chunk: int, encoded: bytes) -> None:
+            take(sender, chunk, encoded)
+            kept[number] = max(kept.get(number, 0), *map(len, parts._kept.values()))
+
+        parts.take = counted  # type: ignore[method-assign]
+
     async def run() -> list[BaseException | None]:
         party.prepare()
-        for number, member in enumerate(party.members[:4]):
-            take = member.parts.take
-
-            def counted(sender: int, chunk: int, encoded: bytes, number: int = number, take: Any = take) -> None:
-                take(sender, chunk, encoded)
-                most = max(map(len, party.members[number].parts._kept.values()))
-                kept[number] = max(kept.get(number, 0), most)
-
-            member.parts.take = counted  # type: ignore[method-assign]
+        for number in range(4):
+            watch(number, party.members[number].parts)
         await party.begin()
         async with asyncio.timeout(60.0):
             await asyncio.wait(party.tasks[:4])
