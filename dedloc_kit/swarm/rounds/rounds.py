@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from hivemind.utils import get_dht_time
 
@@ -15,6 +15,7 @@ from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.accumulator import Accumulator
@@ -52,6 +53,7 @@ class Rounds:
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
+        self.batch = Batch(state.run, accumulator, exchange.averager.vector, tracker)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()
@@ -79,8 +81,8 @@ class Rounds:
 
     @property
     def samples(self) -> int:
-        """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
-        return self._tally.outgoing if self._begun else self._tally.samples
+        """This peer's samples toward the next global step; what accumulates once that is full is for the one after."""
+        return self.batch.samples
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
@@ -120,7 +122,7 @@ class Rounds:
 
     def gather_if_due(self, samples_per_second: float) -> RoundResult | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
-        self._watch_the_batch()
+        self._watch_the_batch(self._in_sync(), self._late())
         left, expected = self._probably_left(samples_per_second), self._expected()
         if left > self._timeouts.lead or time.monotonic() < self._not_before:
             return None
@@ -137,7 +139,7 @@ class Rounds:
                 leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
                 expected=self._awaited,
                 unwelcome=self._suspicion.backed_off(),
-                window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
+                window=self._timeouts.window + 2 * self._until_all_can_begin(expected),
                 bandwidth=self._timeouts.bandwidth,
             )
         )
@@ -149,7 +151,6 @@ class Rounds:
         if group is None:
             return None
         if not self._begun:
-            self._watch_the_batch()
             self._begin_if_full(group)
         return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
 
@@ -172,6 +173,7 @@ class Rounds:
     def stepped(self, members: Collection[str]) -> None:
         """This peer holds the parameters that these members' round led to."""
         self._last_members = frozenset(members)
+        self.batch.open()
 
     def heed(self, instructions: Instructions) -> None:
         """What the organizer orders goes into this peer's contributions from now on."""
@@ -200,23 +202,34 @@ class Rounds:
         Whoever missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody
         waits.
         """
-        others = self._tracker.others()
-        before, able = self._state.step - 1, self._last_members & others.keys() - self._suspicion.backed_off()
-        late = {peer: others[peer] for peer in able if others[peer].step == before}
-        return self._grouping.expected(self._in_sync(), late)
+        return self._grouping.expected(self._in_sync(), self._late())
 
-    def _watch_the_batch(self) -> None:
+    def _late(self) -> dict[str, Progress]:
+        """Who contributed to the step that led to this peer's state, and has not told that it has finished it."""
+        others, before = self._tracker.others(), self._state.step - 1
+        able = self._last_members & others.keys() - self._suspicion.backed_off()
+        return {peer: others[peer] for peer in able if others[peer].step == before}
+
+    def _until_all_can_begin(self, peers: Mapping[str, Progress]) -> float:
+        """Seconds; where rounds run in the background nobody has to finish a microbatch first."""
+        exact = not self._run.averaging.overlap
+        return max((progress.boundary_seconds for progress in peers.values()), default=0.0) if exact else 0.0
+
+    def _watch_the_batch(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> None:
+        self.batch.watch(in_sync, late.values())
         if self.swarm_samples() < self._run.global_batch:
             self._full_at = 0.0
         elif not self._full_at:
             self._full_at = time.monotonic()
 
     def _begin_if_full(self, group: PendingGroup) -> None:
-        members = group.members
+        members, in_sync, late = group.members, self._in_sync(), self._late()
+        if members is not None:  # what a member has told of the step before is in that step
+            in_sync, late = ({p: told[p] for p in members & told.keys()} for told in (in_sync, late))
+        self._watch_the_batch(in_sync, late)
         if members is None:
             return
-        in_sync = self._in_sync()  # what a member has told of the step before is in that step
-        samples = self._tally.samples + sum(in_sync[peer].samples for peer in members & in_sync.keys())
+        samples = self.samples + sum(progress.samples for progress in in_sync.values())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
@@ -224,20 +237,20 @@ class Rounds:
             if members >= self._awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
-            boundary = max((progress.boundary_seconds for progress in self._in_sync().values()), default=0.0)
+            boundary = self._until_all_can_begin(self._in_sync())
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
             self._averager.begin(group, contribution, patience, self._timeouts.limit + boundary)
 
     def _contribution(self) -> Contribution:
-        """Take a snapshot of our gradients and say what is in it."""
+        """Fix our part of the batch, unless it is, and say what is in it."""
         self.drop_stale()
+        if not self.batch.fixed:
+            self.batch.fix()
         organizer = self._tracker.others().get(self._tracker.belief.organizer)
         if organizer is not None and organizer.instructions is not None:  # else what it said last holds
             self.heed(organizer.instructions)
-        with self._averager.vector.held() as flat:
-            self._accumulator.load_outgoing(flat)
         loss = self._tally.loss
         return Contribution(
             run_id=self._run.run_id,
@@ -266,6 +279,8 @@ class Rounds:
             self._averager.call_off(group)
             return None
         outcome, members = group.result(), group.members
+        if outcome.outcome == "complete" or self._run.averaging.overfull:
+            self.batch.open()
         if members is not None:
             self._suspicion.suspect(self._awaited - members)
         match outcome.outcome:

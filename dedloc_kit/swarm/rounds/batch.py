@@ -1,0 +1,107 @@
+"""Which of this peer's samples are in the batch of the next global step: what it computes once that is full belongs to
+the one after."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Progress
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.directory.tracker import HEARTBEAT, Tracker
+from dedloc_kit.training.accumulator import Accumulator
+from dedloc_kit.training.flat import SharedVector
+
+RECOUNT_SECONDS = 5.0
+"""By then what the others have surely computed is told; if it is not, they did not."""
+DISTRUSTED_STEPS = 8
+"""Global steps for which only what is told counts, after that."""
+
+
+class Batch:
+    """This peer's part of the batch that fills up.
+
+    Nobody sees at once that the batch is full, and until the group stands some time passes. So everyone fixes its part
+    when the batch is full by what the others told and have surely computed since, and the round begins when all of it
+    is told. A part that was fixed too early is open again, and takes in what was computed meanwhile. With
+    `averaging.overfull` it is fixed when the round begins.
+
+    :param vector: takes the mean of what is fixed
+    """
+
+    def __init__(self, run: RunConfig, accumulator: Accumulator, vector: SharedVector, tracker: Tracker) -> None:
+        self._run, self._accumulator, self._tally = run, accumulator, accumulator.tally
+        self._vector, self._tracker = vector, tracker
+        self.fixed = False
+        self._untold_since = math.inf  # since when this peer's part is fixed and the others have not told enough
+        self._distrusted_until = 0  # a global step
+
+    @property
+    def samples(self) -> int:
+        """This peer's part."""
+        return self._tally.outgoing if self.fixed else self._tally.samples
+
+    @property
+    def ahead(self) -> bool:
+        """Has this peer computed its share of the batch after this one as well?"""
+        if not self.fixed or self._run.averaging.overfull:
+            return False
+        mine = self._own_rate()
+        rate = mine + sum(progress.samples_per_second for progress in self._tracker.others().values())
+        return mine > 0 and self._tally.fresh * rate >= self._run.global_batch * mine
+
+    def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress]) -> None:
+        """Fix this peer's part as soon as the batch is full; open it if it is not.
+
+        :param in_sync: whose samples count
+        :param late: who is about to have finished the last round: it has computed about as long since as this peer
+        """
+        if self._run.averaging.overfull:
+            return
+        told, now = self.samples + sum(progress.samples for progress in in_sync.values()), time.monotonic()
+        untold = self._untold(in_sync.values(), late) if self._step() >= self._distrusted_until else 0.0
+        if told + untold < self._run.global_batch:
+            self.open()
+        elif not self.fixed:
+            self.fix()
+            if self.samples:
+                self._tracker.report_now()
+        if not self.fixed or told >= self._run.global_batch:
+            self._untold_since = math.inf
+        elif now - (since := min(now, self._untold_since)) <= RECOUNT_SECONDS:
+            self._untold_since = since
+        else:
+            self._distrusted_until = self._step() + DISTRUSTED_STEPS
+
+    def fix(self) -> None:
+        """What this peer has computed so far is its part."""
+        with self._vector.held() as flat:
+            self._accumulator.load_outgoing(flat)
+        self.fixed = True
+
+    def open(self) -> None:
+        """What this peer computes counts in it."""
+        self.fixed = False
+
+    def _untold(self, in_sync: Iterable[Progress], late: Iterable[Progress]) -> float:
+        """What the others have surely computed and not told yet."""
+        now, mine = get_dht_time(), self._own_rate()
+        seconds = self.samples / mine if mine else 0.0
+        return sum(_since(progress, now - progress.time) for progress in in_sync) + sum(
+            progress.samples_per_second * seconds for progress in late
+        )
+
+    def _own_rate(self) -> float:
+        return self._tracker.mine.samples_per_second if self._tracker.mine is not None else 0.0
+
+    def _step(self) -> int:
+        return self._tracker.mine.step if self._tracker.mine is not None else 0
+
+
+def _since(progress: Progress, seconds: float) -> float:
+    """Samples of the microbatches for which a peer has had the time since it told this."""
+    if progress.fixed or not 0.0 < seconds <= HEARTBEAT:
+        return 0.0
+    whole = progress.boundary_seconds
+    return progress.samples_per_second * (seconds // whole * whole if whole else seconds)
