@@ -9,12 +9,13 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.directory.tracker import HEARTBEAT, Tracker
+from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.flat import SharedVector
 
-RECOUNT_SECONDS = 5.0
-"""By then what the others have surely computed is told; if it is not, they did not."""
+QUIET_SECONDS = 6.0
+"""Who computes has told something by then. What the others seem to have computed has been told by then, or is not
+there."""
 DISTRUSTED_STEPS = 8
 """Global steps for which only what is told counts, after that."""
 
@@ -69,7 +70,7 @@ class Batch:
                 self._tracker.report_now()
         if not self.fixed or told >= self._run.global_batch:
             self._untold_since = math.inf
-        elif now - (since := min(now, self._untold_since)) <= RECOUNT_SECONDS:
+        elif now - (since := min(now, self._untold_since)) <= QUIET_SECONDS:
             self._untold_since = since
         else:
             self._distrusted_until = self._step() + DISTRUSTED_STEPS
@@ -86,22 +87,20 @@ class Batch:
 
     def _untold(self, in_sync: Iterable[Progress], late: Iterable[Progress]) -> float:
         """What the others have surely computed and not told yet."""
-        now, mine = get_dht_time(), self._own_rate()
+        mine = self._own_rate()
         seconds = self.samples / mine if mine else 0.0
-        return sum(_since(progress, now - progress.time) for progress in in_sync) + sum(
-            progress.samples_per_second * seconds for progress in late
-        )
+        return sum(map(self._since, in_sync)) + sum(progress.samples_per_second * seconds for progress in late)
+
+    def _since(self, progress: Progress) -> float:
+        """Samples of the microbatches for which a peer has had the time since it told this."""
+        seconds = get_dht_time() - progress.time
+        if progress.fixed or seconds < 0 or not self._tracker.looked - progress.time <= QUIET_SECONDS:
+            return 0.0
+        whole = progress.boundary_seconds
+        return progress.samples_per_second * (seconds // whole * whole if whole else seconds)
 
     def _own_rate(self) -> float:
         return self._tracker.mine.samples_per_second if self._tracker.mine is not None else 0.0
 
     def _step(self) -> int:
         return self._tracker.mine.step if self._tracker.mine is not None else 0
-
-
-def _since(progress: Progress, seconds: float) -> float:
-    """Samples of the microbatches for which a peer has had the time since it told this."""
-    if progress.fixed or not 0.0 < seconds <= HEARTBEAT:
-        return 0.0
-    whole = progress.boundary_seconds
-    return progress.samples_per_second * (seconds // whole * whole if whole else seconds)

@@ -39,6 +39,8 @@ SETTLING_SECONDS = 6.0
 """So long after its start a peer has heard of all who are there: each speaks every four seconds."""
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
 """How often the background looks whether something is due, at most, and while a round is under way."""
+AHEAD_SECONDS = 1.0
+"""So often somebody who waits may see to other things."""
 IDLES_PER_LOOK = 4
 """Far from a full batch, how often it does so between two looks into the directory: nothing is new in between."""
 
@@ -254,7 +256,7 @@ class CollaborativeOptimizer:
         return self._accumulator.leave_out(replica)
 
     def boundary(self) -> None:
-        """When what was computed is taken: wait while more would be of no use.
+        """When what was computed is taken: wait while this peer is ahead, at most for a moment.
 
         Raises RuntimeError if the background has failed: without it this peer would go on alone for ever.
         """
@@ -265,15 +267,21 @@ class CollaborativeOptimizer:
             began = time.monotonic()
             if self._background is None:
                 self._advance()
-            while self._error is None and self._ahead() and not self._stop.wait(BUSY_SECONDS):
+            while self._error is None and self.ahead and not self._stop.wait(BUSY_SECONDS):
+                if time.monotonic() > began + AHEAD_SECONDS:
+                    break
                 if self._background is None:
                     self._advance()
             if self._overlap and self._idling.limited(time.monotonic(), since=began):
                 _log.warning(IDLING)
 
-    def _ahead(self) -> bool:
-        """Would more samples be of no use now? In exact training none are once the batch is full; else none of another
-        batch, unless a batch may be overfull. Then the limit is what others believe."""
+    @property
+    def ahead(self) -> bool:
+        """Would more samples be of no use now? Then go from boundary to boundary and compute nothing.
+
+        In exact training none are once the batch is full, else none of another batch. Where batches may be overfull the
+        limit is what others believe.
+        """
         batch = self._rounds.batch
         if batch.ahead if self._overlap else batch.fixed:
             return True
