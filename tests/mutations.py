@@ -257,6 +257,27 @@ MUTATIONS = (
         "tests/swarm/rounds/test_rounds.py -k vanished",
     ),
     Mutation(
+        "what comes after the batch is full counts in it",
+        "swarm/rounds/batch.py",
+        "        self.fixed = True",
+        "        pass",
+        "tests/swarm/rounds/test_batch.py -k after_the_batch",
+    ),
+    Mutation(
+        "a device never waits for rounds",
+        "swarm/rounds/batch.py",
+        "self._tally.fresh * rate >= self._run.global_batch * mine",
+        "False",
+        "tests/swarm/rounds/test_batch.py -k its_share",
+    ),
+    Mutation(
+        "who claims to compute and tells of nothing is waited for",
+        "swarm/rounds/batch.py",
+        "if self._step() >= self._distrusted_until else 0.0",
+        "",
+        "tests/swarm/rounds/test_batch.py -k holds_nobody_up",
+    ),
+    Mutation(
         "a session's samples do not grow",
         "swarm/rounds/rounds.py",
         "session_samples=self._tally.counted + self._tally.outgoing",

@@ -93,7 +93,7 @@ class Batch:
 
     def _since(self, progress: Progress) -> float:
         """Samples of the microbatches for which a peer has had the time since it told this."""
-        seconds = get_dht_time() - progress.time
+        seconds = float(get_dht_time()) - progress.time
         if progress.fixed or seconds < 0 or not self._tracker.looked - progress.time <= QUIET_SECONDS:
             return 0.0
         whole = progress.boundary_seconds
