@@ -1,6 +1,7 @@
 """Which of this peer's samples are in the batch of the next global step: what it computes once that is full belongs to
 the one after."""
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -8,16 +9,20 @@ from collections.abc import Iterable, Mapping
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
-from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.flat import SharedVector
+from dedloc_kit.training.state import TrainingState
 
+MAX_STALENESS = 4
+"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 QUIET_SECONDS = 6.0
 """Who computes has told something by then. What the others seem to have computed has been told by then, or is not
 there."""
 DISTRUSTED_STEPS = 8
 """Global steps for which only what is told counts, after that."""
+
+_log = logging.getLogger(__name__)
 
 
 class Batch:
@@ -25,14 +30,15 @@ class Batch:
 
     Nobody sees at once that the batch is full, and until the group stands some time passes. So everyone fixes its part
     when the batch is full by what the others told and have surely computed since, and the round begins when all of it
-    is told. A part that was fixed too early is open again, and takes in what was computed meanwhile. With
-    `averaging.overfull` it is fixed when the round begins.
+    is told. A part that was fixed too early is open again, and takes in what was computed meanwhile; so is one whose
+    round has ended, whether it has counted or not. With `averaging.overfull` it is fixed when the round begins.
 
     :param vector: takes the mean of what is fixed
     """
 
-    def __init__(self, run: RunConfig, accumulator: Accumulator, vector: SharedVector, tracker: Tracker) -> None:
-        self._run, self._accumulator, self._tally = run, accumulator, accumulator.tally
+    def __init__(self, state: TrainingState, accumulator: Accumulator, vector: SharedVector, tracker: Tracker) -> None:
+        self._run, self._state = state.run, state
+        self._accumulator, self._tally = accumulator, accumulator.tally
         self._vector, self._tracker = vector, tracker
         self.fixed = False
         self._untold_since = math.inf  # since when this peer's part is fixed and the others have not told enough
@@ -53,7 +59,7 @@ class Batch:
         return mine > 0 and self._tally.fresh * rate >= self._run.global_batch * mine
 
     def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress]) -> None:
-        """Fix this peer's part as soon as the batch is full; open it if it is not.
+        """Fix this peer's part as soon as the batch is full; open it if it is not. Not while a round has begun.
 
         :param in_sync: whose samples count
         :param late: who is about to have finished the last round: it has computed about as long since as this peer
@@ -61,7 +67,7 @@ class Batch:
         if self._run.averaging.overfull:
             return
         told, now = self.samples + sum(progress.samples for progress in in_sync.values()), time.monotonic()
-        untold = self._untold(in_sync.values(), late) if self._step() >= self._distrusted_until else 0.0
+        untold = self._untold(in_sync.values(), late) if self._state.step >= self._distrusted_until else 0.0
         if told + untold < self._run.global_batch:
             self.open()
         elif not self.fixed:
@@ -73,10 +79,11 @@ class Batch:
         elif now - (since := min(now, self._untold_since)) <= QUIET_SECONDS:
             self._untold_since = since
         else:
-            self._distrusted_until = self._step() + DISTRUSTED_STEPS
+            self._distrusted_until = self._state.step + DISTRUSTED_STEPS
 
     def fix(self) -> None:
-        """What this peer has computed so far is its part."""
+        """What this peer has computed so far is its part. Waits for the end of a round that has begun."""
+        self.drop_stale()
         with self._vector.held() as flat:
             self._accumulator.load_outgoing(flat)
         self.fixed = True
@@ -84,6 +91,13 @@ class Batch:
     def open(self) -> None:
         """What this peer computes counts in it."""
         self.fixed = False
+
+    def drop_stale(self) -> None:
+        """Gradients of old parameters are of no use; exact training takes none that is old at all."""
+        staleness = MAX_STALENESS if self._run.averaging.overlap else 0
+        dropped = self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))
+        if dropped:
+            _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
 
     def _untold(self, in_sync: Iterable[Progress], late: Iterable[Progress]) -> float:
         """What the others have surely computed and not told yet."""
@@ -101,6 +115,3 @@ class Batch:
 
     def _own_rate(self) -> float:
         return self._tracker.mine.samples_per_second if self._tracker.mine is not None else 0.0
-
-    def _step(self) -> int:
-        return self._tracker.mine.step if self._tracker.mine is not None else 0

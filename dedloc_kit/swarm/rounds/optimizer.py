@@ -384,7 +384,7 @@ class CollaborativeOptimizer:
         else:
             _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
             self._exchange.averager.put_back()
-            self._rounds.drop_stale()
+            self._rounds.batch.drop_stale()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
@@ -446,7 +446,8 @@ class CollaborativeOptimizer:
         self._accumulator.settle([name for name in self.state.rounds if name not in without])
         if self.state.rewound > rewound:
             self._forget()
-        self._rounds.drop_stale()
+        self._rounds.batch.open()
+        self._rounds.batch.drop_stale()
         self._report()
 
     def _report(self) -> None:

@@ -1,7 +1,6 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
 import hashlib
-import logging
 import math
 import time
 from collections.abc import Collection, Mapping
@@ -23,16 +22,12 @@ from dedloc_kit.training.state import TrainingState
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""
-MAX_STALENESS = 4
-"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
 POLL_SECONDS = 0.02
 MIN_PERIOD, USUAL_PERIOD, MAX_PERIOD = 0.3, 1.0, 4.0
 """Seconds between two looks into the directory. If one member sees a full batch soon, it calls the others."""
 LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 """Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
 before, for each is work for all who are asked."""
-
-_log = logging.getLogger(__name__)
 
 
 class Rounds:
@@ -53,7 +48,7 @@ class Rounds:
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
-        self.batch = Batch(state.run, accumulator, exchange.averager.vector, tracker)
+        self.batch = Batch(state, accumulator, exchange.averager.vector, tracker)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()
@@ -122,9 +117,11 @@ class Rounds:
 
     def gather_if_due(self, samples_per_second: float) -> RoundResult | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
+        if time.monotonic() < self._not_before:
+            return None  # until then devices go on, though the batch may be full
         self._watch_the_batch(self._in_sync(), self._late())
         left, expected = self._probably_left(samples_per_second), self._expected()
-        if left > self._timeouts.lead or time.monotonic() < self._not_before:
+        if left > self._timeouts.lead:
             return None
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
@@ -180,16 +177,9 @@ class Rounds:
         self._decay_order = instructions.decay_order
 
     def call_off(self) -> None:
-        """Leave the group, if there is one."""
-        if self._group is not None:
+        """Leave the group, if there is one and its round has not begun."""
+        if self._group is not None and not self._begun:
             self._finish(self._group)
-
-    def drop_stale(self) -> None:
-        """Gradients of old parameters are of no use; exact training takes none that is old at all."""
-        staleness = MAX_STALENESS if self._run.averaging.overlap else 0
-        dropped = self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))
-        if dropped:
-            _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
 
     def _in_sync(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
@@ -245,7 +235,6 @@ class Rounds:
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""
-        self.drop_stale()
         if not self.batch.fixed:
             self.batch.fix()
         organizer = self._tracker.others().get(self._tracker.belief.organizer)
@@ -279,7 +268,7 @@ class Rounds:
             self._averager.call_off(group)
             return None
         outcome, members = group.result(), group.members
-        if outcome.outcome == "complete" or self._run.averaging.overfull:
+        if outcome.outcome != "complete":  # then it stays as it was until the step is taken
             self.batch.open()
         if members is not None:
             self._suspicion.suspect(self._awaited - members)
@@ -295,7 +284,7 @@ class Rounds:
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
                 self._blame(outcome)
-                if members is not None and members - outcome.contributions.keys():
+                if begun and members is not None and members - outcome.contributions.keys():
                     self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
                 self._tracker.report_now()
             case "failed":

@@ -14,6 +14,7 @@ FIRST_PATIENCE, MIN_PATIENCE, MAX_PATIENCE = 10.0, 3.0, 120.0
 FIRST_LIMIT, MIN_LIMIT = 900.0, 60.0
 BANDWIDTH_STEP = 2.0
 IDLING_SECONDS, MUCH_IDLING = 60.0, 0.2
+"""Seconds over which it is judged, and which part of them is much."""
 
 
 class AdaptiveTimeouts:
@@ -111,10 +112,11 @@ class Idling:
 
         All times in seconds, by one clock.
         """
-        self._began, self._waited = min(self._began, since), self._waited + now - since
-        if now - self._began < IDLING_SECONDS:
+        self._began = min(self._began, since)
+        self._waited += now - since
+        seconds = now - self._began
+        if self._said or seconds < IDLING_SECONDS:
             return False
-        much = self._waited > MUCH_IDLING * (now - self._began)
+        self._said = self._waited > MUCH_IDLING * seconds
         self._began, self._waited = now, 0.0
-        says, self._said = much and not self._said, self._said or much
-        return says
+        return self._said

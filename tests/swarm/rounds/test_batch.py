@@ -38,8 +38,8 @@ class Peer:
             others=lambda: self.others,
             report_now=lambda: None,
         )
-        run = tiny_run(global_batch=20, averaging=averaging)
-        self.batch = Batch(run, self.gradients, self.vector, cast(Any, self.tracker))
+        self.state = SimpleNamespace(run=tiny_run(global_batch=20, averaging=averaging), step=0, rewound=0)
+        self.batch = Batch(cast(Any, self.state), self.gradients, self.vector, cast(Any, self.tracker))
 
     def compute(self, samples: int, gradient: float = 0.0) -> None:
         self.parameter.grad = torch.tensor([gradient])
@@ -148,9 +148,9 @@ def test_whoever_seems_to_compute_and_tells_of_nothing_holds_nobody_up_for_long(
     for _ in range(2):
         me.hear(0, ago=1.0, **liar)
     assert not me.batch.fixed, "by now it would have told"
-    me.tracker.mine = progress(step=DISTRUSTED_STEPS - 1, samples_per_second=RATE)
+    me.state.step = DISTRUSTED_STEPS - 1
     me.hear(0, ago=1.0, **liar)
     assert not me.batch.fixed
-    me.tracker.mine = progress(step=DISTRUSTED_STEPS, samples_per_second=RATE)
+    me.state.step = DISTRUSTED_STEPS
     me.hear(0, ago=1.0, **liar)
     assert me.batch.fixed, "it may try again"
