@@ -2,7 +2,6 @@
 the one after."""
 
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping
 
@@ -41,7 +40,7 @@ class Batch:
         self._accumulator, self._tally = accumulator, accumulator.tally
         self._vector, self._tracker = vector, tracker
         self.fixed = False
-        self._untold_since = math.inf  # since when this peer's part is fixed and the others have not told enough
+        self._fixed_at = 0.0
         self._distrusted_until = 0  # a global step
 
     @property
@@ -72,13 +71,10 @@ class Batch:
             self.open()
         elif not self.fixed:
             self.fix()
+            self._fixed_at = now
             if self.samples:
                 self._tracker.report_now()
-        if not self.fixed or told >= self._run.global_batch:
-            self._untold_since = math.inf
-        elif now - (since := min(now, self._untold_since)) <= QUIET_SECONDS:
-            self._untold_since = since
-        else:
+        elif told < self._run.global_batch and now > self._fixed_at + QUIET_SECONDS:
             self._distrusted_until = self._state.step + DISTRUSTED_STEPS
 
     def fix(self) -> None:
