@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "a device that is ahead computes on",
         "swarm/rounds/optimizer.py",
-        "batch.ahead if self._overlap else batch.fixed",
-        "False",
+        "return self._rounds.batch.ahead or",
+        "return",
         "tests/swarm/rounds/test_optimizer.py -k beside_a_round",
     ),
     Mutation(

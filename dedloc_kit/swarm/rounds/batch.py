@@ -50,8 +50,11 @@ class Batch:
 
     @property
     def ahead(self) -> bool:
-        """Has this peer computed its share of the batch after this one as well?"""
-        if not self.fixed or self._run.averaging.overfull:
+        """Has this peer computed its share of the batch after this one as well? In exact training: of this one."""
+        averaging = self._run.averaging
+        if not self.fixed or not averaging.overlap:
+            return self.fixed
+        if averaging.overfull:
             return False
         mine = self._own_rate()
         rate = mine + sum(progress.samples_per_second for progress in self._tracker.others().values())

@@ -267,8 +267,8 @@ class CollaborativeOptimizer:
             began = time.monotonic()
             if self._background is None:
                 self._advance()
-            while self._error is None and self.ahead and not self._stop.wait(BUSY_SECONDS):
-                if time.monotonic() > began + AHEAD_SECONDS:
+            while self.ahead and self._error is None and time.monotonic() < began + AHEAD_SECONDS:
+                if self._stop.wait(BUSY_SECONDS):
                     break
                 if self._background is None:
                     self._advance()
@@ -279,13 +279,9 @@ class CollaborativeOptimizer:
     def ahead(self) -> bool:
         """Would more samples be of no use now? Then go from boundary to boundary and compute nothing.
 
-        In exact training none are once the batch is full, else none of another batch. Where batches may be overfull the
-        limit is what others believe.
+        At the latest that is so where others would not believe them.
         """
-        batch = self._rounds.batch
-        if batch.ahead if self._overlap else batch.fixed:
-            return True
-        return 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
+        return self._rounds.batch.ahead or 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""
