@@ -326,6 +326,8 @@ class Progress(Record):
     """Microbatches in a row that this peer left out, since its loss or gradient was not finite."""
     fixed: bool = False
     """Whether what this peer computes from now on is for the global step after the next one."""
+    computed: Time = 0.0
+    """When it finished its last microbatch; 0 before the first."""
     time: Time
 
 

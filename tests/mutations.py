@@ -306,6 +306,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_batch.py -k its_share",
     ),
     Mutation(
+        "of others only what they have told is in a batch",
+        "swarm/rounds/batch.py",
+        "(by_now - then)",
+        "0",
+        "tests/swarm/rounds/test_batch.py -k surely_computed",
+    ),
+    Mutation(
         "who claims to compute and tells of nothing is waited for",
         "swarm/rounds/batch.py",
         "if self._state.step >= self._distrusted_until else 0.0",

@@ -2,6 +2,7 @@
 the one after."""
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping
 
@@ -18,6 +19,8 @@ MAX_STALENESS = 4
 QUIET_SECONDS = 6.0
 """Who computes has told something by then. What the others seem to have computed has been told by then, or is not
 there."""
+SHORTEST, LATE = 0.001, 0.2
+"""Seconds that a microbatch takes at least, and by which part of the usual time it may be late."""
 DISTRUSTED_STEPS = 8
 """Global steps for which only what is told counts, after that."""
 
@@ -105,12 +108,12 @@ class Batch:
         return sum(map(self._since, in_sync)) + sum(progress.samples_per_second * seconds for progress in late)
 
     def _since(self, progress: Progress) -> float:
-        """Samples of the microbatches for which a peer has had the time since it told this."""
-        seconds = float(get_dht_time()) - progress.time
-        if progress.fixed or seconds < 0 or not self._tracker.looked - progress.time <= QUIET_SECONDS:
+        """Samples of the microbatches that a peer has finished since it told this, if it is as fast as before."""
+        now, each = float(get_dht_time()), max(SHORTEST, progress.boundary_seconds)
+        if progress.fixed or now < progress.time or not self._tracker.looked - progress.time <= QUIET_SECONDS:
             return 0.0
-        whole = progress.boundary_seconds
-        return progress.samples_per_second * (seconds // whole * whole if whole else seconds)
+        then, by_now = (max(0, math.floor((t - progress.computed) / each - LATE)) for t in (progress.time, now))
+        return progress.samples_per_second * each * (by_now - then)
 
     def _own_rate(self) -> float:
         return self._tracker.mine.samples_per_second if self._tracker.mine is not None else 0.0

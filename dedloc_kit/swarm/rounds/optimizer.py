@@ -101,7 +101,7 @@ class CollaborativeOptimizer:
         self._last_step = caller.last_step
         self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
-        self._boundary_seconds = 0.0
+        self._boundary_seconds = self._computed = 0.0
         self._idling = Idling()
         self._stepped = 0.0  # when the last global step was done; 0 if this peer was not there
         self._background: threading.Thread | None = None
@@ -240,6 +240,7 @@ class CollaborativeOptimizer:
         if taken:
             self._speed.update(task_size=sum(taken))
             self._boundary_seconds = sum(taken) / self._speed.samples_per_second
+            self._computed = float(get_dht_time())
         return left_out
 
     def refresh(self, replica: int) -> None:
@@ -467,6 +468,7 @@ class CollaborativeOptimizer:
                 restarted=self._restarted,
                 skipped=self._skipped,
                 fixed=self._rounds.batch.fixed,
+                computed=self._computed,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

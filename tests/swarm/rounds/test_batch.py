@@ -48,8 +48,9 @@ class Peer:
     def hear(self, samples: int, ago: float = 0.0, **more: Any) -> None:
         """The other one had so many samples, so many seconds ago."""
         self.tracker.looked = NOW
-        told = {"step": 0, "samples": samples, "samples_per_second": RATE, "boundary_seconds": 1.0} | more
-        self.others = {"other": progress(**told, time=NOW - ago)}
+        told = {"step": 0, "samples": samples, "samples_per_second": RATE, "boundary_seconds": 1.0}
+        told |= {"time": NOW - ago, "computed": NOW - ago} | more
+        self.others = {"other": progress(**told)}
         self.watch()
 
     def watch(self, late: bool = False) -> None:
@@ -75,11 +76,15 @@ def test_what_is_computed_after_the_batch_is_full_is_for_the_next_one() -> None:
 @pytest.mark.parametrize(
     ("ago", "more", "full"),
     [
-        (0.9, {}, False),  # its microbatch may not be done
-        (1.1, {}, True),
-        (1.1, {"fixed": True}, False),
+        (1.1, {}, False),  # its microbatch may be a little late
+        (1.3, {}, True),
+        (0.5, {"computed": NOW - 1.3}, True),  # it had begun it long before
+        (0.5, {"computed": NOW - 9.0}, False),  # it stands still
+        (1.3, {"fixed": True}, False),
         (QUIET_SECONDS + 1.0, {}, False),
         (-5.0, {}, False),  # its clock is wrong
+        (1.1, {"computed": NOW + 1e6}, False),
+        (1.1, {"boundary_seconds": 5e-324}, True),
     ],
 )
 def test_what_another_one_has_surely_computed_since_it_told_counts(
@@ -94,7 +99,7 @@ def test_what_another_one_has_surely_computed_since_it_told_counts(
 def test_a_part_that_was_fixed_too_early_takes_in_what_was_computed_meanwhile() -> None:
     me = Peer()
     me.compute(8, gradient=1.0)
-    me.hear(8, ago=1.5)
+    me.hear(8, ago=1.3)
     assert me.batch.fixed
     me.compute(4, gradient=7.0)
     assert me.batch.samples == 8
