@@ -18,6 +18,7 @@ from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import rounds
+from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
@@ -247,12 +248,39 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     me = Peer(tmp_path, overlap=overlap)
     me.gradients.add(1.0, 7, 0)
     me.state.step = oldest
-    me.rounds.drop_stale()
+    me.rounds.batch.drop_stale()
     assert (me.gradients.tally.samples, warned) == (7, [])
     me.state.step = oldest + 1
-    me.rounds.drop_stale()
+    me.rounds.batch.drop_stale()
     assert me.gradients.tally.samples == 0
     assert warned == ["7 samples were computed on parameters that are too old; dropped"]
+
+
+def test_old_samples_that_did_not_count_do_not_spoil_new_ones(tmp_path: Path, warned: list[str]) -> None:
+    me = Peer(tmp_path)
+    me.tracker.refresh()
+    me.gradients.add(1.0, 4, 0)
+    me.rounds.batch.fix()
+    me.rounds.batch.open()
+    me.state.step = MAX_STALENESS + 1
+    me.gradients.add(1.0, 10, me.state.step)
+    complete = me.rounds.gather_if_due(samples_per_second=1.0)
+    assert complete is not None
+    assert [contribution.samples for contribution in complete.contributions.values()] == [10]
+    assert warned == ["4 samples were computed on parameters that are too old; dropped"]
+
+
+def test_a_round_that_has_begun_is_not_called_off_for_until_it_ends_the_vector_is_the_averagers(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.hear(5, time=get_dht_time())
+    me.gradients.add(1.0, 5, 0)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.rounds.call_off()
+    assert (me.averager.asked, me.rounds.under_way) == (["call off"], False)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.rounds.advance()
+    me.rounds.call_off()
+    assert (me.averager.asked, me.rounds.begun) == (["call off", "begin"], True)
 
 
 def test_the_organizers_order_to_decay_is_brought_also_when_it_is_gone_until_a_step_has_begun_it(
