@@ -280,8 +280,8 @@ MUTATIONS = (
     Mutation(
         "a group waits for who is late though the batch is full",
         "swarm/rounds/rounds.py",
-        "self._open_until = 0.0 if full else self._open_until",
-        "pass",
+        "full = left == 0.0 and self._open_until > time.monotonic()",
+        "full = False",
         "tests/swarm/rounds/test_rounds.py -k stays_open",
     ),
     Mutation(

@@ -56,6 +56,7 @@ class Rounds:
         self._awaited: frozenset[str] = frozenset()  # who was expected when this peer began to look for its group
         self._sought: frozenset[str] = frozenset()  # these, and who has come since
         self._open_until = 0.0  # the batch is not full before: the group need not stand
+        self._speed = 0.0  # samples per second of this peer when it began to look
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -132,7 +133,7 @@ class Rounds:
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
         self._awaited = self._sought = frozenset(expected)
-        self._open_until = time.monotonic() + OPEN_SHARE * left
+        self._open_until, self._speed = time.monotonic() + OPEN_SHARE * left, samples_per_second
         self._group = self._averager.gather(self._request(expected))
         return None
 
@@ -161,11 +162,12 @@ class Rounds:
 
     def _widen(self, group: PendingGroup) -> None:
         """Who gets to this state while the group is being found belongs to it, and may be the one to lead it. Once the
-        batch is full it waits for nobody of whom this peer does not know."""
-        expected, full = self._expected(), self._full_at > 0.0 and self._open_until > time.monotonic()
+        batch is full the group waits for nobody of whom this peer does not know."""
+        expected, left = self._expected(), self._probably_left(self._speed)
+        full = left == 0.0 and self._open_until > time.monotonic()
         if group.members is None and expected and (full or not expected.keys() <= self._sought):
             self._sought |= expected.keys()
-            self._open_until = 0.0 if full else self._open_until
+            self._open_until = min(self._open_until, time.monotonic() + OPEN_SHARE * left)
             self._averager.widen(group, self._request(expected))
 
     def _in_vain(self, group: PendingGroup) -> bool:

@@ -228,12 +228,12 @@ def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_tw
     party = a_party({4: SendsEverythingToAll})
     kept: dict[int, int] = {}
 
-    def watch(number: int, parts: Parts) -> None:
+    def watch(reducer: int, parts: Parts) -> None:
         take = parts.take
 
-        def counted(sender: int, chunk: int, encoded: bytes) -> None:
-            take(sender, chunk, encoded)
-            kept[number] = max(kept.get(number, 0), *map(len, parts._kept.values()))
+        def counted(member: int, number: int, encoded: bytes) -> None:
+            take(member, number, encoded)
+            kept[reducer] = max(kept.get(reducer, 0), *map(len, parts._kept.values()))
 
         parts.take = counted  # type: ignore[method-assign]
 
