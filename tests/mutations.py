@@ -352,7 +352,7 @@ MUTATIONS = (
         "swarm/rounds/batch.py",
         "(by_now - then)",
         "0",
-        "tests/swarm/rounds/test_batch.py -k surely_computed",
+        "tests/swarm/rounds/test_full_batches.py",
     ),
     Mutation(
         "who claims to compute and tells of nothing is waited for",
