@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit import worker
 from dedloc_kit.machine.logs import Warnings
+from tests import fork_server
 
 gc.disable()  # until all is collected: what is imported becomes no garbage; looking for it takes a fifth of the time
 
@@ -16,6 +18,12 @@ gc.disable()  # until all is collected: what is imported becomes no garbage; loo
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of one name have another organizer in each test, which a machine would not believe."""
     monkeypatch.setenv("DEDLOC_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked from one process that has imported what they need; `test_worker.py` starts real ones."""
+    monkeypatch.setattr(worker, "_start", fork_server.worker_process)
 
 
 @pytest.fixture
