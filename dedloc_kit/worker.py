@@ -76,8 +76,7 @@ class Worker:
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
         with log:
-            own = {"TOKENIZERS_PARALLELISM": "false", **(environment or {})}
-            self._process = _start(role, {**KEPT_MEMORY, **isolated(own)}, log)
+            self._process = _start(role, {"TOKENIZERS_PARALLELISM": "false", **(environment or {})}, log)
         if job is not None:
             self.begin(job)
         self._reader = threading.Thread(target=self._read, name=f"{role} events", daemon=True)
@@ -159,7 +158,7 @@ def _start(role: Role, environment: Mapping[str, str], log: IO[bytes]) -> "subpr
         stdout=subprocess.PIPE,
         stderr=log,
         start_new_session=True,
-        env=environment,
+        env={**KEPT_MEMORY, **isolated(environment)},
     )
 
 

@@ -23,7 +23,10 @@ from typing import IO, Any
 from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.worker import KEPT_MEMORY, Role
 
-IMPORTED = ("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector")
+IMPORTED = (
+    *("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector"),
+    *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch"),
+)
 """What most of them need; nothing of the Hub, whose place is in the environment."""
 _CHECKOUT = str(Path(__file__).parents[1])
 _MOST_BYTES = 2**17
@@ -68,8 +71,8 @@ class Forked:
 
 
 def worker_process(role: Role, environment: Mapping[str, str], log: IO[bytes]) -> Forked:
-    """As that of `dedloc_kit.worker`."""
-    return Forked(["dedloc_kit.worker", role], environment, log)
+    """Instead of the one that `dedloc_kit.worker` starts."""
+    return Forked(["dedloc_kit.worker", role], isolated(environment), log)
 
 
 @cache
@@ -142,6 +145,7 @@ def main() -> None:
     sys.path[:0] = [folder for folder in more if folder and folder not in sys.path]
     module, *arguments = asked["command"]
     sys.argv = [module, *arguments]
+    sys.modules.pop(module, None)  # as `__main__` it begins anew
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

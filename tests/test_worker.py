@@ -44,7 +44,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """Takes and gives back 64 MB, twenty times; prints how many pages were new."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def forked_workers() -> None:
     """These are not: a worker here begins as it does for its users."""
 
