@@ -22,7 +22,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are forked from one process that has imported what they need; `test_worker.py` starts real ones."""
+    """Workers are forked from one process that has imported what they need; a module that is about how they begin has
+    a fixture of this name that does nothing."""
     monkeypatch.setattr(worker, "_start", fork_server.worker_process)
 
 
@@ -46,9 +47,15 @@ def warned() -> Iterator[list[str]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole journeys, which take longest, begin first: else the last one would keep a core idle."""
+    """What takes longest begins first, else the last one would keep a core idle: those that may take longer than
+    others, then whole journeys."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: item.path.parent != here)
+
+    def order(item: pytest.Item) -> tuple[float, bool, Path]:
+        limit = item.get_closest_marker("timeout")
+        return -float(limit.args[0]) if limit else 0.0, item.path.parent != here, item.path
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:
