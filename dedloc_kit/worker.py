@@ -76,14 +76,7 @@ class Worker:
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
         with log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "dedloc_kit.worker", role],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                env={**KEPT_MEMORY, **isolated({"TOKENIZERS_PARALLELISM": "false", **(environment or {})})},
-            )
+            self._process = _start(role, {"TOKENIZERS_PARALLELISM": "false", **(environment or {})}, log)
         if job is not None:
             self.begin(job)
         self._reader = threading.Thread(target=self._read, name=f"{role} events", daemon=True)
@@ -156,6 +149,17 @@ class Worker:
             self.failure = f"the worker ended unexpectedly ({_cause(code)}); its log is {self.log}"
             self._note()
             self._on_event(Failed(text=self.failure))
+
+
+def _start(role: Role, environment: Mapping[str, str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "dedloc_kit.worker", role],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+        env={**KEPT_MEMORY, **isolated(environment)},
+    )
 
 
 def coordinator_job(run: RunConfig, peer: PeerConfig) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 import os
 import subprocess
-import sys
+from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryFile
+
+from tests.fork_server import Forked
 
 ALBERT = """
 name = "albert-test"
@@ -20,14 +23,13 @@ total_steps = 10
 
 
 def dedloc(*arguments: str | Path, folder: Path, deadline: float = 120.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dedloc_kit.cli", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "DEDLOC_HOME": str(folder / "home"), "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=deadline,
-    )
+    environment = {**os.environ, "DEDLOC_HOME": str(folder / "home"), "PYTHONPATH": str(Path(__file__).parents[1])}
+    with chdir(folder), TemporaryFile() as errors:
+        process = Forked(["dedloc_kit.cli", *map(str, arguments)], environment, errors)
+        process.stdin.close()
+        said, code = process.stdout.read(), process.wait(deadline)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, code, said.decode(), errors.read().decode())
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit import worker
 from dedloc_kit.machine.logs import Warnings
+from tests import fork_server
 
 gc.disable()  # until all is collected: what is imported becomes no garbage; looking for it takes a fifth of the time
 
@@ -16,6 +18,13 @@ gc.disable()  # until all is collected: what is imported becomes no garbage; loo
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of one name have another organizer in each test, which a machine would not believe."""
     monkeypatch.setenv("DEDLOC_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked from one process that has imported what they need; a module that is about how they begin has
+    a fixture of this name that does nothing."""
+    monkeypatch.setattr(worker, "_start", fork_server.worker_process)
 
 
 @pytest.fixture
@@ -38,9 +47,15 @@ def warned() -> Iterator[list[str]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole journeys, which take longest, begin first: else the last one would keep a core idle."""
+    """What takes longest begins first, else the last one would keep a core idle: those that may take longer than
+    others, then whole journeys."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: item.path.parent != here)
+
+    def order(item: pytest.Item) -> tuple[float, bool, Path]:
+        limit = item.get_closest_marker("timeout")
+        return -float(limit.args[0]) if limit else 0.0, item.path.parent != here, item.path
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:

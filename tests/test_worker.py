@@ -44,6 +44,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """Takes and gives back 64 MB, twenty times; prints how many pages were new."""
 
 
+@pytest.fixture
+def forked_workers() -> None:
+    """These are not: a worker here begins as it does for its users."""
+
+
 def test_a_worker_whose_starter_is_killed_ends_with_all_its_processes(tmp_path: Path) -> None:
     peer = CoordinatorConfig(folder=tmp_path, host="127.0.0.1", task_module="tests.tiny")
     starter = subprocess.Popen(

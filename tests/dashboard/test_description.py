@@ -37,6 +37,7 @@ def test_the_description_is_valid(dashboard: Dashboard) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(320)
 def test_schemathesis_finds_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     options = ["--exclude-path", "/api/events", "--max-examples", "5", "--seed", "1"]

@@ -2,6 +2,8 @@
 
 import ast
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import dedloc_kit
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.ledger.ledger import Ledger
 from dedloc_kit.machine.isolation import isolated
-from tests.commands import assert_refused, dedloc
+from tests.commands import assert_refused
 from tests.swarm.harness import Swarm
 from tests.tiny import tiny_run
 
@@ -50,8 +52,16 @@ def test_a_ledger_is_filled_in_a_folder_whose_files_hide_libraries(tmp_path: Pat
 
 
 def test_the_command_itself_runs_in_a_folder_whose_files_hide_libraries(trap: Path) -> None:
-    assert_refused(dedloc("join", "none.json", folder=trap), "there is no invitation at 'none.json'")
+    command = [sys.executable, "-m", "dedloc_kit.cli", "join", "none.json"]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert_refused(done, "there is no invitation at 'none.json'")
     assert not (trap / "sprung").exists(), (trap / "sprung").read_text()
+
+
+@pytest.fixture
+def forked_workers() -> None:
+    """These are not: what a worker imports as it begins is what matters here."""
 
 
 def test_a_task_module_is_found_in_the_folder_where_its_owner_stands_and_hides_nothing(

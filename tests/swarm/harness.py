@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -35,6 +33,7 @@ from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Identity, Signer, author
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.worker import Role, Worker, collector_job, coordinator_job, volunteer_job
+from tests.fork_server import Forked
 
 DEADLINE = 120.0
 _CHECKOUT = str(Path(__file__).parents[2])
@@ -169,23 +168,14 @@ class Puppet:
     def __init__(self, module: str, folder: Path) -> None:
         folder.mkdir()
         self._log = folder / "log"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log.open("wb"),
-            text=True,
-            start_new_session=True,
-            cwd=_CHECKOUT,
-        )
+        with self._log.open("wb") as log:
+            self.process = Forked([module], os.environ, log)
 
     def say(self, values: Mapping[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(values) + "\n")
+        self.process.stdin.write(json.dumps(values).encode() + b"\n")
         self.process.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self._log.read_text(errors="replace")[-3000:]
         answer: dict[str, Any] = json.loads(line)

@@ -1,0 +1,153 @@
+"""Processes of `python -m MODULE` that need not import torch and hivemind: each is forked from one that has.
+
+That takes four seconds of a core, and the tests start hundreds of them. What is forked is a process in a session of its
+own like any other: only what reads the environment as it is imported, or before Python begins, has that of the server.
+"""
+
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from dedloc_kit.machine.isolation import isolated
+from dedloc_kit.worker import KEPT_MEMORY, Role
+
+IMPORTED = (
+    *("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector"),
+    *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch"),
+)
+"""What most of them need; nothing of the Hub, whose place is in the environment."""
+_CHECKOUT = str(Path(__file__).parents[1])
+_MOST_BYTES = 2**17
+"""Of what is asked for: the environment above all."""
+_asking = threading.Lock()
+
+
+class Forked:
+    """As `subprocess.Popen` of `python -m`, as far as a starter of ours uses it; in a session of its own."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> None:
+        """:param command: a module and its arguments"""
+        asked = {"command": command, "environment": dict(environment), "folder": os.getcwd()}
+        (stdin, to), (from_, stdout), (told, tell) = os.pipe(), os.pipe(), os.pipe()
+        try:
+            with _asking:
+                given = [stdin, stdout, errors.fileno(), tell]
+                socket.send_fds(_server()[1], [json.dumps(asked).encode()], given)
+        finally:
+            for end in (stdin, stdout, tell):
+                os.close(end)
+        self.stdin, self.stdout = os.fdopen(to, "wb"), os.fdopen(from_, "rb")
+        self.returncode: int | None = None
+        self._told = os.fdopen(told, "rb")
+        self.pid = int(self._told.readline())
+        self._ended = threading.Event()
+        threading.Thread(target=self._await_end, daemon=True).start()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _await_end(self) -> None:
+        with self._told:
+            self.returncode = int(self._told.readline() or -signal.SIGKILL)
+        self._ended.set()
+
+
+def worker_process(role: Role, environment: Mapping[str, str], log: IO[bytes]) -> Forked:
+    """Instead of the one that `dedloc_kit.worker` starts."""
+    return Forked(["dedloc_kit.worker", role], isolated(environment), log)
+
+
+@cache
+def _server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """The server of this process, and the way to it; it ends when that is closed, at the latest with this process."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.fork_server"],
+        stdin=its.fileno(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**KEPT_MEMORY, **isolated({"PYTHONPATH": _CHECKOUT})},
+    )
+    its.close()
+    return server, ours
+
+
+# What follows runs in the server, and in what it forks.
+
+
+def _serve() -> dict[str, Any]:
+    """Fork for everyone who asks; returns in the child, with what was asked for."""
+    control, ends = socket.socket(fileno=os.dup(0)), dict[int, tuple[int, int]]()
+    with selectors.DefaultSelector() as selector, control:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not control:
+                    pid, tell = ends.pop(key.fd)
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    _tell(tell, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    os.close(tell)
+                    continue
+                asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 4)
+                if not asked:
+                    os._exit(0)  # whoever started us is gone
+                pid = os.fork()
+                *standard, tell = given
+                if not pid:
+                    os.setsid()
+                    for number, end in enumerate(standard):
+                        os.dup2(end, number)
+                    _tell(tell, os.getpid())
+                    for left in (*given, *ends, *(tell for _, tell in ends.values())):
+                        os.close(left)
+                    return dict(json.loads(asked))
+                for end in standard:
+                    os.close(end)
+                ends[watched := os.pidfd_open(pid)] = pid, tell
+                selector.register(watched, selectors.EVENT_READ)
+
+
+def _tell(tell: int, number: int) -> None:
+    os.write(tell, f"{number}\n".encode())
+
+
+def main() -> None:
+    gc.disable()
+    for module in IMPORTED:
+        import_module(module)
+    gc.freeze()
+    gc.enable()
+    asked = _serve()
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [folder for folder in more if folder and folder not in sys.path]
+    module, *arguments = asked["command"]
+    sys.argv = [module, *arguments]
+    sys.modules.pop(module, None)  # as `__main__` it begins anew
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What the tests fork is a process as any other: its streams, its environment, its session, its end."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.fork_server import Forked
+from tests.swarm.harness import processes_of
+
+
+def test_a_forked_process_has_its_own_streams_and_environment_and_tells_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "errors").open("wb") as errors:
+        right, wrong = (Forked(["json.tool", "--compact"], os.environ, errors) for _ in range(2))
+        for process, text in ((wrong, b"[1, "), (right, b"[1, 2]")):
+            process.stdin.write(text)
+            process.stdin.close()
+        base = Forked(["site", "--user-base"], {**os.environ, "PYTHONUSERBASE": "/of/this/one"}, errors)
+        assert (right.stdout.read(), right.wait(30.0)) == (b"[1,2]\n", 0)
+        assert (wrong.stdout.read(), wrong.wait(30.0)) == (b"", 1)
+        assert base.stdout.read() == b"/of/this/one\n"
+        Path("given").write_text("[3]")
+        assert Forked(["json.tool", "given", "--compact"], os.environ, errors).stdout.read() == b"[3]\n"
+    assert b"Expecting value" in (tmp_path / "errors").read_bytes()
+
+
+def test_a_forked_process_has_a_session_of_its_own_and_leaves_nothing_when_it_is_killed(tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("wb") as errors:
+        process = Forked(["json.tool"], os.environ, errors)
+        assert processes_of(process.pid) == [process.pid]
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(30.0) == -signal.SIGKILL
+        assert processes_of(process.pid, besides="") == []
+        assert process.stdout.read() == b""
