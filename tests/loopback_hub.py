@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -67,10 +68,11 @@ def loopback_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Loopb
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
+    import_module("huggingface_hub.hf_api")  # with the environment as it is: what is patched goes back to that
     values = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "of-a-test", "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    # In this process huggingface_hub may have read its environment already.
+    # In this process huggingface_hub has read its environment already.
     template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
