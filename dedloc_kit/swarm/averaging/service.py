@@ -221,6 +221,7 @@ class AveragingService(Service):
                 introductions.signed,
                 culprits=frozenset(runner.culprits),
                 named=frozenset(runner.doubted),
+                absent=runner.absent,
                 seconds=time.monotonic() - began,
                 longest_silence=runner.longest_silence,
                 upload_rate=runner.upload_rate,
