@@ -224,8 +224,8 @@ MUTATIONS = (
     Mutation(
         "whoever is in the directory and does not come is told as left out",
         "swarm/rounds/rounds.py",
-        "dict.fromkeys(sorted((self._awaited & expected).difference(members)), NOT_COME)",
-        "dict.fromkeys(sorted(self._awaited.difference(members)), NOT_COME)",
+        "dict.fromkeys((self._awaited & expected).difference(members), NOT_COME)",
+        "dict.fromkeys(self._awaited.difference(members), NOT_COME)",
         "tests/swarm/rounds/test_rounds.py -k comes_to_no_group",
     ),
     Mutation(
@@ -233,14 +233,28 @@ MUTATIONS = (
         "swarm/rounds/optimizer.py",
         "self._tell(receipt, outcome.contributions, parts, self._rounds.left_out)",
         "self._tell(receipt, outcome.contributions, parts)",
-        "tests/swarm/test_faults.py -k stalls_in_the_middle",
+        "tests/swarm/rounds/test_optimizer.py",
     ),
     Mutation(
         "the result of a round does not say who was absent",
         "swarm/averaging/service.py",
-        "                absent=runner.absent,\n",
-        "",
-        "tests/swarm/test_faults.py -k stalls_in_the_middle",
+        "                absent=runner.absent,\n                seconds",
+        "                seconds",
+        "tests/swarm/averaging/test_service.py -k left_somebody_out",
+    ),
+    Mutation(
+        "the result of a refused round does not say who was absent",
+        "swarm/averaging/service.py",
+        "                absent=runner.absent,\n            )\n        except",
+        "            )\n        except",
+        "tests/swarm/averaging/test_service.py -k left_somebody_out",
+    ),
+    Mutation(
+        "who was missing in a refused round is forgotten when the step is taken without it",
+        "swarm/rounds/rounds.py",
+        "                self._miss(outcome, members or frozenset())\n                # Whoever",
+        "                # Whoever",
+        "tests/swarm/rounds/test_rounds.py -k for_which_a_round_was_refused",
     ),
     Mutation(
         "doubtful rounds are not settled by the state",

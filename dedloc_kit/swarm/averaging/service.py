@@ -239,6 +239,7 @@ class AveragingService(Service):
                 detail=str(refusal),
                 culprits=frozenset(runner.culprits),
                 named=frozenset(runner.doubted),
+                absent=runner.absent,
             )
         except Exception as error:
             self._forget_round()

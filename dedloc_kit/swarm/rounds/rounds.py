@@ -62,7 +62,8 @@ class Rounds:
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
         self.left_out: LeftOut | None = None
-        """Who was to come to the last round and does not count in it."""
+        """Who was to come to the last global step and does not count in it."""
+        self._missing: dict[str, Absence] = {}  # in the rounds for the next one so far
         self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
         self._decay_order = ""
 
@@ -175,6 +176,7 @@ class Rounds:
 
     def stepped(self, members: Collection[str]) -> None:
         """This peer holds the parameters that these members' round led to."""
+        self._missing = {}
         self._last_members = frozenset(members)
 
     def heed(self, instructions: Instructions) -> None:
@@ -278,9 +280,11 @@ class Rounds:
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
                 self._suspicion.trust(outcome.contributions)
                 self._blame(outcome)
-                self.left_out = self._absent(outcome, members or frozenset())
+                self._miss(outcome, members or frozenset())
+                self.left_out = LeftOut.of({p: w for p, w in self._missing.items() if p not in outcome.contributions})
                 return outcome
             case "refused":
+                self._miss(outcome, members or frozenset())
                 # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
@@ -293,13 +297,13 @@ class Rounds:
                 self._failed(outcome, begun)
         return None
 
-    def _absent(self, outcome: RoundResult, members: Collection[str]) -> LeftOut | None:
-        """Who was to come and does not count. That somebody did not come is told only of who gave to the step before:
-        a leader may name whom it likes as members, and anybody may say in the directory that it is there."""
+    def _miss(self, outcome: RoundResult, members: Collection[str]) -> None:
+        """Note who was to come and does not count. That somebody did not come is told only of who gave to the step
+        before: a leader may name whom it likes as members, and anybody may say in the directory that it is there."""
         others, expected = self._tracker.others(), self._last_members
         absent = {peer: why for peer, why in outcome.absent.items() if peer in expected or why != NOT_COME}
-        absent |= dict.fromkeys(sorted((self._awaited & expected).difference(members)), NOT_COME)
-        return LeftOut.of({p: why for p, why in absent.items() if not (p in others and others[p].follower)})
+        absent |= dict.fromkeys((self._awaited & expected).difference(members), NOT_COME)
+        self._missing |= {peer: why for peer, why in absent.items() if not (peer in others and others[peer].follower)}
 
     def _failed(self, outcome: RoundResult, begun: bool) -> None:
         self._timeouts.failed()

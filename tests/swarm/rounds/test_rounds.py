@@ -304,6 +304,23 @@ def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path:
         me.tracker.suspicion.trust([me.other.peer])
 
 
+def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    some: dict[str, Absence] = {"QmGone": "fell silent", "QmBack": "left in the middle"}
+    for result in (RoundResult("refused", absent=some), RoundResult("complete", "ab", {"QmBack": cast(Any, None)})):
+        me.averager.result = result
+        me.hear(5, time=get_dht_time())
+        me.gradients.add(1.0, 10, 0)
+        me.rounds.gather_if_due(samples_per_second=1.0)
+        me.rounds.advance()
+        me.tracker.suspicion.trust([me.other.peer])
+    assert me.rounds.left_out == LeftOut(count=1, some={"QmGone": "fell silent"})
+    me.rounds.stepped([])
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.rounds.advance()
+    assert me.rounds.left_out is None, "it was the step before that went on without it"
+
+
 def test_of_hundreds_that_are_left_out_some_are_named() -> None:
     left_out = LeftOut.of({f"Qm{number}": "fell silent" for number in range(300)})
     assert left_out is not None
