@@ -8,12 +8,15 @@ on one core for each peer. Efficiency is samples per second over those of the sa
 
 import argparse
 import json
+import math
 import pydoc_data.topics
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.lib.measure import SAMPLES_PER_MICROBATCH, SYSTEMS, WARM_UP_STEPS, Measured, Setting, measure
@@ -23,7 +26,7 @@ from benchmarks.lib.task import simulated_run
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import RunConfig, parse_run
 
-_ROW = "{:10}{:>11}{:>15}{:>10}{:>10}{:>11}{:>9}{:>9}{:>8}{:>9}"
+_ROW = "{:10}{:>11}{:>15}{:>10}{:>10}{:>11}{:>9}{:>9}{:>8}{:>9}{:>13}"
 REAL_MICROBATCH = 4
 REAL_MODEL = {
     "embedding_size": 128,
@@ -71,14 +74,18 @@ def compare(systems: list[str], setting: Setting, folder: Path, real: bool = Fal
 
     A line has: the efficiency, in all and in the steps with least and most of it; for each volunteer and global step
     the seconds that its device waits, and the longest single wait; the bytes that it sends; its CPU time; how long
-    the step takes; how many samples are computed in it over the global batch, and which share of them counted (where
-    the system tells).
+    the step takes; how many samples are computed in it over the global batch, and (where the system tells) which share
+    of them counted, and what a step held over the global batch: the median, and the most in nine steps of ten.
 
     :param real: the peers compute: the global batch is what they compute alone in `step_seconds`; and as a machine is
         faster in one minute than in the next, they compute alone, half as long, before and after each system, whose
         efficiency is over the mean of both; their own is over the time before
     """
-    print(_ROW.format("", "efficiency", "(per step)", "waits", "longest", "sent", "CPU", "step", "batch", "counted"))
+    print(
+        _ROW.format(
+            "", "efficiency", "(per step)", "waits", "longest", "sent", "CPU", "step", "batch", "counted", "held"
+        )
+    )
     by_itself = replace(setting, warm_up=1, steps=max(1, setting.steps // 2))
     alone = measure("alone", by_itself, folder / "alone")
     rate = alone.samples_per_second
@@ -119,11 +126,19 @@ def _report(name: str, measured: Measured, samples_per_second: float) -> dict[st
         f"{measured.step_seconds:.1f} s",
         "" if name == "alone" else f"{measured.batches_per_step:.2f}",
         "" if measured.counted is None else f"{measured.counted:.2f}",
+        _held(measured.overfull),
     )
     print(row, flush=True)
     if measured.machine_stalls > 0.01 * measured.step_seconds * len(each):
         print(f"{'':10} (this machine stood still for {measured.machine_stalls:.1f} s; repeat when it is less busy)")
     return {"efficiency": efficiency, "efficiency_per_step": each, **asdict(measured)}
+
+
+def _held(overfull: Sequence[float]) -> str:
+    if not overfull:
+        return ""
+    most = sorted(overfull)[math.ceil(0.9 * len(overfull)) - 1]
+    return f"{median(overfull):.2f}..{most:.2f}"
 
 
 def _simulated(options: argparse.Namespace) -> Setting:

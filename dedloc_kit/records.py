@@ -291,8 +291,8 @@ class Progress(Record):
     """Samples accumulated toward the next global step."""
     samples_per_second: Annotated[float, Field(ge=0, le=1e9)]
     boundary_seconds: Annotated[float, Field(ge=0, le=3600)]
-    """How long others may have to wait until this peer can begin a round: its time per microbatch in exact training,
-    0 where rounds run in the background."""
+    """Its time per microbatch; 0 before the first. In exact training others may have to wait so long until this peer
+    can begin a round."""
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
     """A few random projections of the parameters: peers that hold other parameters find out."""
     follower: bool
@@ -325,6 +325,10 @@ class Progress(Record):
     """Why the training of this peer stopped before it was started again; for the organizer."""
     skipped: Count = 0
     """Microbatches in a row that this peer left out, since its loss or gradient was not finite."""
+    fixed: bool = False
+    """Whether what this peer computes from now on is for the global step after the next one."""
+    computed: Time = 0.0
+    """When it finished its last microbatch; 0 before the first."""
     time: Time
 
 

@@ -155,6 +155,10 @@ class AveragingConfig(Section):
     overlap: bool = True
     """Average while the next batch accumulates (gradients are then up to one global step old).
     With `false` every peer waits for the average: exact large-batch training."""
+    overfull: Annotated[bool, LATER] = False
+    """What is computed after the batch is full, until its round begins, belongs to the next one, and where rounds take
+    longer than a batch the devices wait (a larger `global_batch` would use them). With `true` it all counts at once:
+    nobody waits for that, and a batch may hold several times as many samples as it says."""
     compression: Literal["none", "float16", "8bit", "4bit"] = "4bit"
     """How gradients travel. What rounding loses is added to the next gradient (error feedback). On Bengali text 4
     bits did no worse than 8: after 400 overlapped steps at a rate of 0.005 both were 0.6 to 0.7 % above one plain large

@@ -225,6 +225,9 @@ def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:
 
 def _train_on(devices: Devices, me: SwarmPeer, run: RunConfig, emit: Callable[[AnyEvent], None]) -> None:
     """A microbatch, or one on each device: forward, backward, accumulate, and whatever the swarm has due."""
+    if me.optimizer.ahead:
+        me.optimizer.boundary()
+        return
     computed = devices.compute()
     if not computed:
         return

@@ -151,6 +151,14 @@ def test_a_key_that_came_later_is_left_out_of_what_is_written_while_it_has_its_d
     assert [source.dataset for source in mixed.data.decay] == ["owner/better"]
 
 
+def test_only_a_run_whose_batches_may_be_overfull_has_another_fingerprint() -> None:
+    plain, said, overfull = (
+        parse_run(values(averaging=each)) for each in ({}, {"overfull": False}, {"overfull": True})
+    )
+    assert plain.fingerprint == said.fingerprint != overfull.fingerprint
+    assert parse_run(json.loads(overfull.canonical())).averaging.overfull
+
+
 def test_one_line_chooses_the_mode_of_averaging() -> None:
     assert parse_run(values(averaging="local-steps")) == parse_run(values(averaging={"mode": "local-steps"}))
     assert message(values(averaging="sometimes")).startswith("averaging.mode: input should be 'global-batch' or")

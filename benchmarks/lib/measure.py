@@ -67,6 +67,8 @@ class Measured:
     """Seconds in which this process, which only waits, could not run: much of it, and the numbers are worth little."""
     batches_per_step: float
     """Samples computed over the global batch; more than 1 if the swarm notices late, or if a round takes longer."""
+    overfull: tuple[float, ...]
+    """Samples that went into each global step over the global batch; empty where that is not told."""
 
 
 @dataclass(frozen=True)
@@ -243,4 +245,5 @@ def _summary(
         counted=sum(counted) / samples if counted else None,
         machine_stalls=stalls,
         batches_per_step=samples / count / setting.run.global_batch,
+        overfull=tuple(samples / setting.run.global_batch for samples in counted),
     )

@@ -70,6 +70,10 @@ class Averager:
         )
         return PendingGroup(number, result, found, called)
 
+    def widen(self, group: PendingGroup, request: GroupRequest) -> None:
+        """Look from now on as this says, if the group is still being found."""
+        self._host.call(AveragingService.widen, group.number, request)
+
     def begin(self, group: PendingGroup, mine: Contribution, patience: Patience, limit: float) -> None:
         """Average with the group as soon as it stands.
 

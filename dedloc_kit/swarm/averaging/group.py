@@ -1,13 +1,18 @@
 """The group of a round: how its members find each other, and what becomes of it.
 
 All peers know each other from their progress records, and rank alike whom to follow (`Grouping`); each asks these few
-until one accepts. A leader tells its followers who the members are as soon as all that it expects are there.
+until one accepts. A leader tells its followers who the members are as soon as all that it expects are there, but not
+long before the batch is full: until then somebody may come who is still getting to the state of the others.
+
+Records come to some sooner than to others. As long as these do not know the same peers, several may lead at once, and
+each waits for those who wait with another one: so what comes to be known during the search changes whom it is for.
 """
 
 import asyncio
 import secrets
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -68,6 +73,8 @@ class GroupRequest:
     """Peers that this one would not lead."""
     window: float
     """Seconds to wait for missing peers before the group stands without them."""
+    open_for: float = 0.0
+    """Seconds in which it does not stand though all are there, for somebody may still come."""
     bandwidth: float | None = None
     """Of this peer's line, in bytes per second, if it is known."""
 
@@ -97,9 +104,11 @@ class Group(Record):
 
     @field_validator("members")
     @classmethod
-    def _each_once(cls, members: tuple[Member, ...]) -> tuple[Member, ...]:
+    def _each_once_and_one_reduces(cls, members: tuple[Member, ...]) -> tuple[Member, ...]:
         if len({member.peer for member in members}) < len(members):
             raise ValueError("a member is named twice")
+        if all(member.client_mode for member in members):
+            raise ValueError("there is nobody among the members who reduces")
         return members
 
     @property
@@ -137,6 +146,9 @@ class _Search:
         self.request = request
         self.group: asyncio.Future[Group] = loop.create_future()
         self.leader = ""
+        self.widened = asyncio.Event()
+        self.closing: asyncio.TimerHandle | None = None
+        """Until when the group stays open though all are there."""
         self._followers: dict[str, tuple[Member, asyncio.Future[Verdict]]] = {}
 
     def follows(self, peer: str) -> bool:
@@ -154,7 +166,7 @@ class _Search:
     @property
     def complete(self) -> bool:
         """Is everybody there who is expected? Others may have come of whom this peer did not know."""
-        return bool(self._followers) and self.request.expected <= self._followers.keys()
+        return self.closing is None and bool(self._followers) and self.request.expected <= self._followers.keys()
 
     @property
     def anybody(self) -> bool:
@@ -196,6 +208,7 @@ class GroupService(Service):
     async def find(self, request: GroupRequest) -> Group:
         """The group, as soon as it stands; raises TimeoutError if there is none in time."""
         search = self._search = _Search(request)
+        self._keep_open(search)
         asking = asyncio.create_task(self._ask_leaders(search))
         try:
             awaited: set[asyncio.Future[Any]] = {asking, search.group}
@@ -210,6 +223,31 @@ class GroupService(Service):
             asking.cancel()
             search.disband()
 
+    def widen(self, request: GroupRequest) -> None:
+        """Look also for those who have come since the search began, and follow them if they lead; stay open as it says.
+
+        :param request: of the same step and state
+        """
+        search = self._search
+        if search is not None and (request.step, request.after) == (search.request.step, search.request.after):
+            search.request = request
+            search.widened.set()
+            self._keep_open(search)
+
+    def _keep_open(self, search: _Search) -> None:
+        """As long as the request says."""
+        if search.closing is not None:
+            search.closing.cancel()
+        search.closing = asyncio.get_running_loop().call_later(search.request.open_for, self._close, search)
+
+    def _close(self, search: _Search) -> None:
+        search.closing = None
+        self._stand_if_complete(search)
+
+    def _stand_if_complete(self, search: _Search) -> None:
+        if search.complete and not search.group.done():
+            search.assemble(self._as_member(search.request))
+
     def follows(self, leader: str) -> bool:
         """Does this peer wait in a group that this one leads?"""
         return self._search is not None and self._search.leader == leader
@@ -217,7 +255,7 @@ class GroupService(Service):
     async def _ask_leaders(self, search: _Search) -> None:
         """Ask the same few peers until one of them accepts; they may begin to look for their group later than we."""
         window = search.request.window
-        due = dict.fromkeys(search.request.leaders, 0.0)
+        due: dict[str, float] = {}
         ends = float("inf") if self._client_mode else time.monotonic() + window
         while not search.group.done():
             now = time.monotonic()
@@ -226,37 +264,41 @@ class GroupService(Service):
                     search.assemble(self._as_member(search.request))
                     return
                 ends = now + window
+            search.widened.clear()
+            due = {leader: due.get(leader, 0.0) for leader in (*search.request.leaders, *due)}
             leader = next((leader for leader, then in due.items() if then <= now), None)
             if leader is None:
-                await asyncio.sleep(min(ends, min(due.values(), default=now + MAX_WAIT_SECONDS)) - now)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(ends, min(due.values(), default=now + MAX_WAIT_SECONDS)) - now):
+                        await search.widened.wait()
                 continue
-            verdict = await self._join(leader, search)
+            verdict, took = await self._join(leader, search)
             if verdict is not None and verdict.group is not None and not search.group.done():
                 search.group.set_result(verdict.group)
-            took = time.monotonic() - now
             due[leader] = time.monotonic() + min(MAX_WAIT_SECONDS, max(ASK_AGAIN_SECONDS, 4.0 * took))
             if verdict is not None and verdict.leader in search.request.expected:
                 due[verdict.leader] = 0.0
 
-    async def _join(self, leader: str, search: _Search) -> Verdict | None:
-        """What a leader says in the end; none if it does not answer."""
-        request = search.request
+    async def _join(self, leader: str, search: _Search) -> tuple[Verdict | None, float]:
+        """What a leader says in the end (none if it does not answer), and the seconds until it first said anything."""
+        request, asked = search.request, time.monotonic()
         join = Join(step=request.step, after=request.after, member=self._as_member(request))
+        took: float | None = None
         try:
             async with self._endpoint.open(leader, GroupService) as stream:
                 async with asyncio.timeout(REQUEST_SECONDS):
                     await stream.send(encode(join))
                     verdict = await stream.receive_record(Verdict)
-                if verdict.verdict != "wait":
-                    return verdict
-                search.leader = leader
-                search.disband(leader)
-                verdict = await stream.receive_record(Verdict, MAX_GROUP_BYTES)
-                if verdict.group is not None and not {self._me, leader} <= set(verdict.group.peers):
-                    raise ValueError("the group lacks us or its leader")
-                return verdict
+                took = time.monotonic() - asked
+                if verdict.verdict == "wait":
+                    search.leader = leader
+                    search.disband(leader)
+                    verdict = await stream.receive_record(Verdict, MAX_GROUP_BYTES)
+                    if verdict.group is not None and not {self._me, leader} <= set(verdict.group.peers):
+                        raise ValueError("the group lacks us or its leader")
+                return verdict, took
         except (OSError, EOFError, ValueError):
-            return None
+            return None, time.monotonic() - asked if took is None else took
         finally:
             search.leader = ""
 
@@ -279,8 +321,7 @@ class GroupService(Service):
         left = asyncio.create_task(stream.closed(search.request.patience))
         try:
             await stream.send(encode(Verdict(verdict="wait")))
-            if search.complete and not search.group.done():
-                search.assemble(self._as_member(search.request))
+            self._stand_if_complete(search)
             awaited: set[asyncio.Future[Any]] = {told, left}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if told.done():

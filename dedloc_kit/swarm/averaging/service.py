@@ -151,6 +151,16 @@ class AveragingService(Service):
         """Returns when a member of the group has begun; raises RoundOver if the round ends before."""
         await asyncio.shield(self._rounds[number].called)
 
+    async def widen(self, number: int, request: GroupRequest) -> None:
+        """Look from now on as this says, if the group is still being found.
+
+        :param request: of the same step and state, for more peers or open for another time
+        """
+        current = self._rounds.get(number)
+        if current is not None:
+            current.request = request
+            self._groups.widen(request)
+
     async def begin(self, number: int, start: Start) -> None:
         current = self._rounds.get(number)
         if current is not None:

@@ -175,6 +175,11 @@ class Tracker(threading.Thread):
         """What this peer last reported; none before the first time."""
         return self._mine
 
+    @property
+    def looked(self) -> float:
+        """When the directory last answered (DHT time); NaN before."""
+        return self._looked
+
     def has_node(self) -> bool:
         """Does the directory's process still run?"""
         return bool(self._dht.is_alive())

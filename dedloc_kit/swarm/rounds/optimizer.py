@@ -27,6 +27,7 @@ from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.swarm.rounds.timing import Idling
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices
@@ -38,8 +39,15 @@ SETTLING_SECONDS = 6.0
 """So long after its start a peer has heard of all who are there: each speaks every four seconds."""
 IDLE_SECONDS, BUSY_SECONDS = 0.2, 0.05
 """How often the background looks whether something is due, at most, and while a round is under way."""
+AHEAD_SECONDS = 1.0
+"""So often somebody who waits may see to other things."""
 IDLES_PER_LOOK = 4
 """Far from a full batch, how often it does so between two looks into the directory: nothing is new in between."""
+
+IDLING = (
+    "global steps cannot come faster than rounds: this machine waits for them for more than a fifth of its time, which "
+    "a larger global_batch would use"
+)
 
 StepListener = Callable[[GlobalStep, dict[str, Contribution]], None]
 
@@ -93,7 +101,8 @@ class CollaborativeOptimizer:
         self._last_step = caller.last_step
         self._overlap = state.run.averaging.overlap
         self._speed = PerformanceEMA()
-        self._boundary_seconds = 0.0
+        self._boundary_seconds = self._computed = 0.0
+        self._idling = Idling()
         self._stepped = 0.0  # when the last global step was done; 0 if this peer was not there
         self._background: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -210,8 +219,8 @@ class CollaborativeOptimizer:
 
     @property
     def seconds_left(self) -> float:
-        """Until the batch is full, or 0 while it is averaged."""
-        return 0.0 if self._rounds.begun else self._rounds.seconds_left(self.samples_per_second)
+        """Until the batch is full, or 0 until it is averaged."""
+        return 0.0 if self._rounds.batch.fixed else self._rounds.seconds_left(self.samples_per_second)
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
@@ -230,7 +239,8 @@ class CollaborativeOptimizer:
                 self._skipped += 1
         if taken:
             self._speed.update(task_size=sum(taken))
-            self._boundary_seconds = 0.0 if self._overlap else sum(taken) / self._speed.samples_per_second
+            self._boundary_seconds = sum(taken) / self._speed.samples_per_second
+            self._computed = float(get_dht_time())
         return left_out
 
     def refresh(self, replica: int) -> None:
@@ -247,7 +257,7 @@ class CollaborativeOptimizer:
         return self._accumulator.leave_out(replica)
 
     def boundary(self) -> None:
-        """When what was computed is taken: in exact training, wait for a round under way.
+        """When what was computed is taken: wait while this peer is ahead, at most for a moment.
 
         Raises RuntimeError if the background has failed: without it this peer would go on alone for ever.
         """
@@ -255,17 +265,24 @@ class CollaborativeOptimizer:
         if self._error is not None:
             raise self._error
         with self._speed.pause():
+            began = time.monotonic()
             if self._background is None:
                 self._advance()
-                while self._rounds.begun and not self._stop.wait(BUSY_SECONDS):
-                    self._advance()
-            while self._backlog_full() and not self._stop.wait(BUSY_SECONDS):
+            while self.ahead and self._error is None and time.monotonic() < began + AHEAD_SECONDS:
+                if self._stop.wait(BUSY_SECONDS):
+                    break
                 if self._background is None:
                     self._advance()
+            if self._overlap and self._idling.limited(time.monotonic(), since=began):
+                _log.warning(IDLING)
 
-    def _backlog_full(self) -> bool:
-        """Rounds do not get through, or a batch is far too small for this device: more samples are of no use now."""
-        return self._error is None and 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
+    @property
+    def ahead(self) -> bool:
+        """Would more samples be of no use now? Then go from boundary to boundary and compute nothing.
+
+        At the latest that is so where others would not believe them.
+        """
+        return self._rounds.batch.ahead or 2 * self.tally.samples > MAX_BATCHES * self.run.global_batch
 
     def give_up(self, reason: Exception) -> None:
         """Take part no more: the training loop raises this at its next boundary."""
@@ -364,7 +381,7 @@ class CollaborativeOptimizer:
         else:
             _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
             self._exchange.averager.put_back()
-            self._rounds.drop_stale()
+            self._rounds.batch.drop_stale()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
@@ -432,7 +449,8 @@ class CollaborativeOptimizer:
         self._accumulator.settle([name for name in self.state.rounds if name not in without])
         if self.state.rewound > rewound:
             self._forget()
-        self._rounds.drop_stale()
+        self._rounds.batch.open()
+        self._rounds.batch.drop_stale()
         self._report()
 
     def _report(self) -> None:
@@ -455,6 +473,8 @@ class CollaborativeOptimizer:
                 since=self.tracker.twin.since,
                 restarted=self._restarted,
                 skipped=self._skipped,
+                fixed=self._rounds.batch.fixed,
+                computed=self._computed,
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),

@@ -1,10 +1,9 @@
 """One round after the other: the group gathers shortly before the batch is full, and averages when it is."""
 
 import hashlib
-import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from hivemind.utils import get_dht_time
 
@@ -15,6 +14,7 @@ from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.rounds.batch import Batch
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.accumulator import Accumulator
@@ -22,8 +22,8 @@ from dedloc_kit.training.state import TrainingState
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""
-MAX_STALENESS = 4
-"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
+OPEN_SHARE = 0.5
+"""Of the time that is left until the batch is full a group takes in whoever comes; the rest is for it to stand in."""
 POLL_SECONDS = 0.02
 MIN_PERIOD, USUAL_PERIOD, MAX_PERIOD = 0.3, 1.0, 4.0
 """Seconds between two looks into the directory. If one member sees a full batch soon, it calls the others."""
@@ -32,8 +32,6 @@ LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 before, for each is work for all who are asked."""
 
 NOT_COME: Absence = "did not come"
-
-_log = logging.getLogger(__name__)
 
 
 class Rounds:
@@ -54,9 +52,12 @@ class Rounds:
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
+        self.batch = Batch(state, accumulator, exchange.averager.vector, tracker)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
-        self._awaited: frozenset[str] = frozenset()
+        self._awaited: frozenset[str] = frozenset()  # who was expected when this peer began to look for its group
+        self._sought: frozenset[str] = frozenset()  # these, and who has come since
+        self._open_until = 0.0  # the batch is not full before: the group need not stand
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -84,8 +85,8 @@ class Rounds:
 
     @property
     def samples(self) -> int:
-        """This peer's samples toward the next global step; what accumulates during a round is for the one after."""
-        return self._tally.outgoing if self._begun else self._tally.samples
+        """This peer's samples toward the next global step; what accumulates once that is full is for the one after."""
+        return self.batch.samples
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
@@ -125,28 +126,33 @@ class Rounds:
 
     def gather_if_due(self, samples_per_second: float) -> RoundResult | None:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
-        self._watch_the_batch()
+        if time.monotonic() < self._not_before:
+            return None  # until then devices go on, though the batch may be full
+        self._watch_the_batch(self._in_sync(), self._late())
         left, expected = self._probably_left(samples_per_second), self._expected()
-        if left > self._timeouts.lead or time.monotonic() < self._not_before:
+        if left > self._timeouts.lead:
             return None
         if not expected:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        self._awaited, after = frozenset(expected), self._state.round
-        follower, client = self._profile.follower, self._profile.client_mode
-        self._group = self._averager.gather(
-            GroupRequest(
-                step=self._state.step + 1,
-                after=after,
-                leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
-                expected=self._awaited,
-                unwelcome=self._suspicion.backed_off(),
-                window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
-                bandwidth=self._timeouts.bandwidth,
-            )
-        )
+        self._awaited = self._sought = frozenset(expected)
+        self._open_until = time.monotonic() + OPEN_SHARE * left
+        self._group = self._averager.gather(self._request(expected))
         return None
+
+    def _request(self, expected: Mapping[str, Progress]) -> GroupRequest:
+        after, follower, client = self._state.round, self._profile.follower, self._profile.client_mode
+        return GroupRequest(
+            step=self._state.step + 1,
+            after=after,
+            leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
+            expected=self._sought,
+            unwelcome=self._suspicion.backed_off(),
+            window=self._timeouts.window + 2 * self._until_all_can_begin(expected),
+            open_for=max(0.0, self._open_until - time.monotonic()),
+            bandwidth=self._timeouts.bandwidth,
+        )
 
     def advance(self) -> RoundResult | None:
         """Begin the round under way if the batch is full, or finish it; a complete round, once it is."""
@@ -154,14 +160,23 @@ class Rounds:
         if group is None:
             return None
         if not self._begun:
-            self._watch_the_batch()
+            self._widen(group)
             self._begin_if_full(group)
         return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
+
+    def _widen(self, group: PendingGroup) -> None:
+        """Who gets to this state while the group is being found belongs to it, and may be the one to lead it. Once the
+        batch is full it waits for nobody of whom this peer does not know."""
+        expected, full = self._expected(), self._full_at > 0.0 and self._open_until > time.monotonic()
+        if group.members is None and expected and (full or not expected.keys() <= self._sought):
+            self._sought |= expected.keys()
+            self._open_until = 0.0 if full else self._open_until
+            self._averager.widen(group, self._request(expected))
 
     def _in_vain(self, group: PendingGroup) -> bool:
         """While we look for a group, or wait in one, the swarm may move on, or somebody vanish for whom we look: a
         window may be a minute long, and who leads us there may be the one who is gone."""
-        vanished = group.members is None and not self._awaited <= self._tracker.others().keys()
+        vanished = group.members is None and not self._sought <= self._tracker.others().keys()
         return vanished or self._tracker.newest(self._state.position).step > self._state.step
 
     def leave(self) -> RoundResult | None:
@@ -178,22 +193,16 @@ class Rounds:
         """This peer holds the parameters that these members' round led to."""
         self._missing = {}
         self._last_members = frozenset(members)
+        self.batch.open()
 
     def heed(self, instructions: Instructions) -> None:
         """What the organizer orders goes into this peer's contributions from now on."""
         self._decay_order = instructions.decay_order
 
     def call_off(self) -> None:
-        """Leave the group, if there is one."""
-        if self._group is not None:
+        """Leave the group, if there is one and its round has not begun."""
+        if self._group is not None and not self._begun:
             self._finish(self._group)
-
-    def drop_stale(self) -> None:
-        """Gradients of old parameters are of no use; exact training takes none that is old at all."""
-        staleness = MAX_STALENESS if self._run.averaging.overlap else 0
-        dropped = self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))
-        if dropped:
-            _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
 
     def _in_sync(self) -> dict[str, Progress]:
         """The others who hold the same state as this peer: their samples fill the same batch."""
@@ -206,23 +215,34 @@ class Rounds:
         Whoever missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody
         waits.
         """
-        others = self._tracker.others()
-        before, able = self._state.step - 1, self._last_members & others.keys() - self._suspicion.backed_off()
-        late = {peer: others[peer] for peer in able if others[peer].step == before}
-        return self._grouping.expected(self._in_sync(), late)
+        return self._grouping.expected(self._in_sync(), self._late())
 
-    def _watch_the_batch(self) -> None:
+    def _late(self) -> dict[str, Progress]:
+        """Who contributed to the step that led to this peer's state, and has not told that it has finished it."""
+        others, before = self._tracker.others(), self._state.step - 1
+        able = self._last_members & others.keys() - self._suspicion.backed_off()
+        return {peer: others[peer] for peer in able if others[peer].step == before}
+
+    def _until_all_can_begin(self, peers: Mapping[str, Progress]) -> float:
+        """Seconds; where rounds run in the background nobody has to finish a microbatch first."""
+        exact = not self._run.averaging.overlap
+        return max((progress.boundary_seconds for progress in peers.values()), default=0.0) if exact else 0.0
+
+    def _watch_the_batch(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> None:
+        self.batch.watch(in_sync, late.values())
         if self.swarm_samples() < self._run.global_batch:
             self._full_at = 0.0
         elif not self._full_at:
             self._full_at = time.monotonic()
 
     def _begin_if_full(self, group: PendingGroup) -> None:
-        members = group.members
+        members, in_sync, late = group.members, self._in_sync(), self._late()
+        if members is not None:  # what a member has told of the step before is in that step
+            in_sync, late = ({p: told[p] for p in members & told.keys()} for told in (in_sync, late))
+        self._watch_the_batch(in_sync, late)
         if members is None:
             return
-        in_sync = self._in_sync()  # what a member has told of the step before is in that step
-        samples = self._tally.samples + sum(in_sync[peer].samples for peer in members & in_sync.keys())
+        samples = self.samples + sum(progress.samples for progress in in_sync.values())
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
@@ -230,20 +250,19 @@ class Rounds:
             if members >= self._awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
-            boundary = max((progress.boundary_seconds for progress in self._in_sync().values()), default=0.0)
+            boundary = self._until_all_can_begin(self._in_sync())
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
             self._averager.begin(group, contribution, patience, self._timeouts.limit + boundary)
 
     def _contribution(self) -> Contribution:
-        """Take a snapshot of our gradients and say what is in it."""
-        self.drop_stale()
+        """Fix our part of the batch, unless it is, and say what is in it."""
+        if not self.batch.fixed:
+            self.batch.fix()
         organizer = self._tracker.others().get(self._tracker.belief.organizer)
         if organizer is not None and organizer.instructions is not None:  # else what it said last holds
             self.heed(organizer.instructions)
-        with self._averager.vector.held() as flat:
-            self._accumulator.load_outgoing(flat)
         loss = self._tally.loss
         return Contribution(
             run_id=self._run.run_id,
@@ -273,6 +292,8 @@ class Rounds:
             self._averager.call_off(group)
             return None
         outcome, members = group.result(), group.members
+        if outcome.outcome != "complete":  # then it stays as it was until the step is taken
+            self.batch.open()
         if members is not None:
             self._suspicion.suspect(self._awaited - members)
         match outcome.outcome:
@@ -290,7 +311,7 @@ class Rounds:
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
                 self._blame(outcome)
-                if members is not None and members - outcome.contributions.keys():
+                if begun and members is not None and members - outcome.contributions.keys():
                     self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
                 self._tracker.report_now()
             case "failed":

@@ -13,6 +13,8 @@ FIRST_PATIENCE, MIN_PATIENCE, MAX_PATIENCE = 10.0, 3.0, 120.0
 """Seconds; a machine under load may pause for a second or two without being gone."""
 FIRST_LIMIT, MIN_LIMIT = 900.0, 60.0
 BANDWIDTH_STEP = 2.0
+IDLING_SECONDS, MUCH_IDLING = 60.0, 0.2
+"""Seconds over which it is judged, and which part of them is much."""
 
 
 class AdaptiveTimeouts:
@@ -97,3 +99,24 @@ class AdaptiveTimeouts:
     def pause(self) -> float:
         """How long to wait after a failed round: the others need a moment to say that they are still there."""
         return min(10.0, 0.25 * 2.0**self._failures) if self._failures else 0.0
+
+
+class Idling:
+    """Is it rounds that limit a run? Says so once."""
+
+    def __init__(self) -> None:
+        self._began, self._waited, self._said = math.inf, 0.0, False
+
+    def limited(self, now: float, *, since: float) -> bool:
+        """The device has waited `since` then: whether it does so for much of the time, for the first time.
+
+        All times in seconds, by one clock.
+        """
+        self._began = min(self._began, since)
+        self._waited += now - since
+        seconds = now - self._began
+        if self._said or seconds < IDLING_SECONDS:
+            return False
+        self._said = self._waited > MUCH_IDLING * seconds
+        self._began, self._waited = now, 0.0
+        return self._said

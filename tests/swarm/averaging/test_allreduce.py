@@ -11,6 +11,7 @@ from benchmarks.lib.party import Party, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.agreement.roll import Fault
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
+from dedloc_kit.swarm.averaging.compression import decode_all
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.link import Link
 
@@ -171,9 +172,12 @@ def test_two_reducers_die_and_the_third_leads_to_the_end() -> None:
 
 
 @pytest.mark.parametrize("when", [sends, knows_the_roll, holds_the_average])
-def test_of_a_group_that_is_cut_in_two_one_side_takes_the_step_and_the_other_takes_none_of_its_own(
+def test_of_a_group_that_is_cut_in_two_one_side_takes_the_step_and_with_the_other_again_all_hold_the_same(
     when: Callable[[AllReduce], bool],
 ) -> None:
+    """The others take the step that they missed with the average of those who took it, as `CatchUp` does, and bring
+    again what did not count in it."""
+
     async def meet(party: Party) -> list[BaseException | None]:
         await party.begin()
         async with asyncio.timeout(60.0):
@@ -186,6 +190,20 @@ def test_of_a_group_that_is_cut_in_two_one_side_takes_the_step_and_the_other_tak
     outcomes = in_own_loop(meet(party))
     check_one_step(party, outcomes)
     assert [outcome for outcome in outcomes[:5] if outcome is None], "more than half are together, and go on"
+
+    took = outcomes.index(None)
+    average = decode_all(tuple(party.members[took].messages), SIZE)
+    assert torch.equal(average, party.averages[took])
+    introductions = party.members[took].introductions
+    assert introductions is not None
+    counted = {int(peer.removeprefix("peer")) for peer in introductions.contributions}
+    # Each has computed as much again; for the mean it does not matter that it is the same.
+    samples = [SAMPLES[number] * (1 if number in counted else 2) for number in range(9)]
+    joined = Party(party.gradients, samples, clients=0, patience=Patience(30.0, 30.0))
+    assert check(joined, range(9), in_own_loop(joined.meet())) == set()
+    given = introductions.samples * average + sum(samples) * joined.averages[0]
+    whole = 2 * torch.tensor(SAMPLES, dtype=torch.float32) @ torch.stack(list(party.gradients))
+    assert torch.allclose(given, whole, atol=1e-3), "samples are lost, or count twice"
 
 
 @pytest.mark.parametrize(("organizer", "goes_on"), [(0, [True, False]), (1, [False, True]), (None, [False, False])])

@@ -1,6 +1,7 @@
 """How the members of a group find each other; the real service, in one process."""
 
 import asyncio
+import hashlib
 from collections.abc import Collection
 from typing import Any
 
@@ -107,6 +108,52 @@ def test_a_leader_that_is_cut_off_costs_its_followers_nothing_but_time() -> None
         assert groups[0] == groups[1]
         assert groups[0].peers == tuple(others)
         leading.cancel()
+
+    in_own_loop(meet())
+
+
+def test_those_who_follow_a_leader_that_others_do_not_know_yet_end_up_in_one_group_with_them() -> None:
+    """Each of the two leaders waits for those who wait with the other one."""
+
+    async def meet() -> None:
+        meeting = Meeting("a", "b", "c", "d", "e")
+        ranked = sorted("abcde", key=lambda peer: hashlib.sha256(f"ab {peer}".encode()).digest())
+        newcomer, leads, knows, *others = ranked
+        before = {peer: frozenset(ranked) - {peer, newcomer} for peer in (leads, *others)}
+        looking = [meeting.find(newcomer, window=60.0), meeting.find(knows, window=60.0)]
+        for peer in (leads, *others):
+            first = tuple(leader for leader in meeting.request(peer).leaders if leader != newcomer)
+            looking.append(meeting.find(peer, window=60.0, leaders=first, expected=before[peer]))
+        async with asyncio.timeout(SECONDS):
+            while not (meeting.services[knows].follows(newcomer) and meeting.services[others[0]].follows(leads)):
+                await asyncio.sleep(0.01)
+            for peer in (*others, leads):
+                meeting.services[peer].widen(meeting.request(peer, window=60.0))
+            groups = await asyncio.gather(*looking)
+        assert len(set(groups)) == 1
+        assert groups[0].peers == ("a", "b", "c", "d", "e")
+
+    in_own_loop(meet())
+
+
+def test_a_group_takes_in_who_is_late_as_long_as_the_batch_is_not_nearly_full() -> None:
+    async def meet() -> None:
+        meeting = Meeting("a", "b", "c")
+        leader, follower, late = sorted("abc", key=lambda peer: len(meeting.request(peer).leaders))
+        pair = ((leader, frozenset((follower,))), (follower, frozenset((leader,))))
+        looking = [meeting.find(peer, expected=other, window=60.0, open_for=60.0) for peer, other in pair]
+        async with asyncio.timeout(SECONDS):
+            while not meeting.services[follower].follows(leader):
+                await asyncio.sleep(0.01)
+            looking.append(meeting.find(late, window=60.0))
+            while not meeting.services[late].follows(leader):
+                assert not any(task.done() for task in looking), "it stands though there is time"
+                await asyncio.sleep(0.01)
+            now = meeting.request(leader, expected=frozenset((follower,)), window=60.0)
+            meeting.services[leader].widen(now)  # the batch is full sooner than it seemed
+            groups = await asyncio.gather(*looking)
+        assert len(set(groups)) == 1
+        assert groups[0].peers == ("a", "b", "c")
 
     in_own_loop(meet())
 

@@ -12,6 +12,7 @@ from dedloc_kit.swarm.averaging.agreement.roll import Call, Fault, Held, Proposa
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, part, say
+from dedloc_kit.swarm.averaging.parts import Parts
 
 SAMPLES = (3, 2, 5, 4, 7)
 LIAR = 3
@@ -47,6 +48,16 @@ class AltersTheRoll(AllReduce):
 
 class NamesWhoIsNotThere(AltersTheRoll):
     change = staticmethod(lambda roll: without(roll, 4, bytes(32)))
+
+
+class NamesAStranger(AltersTheRoll):
+    """One more than the group has."""
+
+    change = staticmethod(lambda roll: roll.model_copy(update={"introductions": (*roll.introductions, bytes(32))}))
+
+
+class DealsToAClient(AltersTheRoll):
+    change = staticmethod(lambda roll: roll.model_copy(update={"reducers": (*roll.reducers, 4)}))
 
 
 class LeavesOut(AltersTheRoll):
@@ -94,6 +105,18 @@ class SendsForAnother(AllReduce):
         other = next(number for number, owner in enumerate(self._owners) if owner != reducer)
         encoded = self._coding.sent.encode(self._coding.codec.gradients, self._values[other], 0)
         await link.send(part(other, encoded.SerializeToString()))
+        await asyncio.Event().wait()
+
+
+class SendsEverythingToAll(AllReduce):
+    """Each reducer gets its own share, and then the shares of all others."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        for number in sorted(range(len(self._owners)), key=lambda number: self._owners[number] != reducer):
+            begin = self.plan.chunks[number][0]
+            way = self._coding.of_gradients(begin, self.plan.layout)
+            encoded = self._coding.sent.encode(way, self._values[number], begin)
+            await link.send(part(number, encoded.SerializeToString()))
         await asyncio.Event().wait()
 
 
@@ -169,7 +192,7 @@ def assert_one_step(party: Party, honest: tuple[int, ...], outcomes: list[BaseEx
     return set(counted)
 
 
-@pytest.mark.parametrize("kind", [SignsAsAnother, TellsTwoRolls, SaysNothing])
+@pytest.mark.parametrize("kind", [SignsAsAnother, NamesAStranger, DealsToAClient, TellsTwoRolls, SaysNothing])
 def test_a_leader_that_lies_or_is_mute_is_named_and_the_next_one_leads(kind: type[AllReduce]) -> None:
     party, outcomes = meet(LIAR, kind)
     honest = (0, 1, 2, 4)
@@ -204,6 +227,35 @@ def test_who_sends_a_part_twice_or_for_anothers_share_is_left_out_and_named(kind
         why = party.members[number].absent["peer4"]
         # What is for another could have been dealt out anew: for a while it is not nonsense.
         assert why == "sent nonsense" or (kind is SendsForAnother and why == "fell silent")
+
+
+def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_twice_its_own() -> None:
+    party = a_party({4: SendsEverythingToAll})
+    kept: dict[int, int] = {}
+
+    def watch(number: int, parts: Parts) -> None:
+        take = parts.take
+
+        def counted(sender: int, chunk: int, encoded: bytes) -> None:
+            take(sender, chunk, encoded)
+            kept[number] = max(kept.get(number, 0), *map(len, parts._kept.values()))
+
+        parts.take = counted  # type: ignore[method-assign]
+
+    async def run() -> list[BaseException | None]:
+        party.prepare()
+        for number in range(4):
+            watch(number, party.members[number].parts)
+        await party.begin()
+        async with asyncio.timeout(60.0):
+            await asyncio.wait(party.tasks[:4])
+        party.tasks[4].cancel()
+        return await party.end()
+
+    outcomes = in_own_loop(run())
+    assert_one_step(party, (0, 1, 2, 3), outcomes)
+    shares = {number: party.plan.first_owners.count(number) for number in range(4)}
+    assert all(0 < kept[number] <= 2 * shares[number] for number in range(4)), (kept, shares)
 
 
 def test_whoever_takes_over_and_hides_that_a_step_was_taken_is_named_and_the_others_take_that_step() -> None:

@@ -315,8 +315,9 @@ MEMBERS = [
         MEMBERS[:2] * 2,
         [*MEMBERS[:2], {**MEMBERS[2], "more": "x"}],
         [*MEMBERS[:2], {**MEMBERS[2], "bandwidth": 0.0}],
+        [{**member, "client_mode": True} for member in MEMBERS[:2]],
     ],
-    ids=["too many members", "members twice", "too much of a member", "an impossible bandwidth"],
+    ids=["too many members", "members twice", "too much of a member", "an impossible bandwidth", "clients alone"],
 )
 def test_a_leader_is_not_believed_that_names(members: list[dict[str, Any]]) -> None:
     Group.parse({"id": "ab", "members": MEMBERS[:MAX_MEMBERS]})

@@ -1,31 +1,225 @@
-"""What a peer tells of the steps that it takes."""
+"""What a device does beside a round, and what becomes of its samples; the averager does what it is told."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+import pytest
+import torch
+from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, LeftOut
-from dedloc_kit.swarm.averaging.group import RoundResult
+from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.rounds import optimizer, rounds
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
-from tests.swarm.harness import profile
-from tests.swarm.rounds.test_rounds import Peer
+from dedloc_kit.training.devices import Computed
+from dedloc_kit.training.flat import SharedVector
+from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.optimizers.lamb import Lamb
+from dedloc_kit.training.state import Replica, TrainingState
+from tests.swarm.harness import PlainDHT, belief, profile, progress
+from tests.tiny import TinyTask, tiny_run
+
+BATCH, MICROBATCH = 10, 2
+
+
+class Averager:
+    """Whoever is expected comes at once; a round lasts until a test ends it."""
+
+    def __init__(self, vector: SharedVector) -> None:
+        self.vector = vector
+        self.brought: list[Contribution] = []
+        self._left_out: torch.Tensor | None = None
+
+    def gather(self, request: GroupRequest) -> Any:
+        self.group: Any = SimpleNamespace(done=False, called=False, members=request.expected, seconds=0.1)
+        return self.group
+
+    def begin(self, _group: object, mine: Contribution, _patience: Patience, _limit: float) -> None:
+        self.brought.append(mine)
+
+    def end(self, outcome: RoundResult) -> None:
+        with self.vector.held() as flat:
+            if outcome.outcome == "complete":
+                self._left_out = flat.clone()
+                flat.fill_(1.0)  # what the others had
+        self.group.done, self.group.result = True, lambda: outcome
+
+    def put_back(self) -> None:
+        assert self._left_out is not None
+        with self.vector.held() as flat:
+            flat.copy_(self._left_out)
+
+
+class Volunteer:
+    """The only one of its swarm that computes; the organizer follows."""
+
+    def __init__(self, folder: Path, **averaging: Any) -> None:
+        run = tiny_run(global_batch=BATCH, averaging=averaging)
+        dht = cast(Any, PlainDHT())
+        dht.is_alive, dht.run_coroutine = lambda: True, lambda *_, **__: None
+        state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
+        replica = Replica(state, torch.device("cpu"))
+        self._parameters = list(replica.model.parameters())
+        self.gradients = Gradients([self._parameters], state.layout)
+        self.averager = Averager(SharedVector(state.layout))
+        me, self.organizer = (Signer(Identity(folder / name)) for name in ("me", "organizer"))
+        self.peer, self._directory = me.peer, Directory(dht, PROGRESS, run.run_id, reject=pytest.fail)
+        self.tracker = Tracker(
+            dht, me, run.run_id, BATCH, (), Incidents(), belief(me.peer, organizer=self.organizer.peer)
+        )
+        host = SimpleNamespace(is_alive=lambda: True)
+        exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(BATCH), host=host)
+        caller = Caller(threading.Event(), 1000, lambda *_: None, lambda *_: None)
+        self.optimizer = CollaborativeOptimizer(
+            state, [replica], self.gradients, exchange, self.tracker, me, profile(), caller
+        )
+        self.hear()
+
+    def hear(self) -> None:
+        """The organizer holds the same state."""
+        step, round_id = self.optimizer.state.position
+        told = progress(
+            run_id=self.optimizer.run.run_id,
+            step=step,
+            round=round_id,
+            samples=0,
+            samples_per_second=0.0,
+            sketch=self.optimizer.state.sketch,
+            follower=True,
+            time=get_dht_time(),
+        )
+        self._directory.store(self.organizer, told, peers=1)
+        self.tracker.refresh()
+
+    def compute(self, gradient: float = 0.0) -> None:
+        """A microbatch, each of whose gradients is this number."""
+        for parameter in self._parameters:
+            parameter.grad = torch.full_like(parameter, gradient)
+        self.optimizer.accumulate([Computed(0, MICROBATCH, 1.0, rescaled=False)])
+        self.optimizer.boundary()
+
+    def compute_until_ahead(self, gradient: float = 0.0) -> None:
+        self.optimizer.boundary()  # what the background is quicker with than the device
+        for _ in range(20):
+            if self.optimizer.ahead:
+                return
+            self.compute(gradient)
+        pytest.fail("it never waits")
+
+    def await_beginning(self) -> Contribution:
+        """What it brings to the next round."""
+        before = len(self.averager.brought)
+        for _ in range(3):  # look for a group; begin
+            self.optimizer.boundary()
+            if len(self.averager.brought) > before:
+                return self.averager.brought[-1]
+        pytest.fail("it does not begin")
+
+    def end_round(self, outcome: Any, *authors: str, **more: Any) -> None:
+        mine = self.averager.brought[-1]
+        contributions = dict.fromkeys(authors, mine)
+        self.averager.end(RoundResult(outcome, f"{len(self.averager.brought):040x}", contributions, **more))
+        self.optimizer.boundary()
+        self.optimizer.refresh(0)
+        self.hear()
+
+
+@pytest.fixture(autouse=True)
+def _waits_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "AHEAD_SECONDS", 0.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What rounds take for the time in seconds."""
+    told = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: told.now))
+    return told
+
+
+def test_a_device_computes_one_batch_beside_a_round_and_then_waits_for_the_step_so_that_each_step_holds_one(
+    tmp_path: Path,
+) -> None:
+    me = Volunteer(tmp_path)
+    for _ in range(3):
+        me.compute_until_ahead()
+        assert (me.gradients.tally.outgoing, me.gradients.tally.fresh) == (BATCH, BATCH)
+        me.end_round("complete", me.peer)
+        assert not me.optimizer.ahead
+    assert [mine.samples for mine in me.averager.brought] == [BATCH] * 3
+    assert me.optimizer.step == 3
+
+
+@pytest.mark.parametrize(("overlap", "brings", "mean"), [(True, 2 * BATCH, 2.0), (False, BATCH, 3.0)])
+def test_who_is_left_out_of_a_round_keeps_its_samples_for_the_next_one_unless_they_are_too_old_by_then(
+    tmp_path: Path, warned: list[str], overlap: bool, brings: int, mean: float
+) -> None:
+    me = Volunteer(tmp_path, overlap=overlap)
+    while not me.averager.brought:
+        me.compute(1.0)
+        me.optimizer.boundary()
+    if overlap:
+        me.compute_until_ahead(3.0)
+    else:
+        assert me.optimizer.ahead, "exact training has no use for more"
+    me.end_round("complete", me.organizer.peer)
+    assert me.optimizer.step == 1
+    while len(me.averager.brought) == 1:
+        me.compute(3.0) if not overlap else None
+        me.optimizer.boundary()
+    assert me.averager.brought[1].samples == brings
+    with me.averager.vector.held() as flat:
+        assert flat.tolist() == pytest.approx([mean] * len(flat))
+    assert [f"{BATCH} samples were computed on parameters that are too old; dropped" in warned] == [not overlap]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_after_a_round_that_failed_a_device_goes_on_until_the_next_one_which_takes_in_what_it_computed(
+    tmp_path: Path, clock: Any, overlap: bool
+) -> None:
+    me = Volunteer(tmp_path, overlap=overlap)
+    while not me.averager.brought:
+        me.compute(1.0)
+        me.optimizer.boundary()
+    assert me.optimizer.ahead != overlap
+    me.end_round("failed")
+    for _ in range(5):
+        assert not me.optimizer.ahead, "the batch is full, but nothing is under way"
+        me.compute(3.0)
+    assert len(me.averager.brought) == 1
+    clock.now += 60.0
+    while len(me.averager.brought) == 1:
+        me.optimizer.boundary()
+    assert me.averager.brought[1].samples == 2 * BATCH
+    assert me.optimizer.ahead != overlap
+    with me.averager.vector.held() as flat:
+        assert flat.tolist() == pytest.approx([2.0] * len(flat))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_who_waits_much_is_told_what_a_larger_batch_would_do_unless_waiting_is_what_was_asked_for(
+    tmp_path: Path, warned: list[str], overlap: bool
+) -> None:
+    me = Volunteer(tmp_path, overlap=overlap)
+    me.optimizer._idling = cast(Any, SimpleNamespace(limited=lambda *_, **__: True))
+    me.compute_until_ahead()
+    me.optimizer.boundary()
+    assert (optimizer.IDLING in warned) == overlap
 
 
 def test_a_step_says_who_was_left_out_of_it(tmp_path: Path) -> None:
-    me, told = Peer(tmp_path), list[GlobalStep]()
-
-    def on_step(step: GlobalStep, _: dict[str, Contribution]) -> None:
-        told.append(step)
-
-    averager: Any = me.averager
-    averager.put_back = lambda: None
-    exchange: Any = SimpleNamespace(averager=averager, grouping=OneGroup(10), transfers=None, host=None)
-    caller = Caller(threading.Event(), 1000, on_step, lambda *_: None)
-    signer = Signer(Identity(tmp_path / "me"))
-    optimizer = CollaborativeOptimizer(me.state, [], me.gradients, exchange, me.tracker, signer, profile(), caller)
-    optimizer._rounds.left_out = LeftOut(count=1, some={"QmGone": "fell silent"})
-    optimizer._apply(RoundResult("complete", "ab" * 20))
+    me, told = Volunteer(tmp_path), list[GlobalStep]()
+    me.optimizer._on_step = lambda step, _: told.append(step)
+    me.compute_until_ahead()
+    me.end_round("complete", me.peer, absent={"QmGone": "fell silent"})
     assert [(step.step, step.left_out) for step in told] == [(1, LeftOut(count=1, some={"QmGone": "fell silent"}))]

@@ -17,6 +17,8 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.rounds import rounds
+from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
@@ -38,8 +40,11 @@ class Averager:
 
     def gather(self, request: GroupRequest) -> Any:
         members = request.expected | self.strangers if self.somebody_comes else None
-        done = self.result is not None
+        self.open_for, done = request.open_for, self.result is not None
         return SimpleNamespace(done=done, called=False, members=members, seconds=0.1, result=lambda: self.result)
+
+    def widen(self, _: object, request: GroupRequest) -> None:
+        self.asked.append(f"look for {len(request.expected)}, open for {request.open_for:g}")
 
     def begin(self, *_: object, **__: object) -> None:
         self.asked.append("begin")
@@ -63,13 +68,13 @@ class Peer:
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
         self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile())
 
-    def hear(self, samples: int | None, time: float, **more: Any) -> None:
-        """The other one has so many samples, as of then; none: it leaves."""
+    def hear(self, samples: int | None, time: float, who: Signer | None = None, **more: Any) -> None:
+        """The other one (or who else it is) has so many samples, as of then; none: it leaves."""
         told = progress(
             **{"run_id": self._run_id, "step": 0, "round": "", "samples": samples or 0, "time": time} | more
         )
         directory = Directory(self._dht, PROGRESS, self._run_id, reject=pytest.fail)
-        directory.store(self.other, told if samples is not None else None, peers=1)
+        directory.store(who or self.other, told if samples is not None else None, peers=1)
         self.tracker.refresh()
 
 
@@ -110,6 +115,38 @@ def test_a_group_is_not_looked_for_any_longer_with_somebody_who_has_vanished(tmp
     me.rounds.advance()
     assert me.averager.asked == ["call off"]
     assert not me.rounds.under_way, "the next search is for those who are there"
+
+
+def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: Path) -> None:
+    me, newcomer = Peer(tmp_path), Signer(Identity(tmp_path / "newcomer"))
+    me.averager.somebody_comes = False
+    me.hear(5, time=get_dht_time())
+    me.gradients.add(1.0, 10, 0)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.hear(0, time=get_dht_time(), who=newcomer)
+    me.rounds.advance()
+    me.rounds.advance()
+    assert me.averager.asked == ["look for 2, open for 0"]
+    me.hear(None, time=get_dht_time(), who=newcomer)
+    me.rounds.advance()
+    assert me.averager.asked[1:] == ["call off"], "it may be who leads"
+
+
+def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "OPEN_SHARE", 100.0)
+    me = Peer(tmp_path)
+    me.averager.somebody_comes = False
+    me.hear(5, time=get_dht_time(), samples_per_second=0.0)
+    me.rounds.gather_if_due(samples_per_second=2.0)
+    assert 200.0 < me.averager.open_for <= 250.0, "the other five take 2.5 seconds"
+    me.rounds.advance()
+    assert me.averager.asked == []
+    me.gradients.add(1.0, 5, 0)
+    me.rounds.advance()
+    me.rounds.advance()
+    assert me.averager.asked == ["look for 1, open for 0"]
 
 
 def test_a_group_gathers_when_the_batch_is_probably_nearly_full_and_begins_when_it_is(tmp_path: Path) -> None:
@@ -214,12 +251,39 @@ def test_gradients_of_parameters_that_are_too_old_are_dropped_and_exact_training
     me = Peer(tmp_path, overlap=overlap)
     me.gradients.add(1.0, 7, 0)
     me.state.step = oldest
-    me.rounds.drop_stale()
+    me.rounds.batch.drop_stale()
     assert (me.gradients.tally.samples, warned) == (7, [])
     me.state.step = oldest + 1
-    me.rounds.drop_stale()
+    me.rounds.batch.drop_stale()
     assert me.gradients.tally.samples == 0
     assert warned == ["7 samples were computed on parameters that are too old; dropped"]
+
+
+def test_old_samples_that_did_not_count_do_not_spoil_new_ones(tmp_path: Path, warned: list[str]) -> None:
+    me = Peer(tmp_path)
+    me.tracker.refresh()
+    me.gradients.add(1.0, 4, 0)
+    me.rounds.batch.fix()
+    me.rounds.batch.open()
+    me.state.step = MAX_STALENESS + 1
+    me.gradients.add(1.0, 10, me.state.step)
+    complete = me.rounds.gather_if_due(samples_per_second=1.0)
+    assert complete is not None
+    assert [contribution.samples for contribution in complete.contributions.values()] == [10]
+    assert warned == ["4 samples were computed on parameters that are too old; dropped"]
+
+
+def test_a_round_that_has_begun_is_not_called_off_for_until_it_ends_the_vector_is_the_averagers(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    me.hear(5, time=get_dht_time())
+    me.gradients.add(1.0, 5, 0)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.rounds.call_off()
+    assert (me.averager.asked, me.rounds.under_way) == (["call off"], False)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.rounds.advance()
+    me.rounds.call_off()
+    assert (me.averager.asked, me.rounds.begun) == (["call off", "begin"], True)
 
 
 def test_the_organizers_order_to_decay_is_brought_also_when_it_is_gone_until_a_step_has_begun_it(

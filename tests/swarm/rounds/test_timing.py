@@ -1,6 +1,6 @@
 """What follows from recent rounds for the next one."""
 
-from dedloc_kit.swarm.rounds.timing import MIN_LEAD, AdaptiveTimeouts
+from dedloc_kit.swarm.rounds.timing import IDLING_SECONDS, MIN_LEAD, AdaptiveTimeouts, Idling
 
 
 def test_who_had_to_wait_for_the_others_gathers_no_earlier_next_time() -> None:
@@ -27,3 +27,13 @@ def test_each_failure_makes_more_patient_until_a_round_is_complete() -> None:
     assert usual < once < timeouts.patience
     timeouts.averaged(2.0, longest_silence=0.5, upload_rate=None)
     assert timeouts.patience <= usual
+
+
+def test_who_waits_for_rounds_for_much_of_its_time_hears_so_once() -> None:
+    idling, heard = Idling(), list[float]()
+    for begin in range(0, int(4 * IDLING_SECONDS), 2):
+        waits = 0.3 if begin < IDLING_SECONDS else 0.5
+        if idling.limited(begin + waits, since=begin):
+            heard.append(begin)
+    assert len(heard) == 1, "0.5 of 2 seconds are much, 0.3 are not"
+    assert IDLING_SECONDS < heard[0] <= 3 * IDLING_SECONDS

@@ -147,21 +147,24 @@ function means(rounds) {
 }
 
 const seconds = (value) => value.toFixed(2);
+const batches = (samples) => (samples / run.state.global_batch).toFixed(2);
 
 /** How many peers each global step was made of. */
 function groupChart(signal) {
   let known = [];
   const { element: picture, draw } = chart(make, signal);
   picture.classList.add("low");
-  const beside = tableBeside("The sizes as a table", ["Global step", "Peers", "Samples", "Left out"], () =>
+  const columns = ["Global step", "Peers", "Left out", "Samples", "Over the global batch"];
+  const beside = tableBeside("The sizes as a table", columns, () =>
     known
       .slice(-50)
       .reverse()
       .map((round) => [
         count(round.step),
         count(round.peers),
-        count(round.samples),
         round.left_out === null ? "–" : count(round.left_out),
+        count(round.samples),
+        batches(round.samples),
       ]),
   );
   const part = section("How many made each step", picture, beside.element);

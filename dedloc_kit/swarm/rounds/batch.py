@@ -1,0 +1,119 @@
+"""Which of this peer's samples are in the batch of the next global step: what it computes once that is full belongs to
+the one after."""
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Progress
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.training.accumulator import Accumulator
+from dedloc_kit.training.flat import SharedVector
+from dedloc_kit.training.state import TrainingState
+
+MAX_STALENESS = 4
+"""Global steps by which a gradient may be late. One is usual; more happens after a fault or with a slow device."""
+QUIET_SECONDS = 6.0
+"""Who computes has told something by then. What the others seem to have computed has been told by then, or is not
+there."""
+SHORTEST, LATE = 0.001, 0.2
+"""Seconds that a microbatch takes at least, and by which part of the usual time it may be late."""
+DISTRUSTED_STEPS = 8
+"""Global steps for which only what is told counts, after that."""
+
+_log = logging.getLogger(__name__)
+
+
+class Batch:
+    """This peer's part of the batch that fills up.
+
+    Nobody sees at once that the batch is full, and until the group stands some time passes. So everyone fixes its part
+    when the batch is full by what the others told and have surely computed since, and the round begins when all of it
+    is told. A part that was fixed too early is open again, and takes in what was computed meanwhile; so is one whose
+    round has ended, whether it has counted or not. With `averaging.overfull` it is fixed when the round begins.
+
+    :param vector: takes the mean of what is fixed
+    """
+
+    def __init__(self, state: TrainingState, accumulator: Accumulator, vector: SharedVector, tracker: Tracker) -> None:
+        self._run, self._state = state.run, state
+        self._accumulator, self._tally = accumulator, accumulator.tally
+        self._vector, self._tracker = vector, tracker
+        self.fixed = False
+        self._fixed_at = 0.0
+        self._distrusted_until = 0  # a global step
+
+    @property
+    def samples(self) -> int:
+        """This peer's part."""
+        return self._tally.outgoing if self.fixed else self._tally.samples
+
+    @property
+    def ahead(self) -> bool:
+        """Has this peer computed its share of the batch after this one as well? In exact training: of this one."""
+        averaging = self._run.averaging
+        if not self.fixed or not averaging.overlap:
+            return self.fixed
+        if averaging.overfull:
+            return False
+        mine = self._own_rate()
+        rate = mine + sum(progress.samples_per_second for progress in self._tracker.others().values())
+        return mine > 0 and self._tally.fresh * rate >= self._run.global_batch * mine
+
+    def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress]) -> None:
+        """Fix this peer's part as soon as the batch is full; open it if it is not. Not while a round has begun.
+
+        :param in_sync: whose samples count
+        :param late: who is about to have finished the last round: it has computed about as long since as this peer
+        """
+        if self._run.averaging.overfull:
+            return
+        told, now = self.samples + sum(progress.samples for progress in in_sync.values()), time.monotonic()
+        untold = self._untold(in_sync.values(), late) if self._state.step >= self._distrusted_until else 0.0
+        if told + untold < self._run.global_batch:
+            self.open()
+        elif not self.fixed:
+            self.fix()
+            self._fixed_at = now
+            if self.samples:
+                self._tracker.report_now()
+        elif told < self._run.global_batch and now > self._fixed_at + QUIET_SECONDS:
+            self._distrusted_until = self._state.step + DISTRUSTED_STEPS
+
+    def fix(self) -> None:
+        """What this peer has computed so far is its part. Waits for the end of a round that has begun."""
+        self.drop_stale()
+        with self._vector.held() as flat:
+            self._accumulator.load_outgoing(flat)
+        self.fixed = True
+
+    def open(self) -> None:
+        """What this peer computes counts in it."""
+        self.fixed = False
+
+    def drop_stale(self) -> None:
+        """Gradients of old parameters are of no use; exact training takes none that is old at all."""
+        staleness = MAX_STALENESS if self._run.averaging.overlap else 0
+        dropped = self._accumulator.drop_older_than(max(self._state.step - staleness, self._state.rewound))
+        if dropped:
+            _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
+
+    def _untold(self, in_sync: Iterable[Progress], late: Iterable[Progress]) -> float:
+        """What the others have surely computed and not told yet."""
+        mine = self._own_rate()
+        seconds = self.samples / mine if mine else 0.0
+        return sum(map(self._since, in_sync)) + sum(progress.samples_per_second * seconds for progress in late)
+
+    def _since(self, progress: Progress) -> float:
+        """Samples of the microbatches that a peer has finished since it told this, if it is as fast as before."""
+        now, each = float(get_dht_time()), max(SHORTEST, progress.boundary_seconds)
+        if progress.fixed or now < progress.time or not self._tracker.looked - progress.time <= QUIET_SECONDS:
+            return 0.0
+        then, by_now = (max(0, math.floor((t - progress.computed) / each - LATE)) for t in (progress.time, now))
+        return progress.samples_per_second * each * (by_now - then)
+
+    def _own_rate(self) -> float:
+        return self._tracker.mine.samples_per_second if self._tracker.mine is not None else 0.0
