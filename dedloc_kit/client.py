@@ -16,10 +16,12 @@ from dedloc_kit.machine.home import check_organizer
 from dedloc_kit.machine.proxies import proxy_for, proxy_obstacle
 from dedloc_kit.memory import own_id
 from dedloc_kit.records import (
+    Absence,
     Announcement,
     Count,
     Evaluation,
     Invitation,
+    PeerId,
     PeerText,
     Record,
     Refusal,
@@ -184,6 +186,23 @@ class Person(Shown):
 
 class People(Shown):
     people: tuple[Person, ...]
+    total: Count
+
+
+class AbsentPeer(Shown):
+    peer: PeerId
+    name: PeerText | None
+    why: Absence
+
+
+class LeftOut(Shown):
+    step: Count
+    count: Count
+    some: tuple[AbsentPeer, ...]
+
+
+class Rounds(Shown):
+    left_out: tuple[LeftOut, ...] = ()
 
 
 Answer = TypeVar("Answer", bound=Shown)
@@ -194,17 +213,26 @@ def fetch_state(where: str) -> RunState:
     return _fetch(where, "state", RunState)
 
 
-def fetch_people(where: str) -> tuple[Person, ...]:
-    """Who gave most to the run, most samples first; raises UserError if it cannot be had."""
-    return _fetch(where, "people", People).people
+def fetch_people(where: str) -> People:
+    """Who gave most to the run, most samples first, and how many they all are; raises UserError if it cannot be had."""
+    return _fetch(where, "people", People)
 
 
-def _fetch(where: str, what: str, kind: type[Answer]) -> Answer:
+def fetch_left_out(where: str, after: int) -> tuple[LeftOut, ...]:
+    """The newest global steps that were taken without some who were to come, newest first.
+
+    :param after: a step; what the dashboard tells of others after it is not read here
+    Raises UserError if it cannot be had.
+    """
+    return _fetch(where, "rounds", Rounds, after=str(after)).left_out
+
+
+def _fetch(where: str, what: str, kind: type[Answer], **query: str) -> Answer:
     url = where if _is_url(where) else _read(where).url
     if url is None:
         raise UserError(f"the invitation {where} names no coordinator's address; give its URL, http://HOST:PORT")
     try:
-        return kind.model_validate_json(_get(url, what))
+        return kind.model_validate_json(_get(url, what, **query))
     except ValueError:
         raise _no_coordinator(url) from None
 

@@ -1,10 +1,11 @@
 """Every record that crosses the network or is stored. Whatever comes from a peer is parsed here first."""
 
 import hashlib
+import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -509,6 +510,26 @@ class Receipt(Record):
     """Of a step that nobody contributed to: the organizer's signed order, a `Rewind`."""
 
 
+Absence = Literal["did not come", "fell silent", "left in the middle", "sent nonsense", "was not counted"]
+"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, but
+it is not on the roll."""
+MAX_ABSENT = 16
+
+
+class LeftOut(Record):
+    """Peers that were to come to a global step and do not count in it."""
+
+    count: Annotated[int, Field(ge=1, le=2**53)]
+    some: Annotated[dict[PeerId, Absence], Field(max_length=MAX_ABSENT)]
+    """The first of them."""
+
+    @classmethod
+    def of(cls, absent: Mapping[str, Absence]) -> Self | None:
+        """None if there is nobody."""
+        some = dict(itertools.islice(sorted(absent.items()), MAX_ABSENT))
+        return cls(count=len(absent), some=some) if absent else None
+
+
 class GlobalStep(Record):
     """One finished global step, as the coordinator saw it."""
 
@@ -528,6 +549,8 @@ class GlobalStep(Record):
     """From then until the group stood."""
     average: Seconds | None = None
     apply: Seconds | None = None
+    left_out: LeftOut | None = None
+    """None if nobody was, as far as the coordinator was there."""
 
 
 class Refusal(Record):

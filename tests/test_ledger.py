@@ -17,7 +17,7 @@ import pytest
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
 from dedloc_kit.ledger import EvaluationPoint, Ledger, schema
-from dedloc_kit.records import Evaluation, Neighbour, Neighbours, Picture
+from dedloc_kit.records import Evaluation, LeftOut, Neighbour, Neighbours, Picture
 from tests.ledgers import GAP, NOON, a_step, given
 
 
@@ -453,6 +453,20 @@ def test_a_ledger_of_a_newer_version_is_explained(path: Path) -> None:
         Ledger(path)
 
 
+def test_who_was_left_out_of_a_step_is_kept_with_it_and_counted_once(path: Path) -> None:
+    ledger = Ledger(path)
+    some = LeftOut(count=300, some={"p": "fell silent", "q": "did not come"})
+    for step in (1, 2, 3):
+        for _ in range(2):
+            ledger.record_step(a_step(step).model_copy(update={"left_out": None if step == 2 else some}), {})
+    reader = Ledger(path, read_only=True)
+    assert [step.left_out for step in reader.steps()] == [some, None, some]
+    times, steps = reader.left_out(most=1)
+    assert (times, [(step.step, step.left_out) for step in steps]) == (600, [(3, some)])
+    ledger.record_step(a_step(2, way="b"), {})
+    assert [step.step for step in reader.left_out(most=9)[1]] == [1], "what a rewind forgets was no step"
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path, version: int) -> None:
     with sqlite3.connect(path) as before:
@@ -485,6 +499,17 @@ def test_a_ledger_of_before_gets_what_it_lacks_and_keeps_what_it_has(path: Path,
     assert (asha.name, asha.steps, asha.sessions, asha.seconds) == ("Asha at work", 4, 2, 0.0)
     assert reader.days_of("p")[0] == (20_000, 192)
     assert asha.recent == pytest.approx(8 * math.log(2) / 7, rel=0.01), "what was given years ago is not recent"
+
+
+def test_steps_of_a_ledger_of_before_were_taken_without_nobody_who_is_known(path: Path) -> None:
+    with sqlite3.connect(path, isolation_level=None) as before:
+        schema.prepare(before, 5)
+        before.execute("INSERT INTO steps VALUES (1, 'a1', 1001.0, 64, 2.0, 2, 0.5, 1.0, 1.0, 1.0, 1.0)")
+    before.close()
+    ledger = Ledger(path)
+    ledger.record_step(a_step(2), {})
+    assert [(step.step, step.apply, step.left_out) for step in ledger.steps()] == [(1, 1.0, None), (2, None, None)]
+    assert ledger.left_out(most=9) == (0, [])
 
 
 def test_a_full_disk_is_explained_and_the_ledger_stays_whole(path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         if name == "evaluations":
             table = table.drop_columns(["metrics", "samples"])
         if name == "steps":
-            table = table.drop_columns(["compute", "gather", "average", "apply"])
+            table = table.drop_columns(["compute", "gather", "average", "apply", "left_out"])
         parquet.write_table(table.replace_schema_metadata({b"dedloc_ledger": b"1"}), copy / f"{name}.parquet")
     for name in ("people", "devices", "days", "visits", "troubles", "counts", "pictures", "start"):
         (copy / f"{name}.parquet").unlink()
@@ -146,6 +146,8 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         ("steps", with_value("step", None), "lacks values in 'step'"),
         ("steps", with_value("step", 2), "steps.parquet cannot be read"),  # twice
         ("steps", lambda table: table.set_column(2, "time", table["round"]), "has the column 'time' of another type"),
+        ("steps", with_value("left_out", '{"count": 0, "some": {}}'), "steps.parquet cannot be read"),
+        ("steps", with_value("left_out", '{"count": 1, "some": {"p": "stole"}}'), "steps.parquet cannot be read"),
         ("parts", with_value("name", "Asha\x1b[2J"), "holds what cannot be a 'name'"),
         ("parts", with_value("peer", "no peer"), "holds what cannot be a 'peer'"),
         ("parts", with_value("name", "x" * 100_001), "holds what cannot be a 'name'"),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from dedloc_kit.records import Announcement, PictureDigest, Sample
+from dedloc_kit.records import Absence, Announcement, PictureDigest, Sample
 
 Status = Literal["starting", "waiting for volunteers", "training", "paused", "coordinator lost", "finished"]
 
@@ -266,6 +266,8 @@ class Peer(Answer):
 
 class Peers(Answer):
     step: int
+    total: int
+    """How many there are."""
     peers: list[Peer]
 
 
@@ -303,6 +305,26 @@ class RoundSeen(Answer):
     """From then until the group stood."""
     average: float | None
     apply: float | None
+    left_out: int | None
+    """Peers that were to come and do not count in it."""
+
+
+class AbsentPeer(Answer):
+    peer: str
+    name: str | None
+    """Null where it is not known any more."""
+    why: Absence
+    """As the coordinator saw it."""
+
+
+class LeftOut(Answer):
+    """A global step that was taken without some who were to come."""
+
+    step: int
+    time: float
+    count: int
+    some: list[AbsentPeer]
+    """Not all where there are many."""
 
 
 class FailedRound(Answer):
@@ -313,6 +335,10 @@ class FailedRound(Answer):
 
 class Rounds(Answer):
     rounds: list[RoundSeen]
+    left_out: list[LeftOut]
+    """The newest ones, newest first."""
+    left_out_count: int
+    """How often a peer was left out of a global step."""
     failed: list[FailedRound]
     """The newest ones, newest first."""
     failed_count: int

@@ -22,7 +22,7 @@ import psutil
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger.schema import VERSION, prepare
 from dedloc_kit.ledger.tables import VERSION_KEY, Column, columns_of, table_names
-from dedloc_kit.records import MAX_LEDGER_BYTES, MAX_LOSS, Evaluation, Picture
+from dedloc_kit.records import MAX_LEDGER_BYTES, MAX_LOSS, Evaluation, LeftOut, Picture
 from dedloc_kit.run import PLAIN_TEXT
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ def _fill(connection: sqlite3.Connection, name: str, table: "parquet.ParquetFile
             _check(columns[column_name], values)
         if name == "evaluations":
             _check_evaluations(batch)
+        if name == "steps" and "left_out" in columns:
+            _check_steps(batch)
         if name == "pictures":
             _check_pictures(batch)
         connection.executemany(insert, zip(*(column.to_pylist() for column in batch.columns), strict=True))
@@ -173,6 +175,12 @@ def _check_evaluations(batch: "pa.RecordBatch") -> None:
     for row in batch.to_pylist():
         texts = {key: json.loads(row[key]) for key in ("metrics", "samples") if key in row}
         Evaluation.model_validate_json(json.dumps({"loss": row["loss"], **texts}))
+
+
+def _check_steps(batch: "pa.RecordBatch") -> None:
+    for left_out in batch.column("left_out").to_pylist():
+        if left_out is not None:
+            LeftOut.model_validate_json(left_out)
 
 
 def _check_pictures(batch: "pa.RecordBatch") -> None:

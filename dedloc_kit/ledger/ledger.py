@@ -152,11 +152,14 @@ class Ledger(Reader):
             query = "SELECT 1 FROM steps WHERE step = ? AND round != ?"
             if self._connection.execute(query, (step.step, step.round)).fetchone() is not None:
                 self._rewind(step.step - 1)
-            self._connection.execute(
+            left_out = None if step.left_out is None else step.left_out.model_dump_json()
+            added = self._connection.execute(
                 "INSERT OR IGNORE INTO steps VALUES (:step, :round, :time, :samples, :loss, :peers, :seconds,"
-                " :compute, :gather, :average, :apply)",
-                step.model_dump(),
-            )
+                " :compute, :gather, :average, :apply, :left_out)",
+                {**step.model_dump(), "left_out": left_out},
+            ).rowcount
+            if added and step.left_out is not None:
+                self._count("left out", step.left_out.count)
             for peer, contribution in contributions.items():
                 self._add(peer, contribution)
 
@@ -224,10 +227,7 @@ class Ledger(Reader):
         """
         with self._transaction():
             execute = self._connection.execute
-            execute(
-                "INSERT INTO counts VALUES (?, ?) ON CONFLICT (kind) DO UPDATE SET count = count + excluded.count",
-                (kind, count),
-            )
+            self._count(kind, count)
             execute("INSERT INTO troubles VALUES (NULL, ?, ?, ?, ?)", (kind, self._clock(), step, without_hosts(text)))
             execute(
                 "DELETE FROM troubles WHERE kind = ?1 AND id NOT IN"
@@ -294,6 +294,12 @@ class Ledger(Reader):
                 raise
             except sqlite3.DatabaseError as error:
                 raise UserError(f"{self._path} is damaged ({error}); it is written anew in a moment") from None
+
+    def _count(self, kind: str, more: int) -> None:
+        self._connection.execute(
+            "INSERT INTO counts VALUES (?1, ?2) ON CONFLICT (kind) DO UPDATE SET count = min(?3, count + ?2)",
+            (kind, more, MAX_SAMPLES),
+        )
 
     def _add(self, peer: str, contribution: Contribution) -> None:
         execute = self._connection.execute

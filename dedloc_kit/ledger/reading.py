@@ -4,14 +4,14 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from dedloc_kit.ledger.schema import MAX_SAMPLES, decay
-from dedloc_kit.records import GlobalStep, Picture, Sample
+from dedloc_kit.records import GlobalStep, LeftOut, Picture, Sample
 
 TroubleKind = Literal["failed", "rejected"]
 """A round that failed; a record from the network that was not taken."""
@@ -20,7 +20,7 @@ Mode = Literal["full", "client"]
 _SAMPLES: TypeAdapter[list[Sample]] = TypeAdapter(list[Sample])
 _STEP_FIELDS = (
     *("step", "round", "time", "samples", "loss", "peers", "seconds"),
-    *("compute", "gather", "average", "apply"),
+    *("compute", "gather", "average", "apply", "left_out"),
 )
 
 
@@ -95,6 +95,12 @@ class Trouble:
     text: str
 
 
+def _step_of(row: Sequence[Any]) -> GlobalStep:
+    values = dict(zip(_STEP_FIELDS, row, strict=True))
+    left_out = values.pop("left_out")
+    return GlobalStep(**values, left_out=None if left_out is None else LeftOut.model_validate_json(left_out))
+
+
 class Reader:
     """The reading half of a ledger; one instance may be used from several threads."""
 
@@ -127,7 +133,22 @@ class Reader:
             " ORDER BY step LIMIT ?2",
             (after, -1 if limit is None else limit, *((every,) if every > 1 else ())),
         )
-        return [GlobalStep(**dict(zip(_STEP_FIELDS, row, strict=True))) for row in rows]
+        return [_step_of(row) for row in rows]
+
+    def left_out(self, most: int) -> tuple[int, list[GlobalStep]]:
+        """How often a peer was left out of a step, and the newest steps that were taken without somebody, newest
+        first."""
+        counted = self._rows("SELECT count FROM counts WHERE kind = 'left out'")
+        rows = self._rows(
+            f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE left_out IS NOT NULL ORDER BY step DESC LIMIT ?",
+            (most,),
+        )
+        return (counted[0][0] if counted else 0), [_step_of(row) for row in rows]
+
+    def names(self, peers: Collection[str]) -> dict[str, str]:
+        """What these are called, as far as they are or were here."""
+        marks = ",".join("?" * len(peers))
+        return dict(self._rows(f"SELECT peer, name FROM people WHERE peer IN ({marks})", tuple(peers)))
 
     def evaluations(self, after: int = -1, most: int | None = None) -> list[EvaluationPoint]:
         """Evaluations after a step, oldest first; the first one is that of step 0, the untrained model.
@@ -193,7 +214,7 @@ class Reader:
         """The newest global step that was taken here, not told of by others later."""
         query = f"SELECT {', '.join(_STEP_FIELDS)} FROM steps WHERE average IS NOT NULL ORDER BY step DESC LIMIT 1"
         rows = self._rows(query)
-        return GlobalStep(**dict(zip(_STEP_FIELDS, rows[0], strict=True))) if rows else None
+        return _step_of(rows[0]) if rows else None
 
     def met(self) -> set[str]:
         """The peers that gave to a global step which is known here."""

@@ -95,7 +95,12 @@ _VERSION_5 = """
 -- The model that the run goes on from, as it was published, on the held-out data; one row at most.
 CREATE TABLE start (run_id TEXT PRIMARY KEY, model TEXT NOT NULL, loss REAL NOT NULL) WITHOUT ROWID;
 """
-VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5)
+_VERSION_6 = """
+-- JSON (records.LeftOut), null where nobody was left out.
+ALTER TABLE steps ADD COLUMN left_out TEXT;
+CREATE INDEX steps_left_out ON steps (step) WHERE left_out IS NOT NULL;
+"""
+VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
 VERSION = len(VERSIONS)
 """What each version added to the one before."""
 

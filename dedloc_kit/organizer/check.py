@@ -138,7 +138,8 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
         f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
-        f"other and begin{', meanwhile' if run.averaging.overlap else ''}",
+        f"other and begin, {predicted.vanishing:,.1f} s for those who vanish in the middle"
+        f"{', meanwhile' if run.averaging.overlap else ''}",
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
         *([weekend] if predicted.days * DAY > WEEKEND else []),
         f"to finish     {duration(predicted.days * 86_400)} for {steps}, if so many are at work all the time",

@@ -8,14 +8,12 @@ from typing import Literal
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Rehearsed
 from dedloc_kit.machine.needs import gpu_memory_needed
+from dedloc_kit.organizer.round_time import Line, round_time
 from dedloc_kit.run import RunConfig
 
 DAY = 86_400.0
 DEFAULT_LINE = 20e6 / 8
 """Bytes per second up and down; an estimate for a home line's slower direction."""
-SHARE_OF_LINE = 1 / 1.4
-"""What an all-reduce makes of a line: with four hosts on 25 Mbit/s it took 1.4 times as long as its bytes alone would
-(benchmarks/README.md)."""
 ROUND_SECONDS = 2.0
 """What a round takes beside its bytes, to find the group, begin and take the optimizer step: an estimate
 (`benchmarks/prediction.py` tells how good it is)."""
@@ -85,6 +83,9 @@ class Prediction:
     network: float
     """For the slowest line."""
     matchmaking: float
+    """To find each other, open the streams and take the step."""
+    vanishing: float
+    """For those who vanish in the middle, on average."""
     step: float
     days: float
     """Until the last step, if so many are at work all the time."""
@@ -92,7 +93,7 @@ class Prediction:
     @property
     def limit(self) -> Literal["computing", "network", "matchmaking"]:
         """What would have to be faster for a shorter step."""
-        round_ = self.network + self.matchmaking
+        round_ = self.network + self.matchmaking + self.vanishing
         if self.computing >= round_:
             return "computing"
         return "network" if self.network >= self.matchmaking else "matchmaking"
@@ -163,35 +164,11 @@ def predict(
     """
     rate = sum(each.count * volunteers_rate(each, rehearsed) for each in volunteers)
     computing = run.global_batch / (COLLABORATING * rate)
-    network = allreduce_seconds(rehearsed, volunteers, coordinator_line) / SHARE_OF_LINE
-    averaging = network + ROUND_SECONDS
-    step = max(computing, averaging) if run.averaging.overlap else computing + averaging
-    return Prediction(computing, network, ROUND_SECONDS, step, step * run.optimizer.total_steps / DAY)
-
-
-def allreduce_seconds(rehearsed: Rehearsed, volunteers: Sequence[Volunteers], coordinator_line: float) -> float:
-    """The least time in which the lines carry an all-reduce, if the shares that peers add up are dealt out at best.
-
-    A peer that adds up the share s of the gradients for n members sends its own other gradients, 1 - s of them, and
-    the averages of its share to n - 1 members; what it receives is as much. Who cannot be reached has no share. The
-    coordinator has no gradients of its own (DeDLOC, section 3.2; the kit: swarm/averaging/averager.py).
-    """
-    members = 1 + sum(each.count for each in volunteers)
-    gradients, averages = rehearsed.gradient_bytes, rehearsed.average_bytes
-    whole = max(gradients, averages)
-    slowest = max([averages / coordinator_line, *(whole / each.line for each in volunteers)])
-    reducers = [(each.count, each.line, gradients) for each in volunteers if each.reachable]
-    reducers.append((1, coordinator_line, 0))
-
-    def carried(seconds: float) -> float:
-        """How much of the gradients the reducers can add up in this time; 1 is all of them."""
-        return sum(
-            count * min(1.0, max(0.0, seconds * line - own) / ((members - 1) * averages - own))
-            for count, line, own in reducers
-        )
-
-    low, high = slowest, slowest + members * averages / coordinator_line
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if carried(middle) >= 1 else (middle, high)
-    return high
+    lines = [Line(each.count, each.line, each.reachable) for each in volunteers]
+    lines.append(Line(1, coordinator_line, reachable=True, gives=False))
+    averaging = round_time(lines, rehearsed.gradient_bytes, rehearsed.average_bytes)
+    matchmaking = ROUND_SECONDS + averaging.streams
+    whole = averaging.network + matchmaking + averaging.vanishing
+    step = max(computing, whole) if run.averaging.overlap else computing + whole
+    days = step * run.optimizer.total_steps / DAY
+    return Prediction(computing, averaging.network, matchmaking, averaging.vanishing, step, days)

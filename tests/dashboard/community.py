@@ -17,6 +17,7 @@ from dedloc_kit.records import (
     Evaluation,
     FillMask,
     GlobalStep,
+    LeftOut,
     Neighbour,
     Neighbours,
     Picture,
@@ -75,6 +76,7 @@ def seen(number: int, step: int = STEPS, samples: int = 0) -> PeerSeen:
     )
 
 
+LEFT_OUT = LeftOut(count=40, some={peer_id(0): "fell silent", peer_id(900): "did not come"})
 COORDINATOR = PeerSeen(
     peer=peer_id(1000),
     name="organizer",
@@ -132,6 +134,7 @@ def record_step(ledger: Ledger, step: int, now: float, present: list[int], given
         gather=0.6,
         average=3.0 + step % 2,
         apply=0.4,
+        left_out=LEFT_OUT if step == STEPS - 2 else None,
     )
     contributions = {}
     for number in present:

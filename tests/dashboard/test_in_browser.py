@@ -541,6 +541,32 @@ def test_people_are_sorted_searched_and_paged(page: Page, dashboard: Dashboard) 
     expect(page).to_have_title(f"Rabi · {RUN.name}")
 
 
+def test_hundreds_of_peers_are_shown_in_parts_and_who_was_left_out_with_the_reason(
+    page: Page, dashboard: Dashboard
+) -> None:
+    dashboard.publish(Peers(peers=(COORDINATOR, *(seen(number) for number in range(300)))))
+    opened(page, dashboard, "/swarm")
+    peers = page.get_by_role("region", name="Peers now")
+    rows = peers.locator("tbody tr")
+    for shown in ("1 to 50 of 301 peers", "51 to 100 of 301 peers"):
+        expect(peers.get_by_role("status")).to_have_text(shown)
+        expect(rows).to_have_count(50)
+        peers.get_by_role("button", name="Next").click()
+    dashboard.publish(EVERYONE)  # most have left: the reader is where somebody is
+    expect(rows).to_have_count(len(EVERYONE.peers))
+    expect(peers.get_by_role("button", name="Next")).to_be_hidden()
+    absent = page.get_by_role("region", name="Left out of a step")
+    expect(absent.get_by_text("40 times so far")).to_be_visible()
+    expect(absent.get_by_text(f"{NAMES[0]} fell silent")).to_be_hidden()
+    absent.get_by_text(f"Step {STEPS - 2}: 40 peers").click()
+    lines = [f"{NAMES[0]} fell silent", f"peer …{peer_id(900)[-4:]} did not come", "and 38 more peers"]
+    expect(absent.locator("details li")).to_have_text(lines)
+    photograph(page, "swarm-left-out")
+    page.get_by_text("The sizes as a table").click()
+    step = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=f"{STEPS - 2}", exact=True))
+    expect(step.last).to_contain_text("40")
+
+
 def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, f"/people/{peer_id(1)}#me")
     expect(page.get_by_text("This is you")).to_be_visible()

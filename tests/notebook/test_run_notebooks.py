@@ -86,6 +86,6 @@ def test_a_notebook_installs_joins_trains_and_thanks(
 
     assert notebook.cells[-1].outputs[0].text.startswith(str(installed)), "the kit did not come from the coordinator"
     assert "Thank you" in str(notebook.metadata.widgets), "the panel did not end with its thanks"
-    (person,) = fetch_people(url)
+    (person,) = fetch_people(url).people
     assert person.samples >= 2 * coordinator.run.global_batch
     wait_until(lambda: not processes_with(str(home)), "a process of the volunteer or the kernel is left")

@@ -55,7 +55,7 @@ def test_a_whole_check_tells_what_the_run_takes_and_how_long(tmp_path: Path) -> 
 
 
 def test_how_far_a_weekend_gets_is_said_and_of_a_run_that_waits_for_its_decay_the_longest_time() -> None:
-    predicted = Prediction(computing=1.0, network=1.0, matchmaking=1.0, step=2.0, days=3.0)
+    predicted = Prediction(computing=1.0, network=1.0, matchmaking=1.0, vanishing=0.1, step=2.0, days=3.0)
     steady = {"schedule": "warmup-stable-decay", "warmup_steps": 0, "total_steps": 1000}
     waits, falls = (tiny_run(optimizer=steady | changes) for changes in ({}, {"schedule": "linear"}))
     assert "a weekend     86,400 global steps in 48 hours" in describe_prediction(waits, predicted)

@@ -8,15 +8,14 @@ from dedloc_kit.organizer.prediction import (
     COLLABORATING,
     DEVICES,
     ROUND_SECONDS,
-    SHARE_OF_LINE,
     Volunteers,
-    allreduce_seconds,
     fits,
     predict,
     read_line,
     read_volunteers,
     samples_per_second,
 )
+from dedloc_kit.organizer.round_time import Line, round_time
 from dedloc_kit.run import RunConfig
 from tests.tiny import tiny_run
 
@@ -65,7 +64,7 @@ def test_computing_decides_while_averaging_hides_behind_it() -> None:
     assert (slow.step, slow.limit) == (slow.computing, "computing")
     assert slow.days == pytest.approx(slow.step * 1000 / 86_400)
     exact = predict(run(overlap=False), rehearsed(), [Volunteers(10, "cpu")], 100 * MBIT)
-    assert exact.step == pytest.approx(slow.computing + slow.network + ROUND_SECONDS)
+    assert exact.step == pytest.approx(slow.computing + slow.network + slow.matchmaking + slow.vanishing)
 
 
 def test_a_volunteer_with_two_gpus_computes_twice_as_much_over_one_line() -> None:
@@ -79,27 +78,16 @@ def test_a_slow_line_and_a_tiny_batch_are_named_as_what_limits() -> None:
     assert predict(run(8), rehearsed(100.0), [Volunteers(2, "cpu", 1e9)], 1e9).limit == "matchmaking"
 
 
-def test_a_coordinator_that_alone_adds_up_sends_the_average_to_everyone() -> None:
-    behind_firewalls = [Volunteers(20, "t4", 50 * MBIT)]
-    assert allreduce_seconds(rehearsed(), behind_firewalls, 100 * MBIT) == pytest.approx(
-        20 * V / (100 * MBIT), rel=1e-6
-    )
-    assert allreduce_seconds(rehearsed(), behind_firewalls, 100_000 * MBIT) == pytest.approx(V / (50 * MBIT), rel=1e-6)
-
-
-def test_peers_that_can_be_reached_share_the_adding_up_as_in_a_butterfly() -> None:
-    # Nine equal peers, one of which has no gradients: it takes a larger share, since it has less to send.
-    seconds = allreduce_seconds(rehearsed(), [Volunteers(8, "cpu", 100 * MBIT, reachable=True)], 100 * MBIT)
-    share_of_coordinator = seconds * 100 * MBIT / (8 * V)
-    share_of_each = (seconds * 100 * MBIT - V) / (7 * V)
-    assert share_of_coordinator + 8 * share_of_each == pytest.approx(1.0, rel=1e-6)
-    assert V < seconds * 100 * MBIT < 2 * V
-
-
-def test_the_network_is_given_the_share_of_the_line_that_rounds_reach() -> None:
-    volunteers = [Volunteers(4, "cpu", 10 * MBIT)]
-    bare = allreduce_seconds(rehearsed(), volunteers, 100 * MBIT)
-    assert predict(run(), rehearsed(), volunteers, 100 * MBIT).network == pytest.approx(bare / SHARE_OF_LINE)
+def test_a_round_has_the_volunteers_and_the_coordinator_as_its_members() -> None:
+    mix = [Volunteers(20, "t4", 50 * MBIT), Volunteers(3, "cpu", 10 * MBIT, reachable=True)]
+    lines = [
+        Line(20, 50 * MBIT, reachable=False),
+        Line(3, 10 * MBIT, reachable=True),
+        Line(1, 100 * MBIT, reachable=True, gives=False),
+    ]
+    found, predicted = round_time(lines, V, V), predict(run(), rehearsed(), mix, 100 * MBIT)
+    assert (predicted.network, predicted.vanishing) == (found.network, found.vanishing)
+    assert predicted.matchmaking == ROUND_SECONDS + found.streams
 
 
 def test_a_gpu_is_estimated_by_its_peak_and_this_machine_by_what_it_did() -> None:

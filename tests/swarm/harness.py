@@ -333,6 +333,9 @@ class PlainDHT:
     def refused(self, _timeout: float) -> Counter[str]:
         return Counter()
 
+    def run_coroutine(self, *_what: object, **_how: object) -> None:
+        """Whom to avoid: there is nobody here who could be asked."""
+
 
 def a_signer(number: int) -> Any:
     """One that never signs: its key is no product of primes, for those take long to find."""

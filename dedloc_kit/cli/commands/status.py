@@ -1,11 +1,17 @@
 """`dedloc status`."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from dedloc_kit.cli.options import INVITATION, Commands
 from dedloc_kit.display.console import Console
+
+if TYPE_CHECKING:
+    from dedloc_kit.client import LeftOut
+
+SHOWN_PEOPLE, SHOWN_STEPS, SHOWN_ABSENT = 20, 5, 5
 
 
 def add(commands: Commands) -> None:
@@ -15,7 +21,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_people, fetch_state
+    from dedloc_kit.client import fetch_left_out, fetch_people, fetch_state
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
@@ -25,10 +31,24 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"{state.samples_total} samples in all, training loss {_number(state.loss)}")
     if state.problem:
         console.print(f"problem: {state.problem}")
+    people, left_out = fetch_people(options.invitation), fetch_left_out(options.invitation, state.step)
     table = Table("volunteer", "samples", "steps")
-    for person in fetch_people(options.invitation):
+    for person in people.people[:SHOWN_PEOPLE]:
         table.add_row(person.name, str(person.samples), str(person.steps))
     console.print(table)
+    if people.total > SHOWN_PEOPLE:
+        console.print(f"and {people.total - SHOWN_PEOPLE:,} more")
+    if left_out:
+        console.print("\nleft out of a step, as the coordinator saw it:")
+    for step in left_out[:SHOWN_STEPS]:
+        console.print(f"step {step.step}: {_absent(step)}")
+
+
+def _absent(step: "LeftOut") -> str:
+    """Who was left out of a step and why, in words; of many only the first."""
+    named = [f"{peer.name or f'...{peer.peer[-4:]}'} {peer.why}" for peer in step.some[:SHOWN_ABSENT]]
+    more = step.count - len(named)
+    return ", ".join(named) + (f", and {more:,} more" if more > 0 else "")
 
 
 def _number(value: float | None) -> str:

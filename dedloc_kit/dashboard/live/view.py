@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
-from dedloc_kit.records import Drawing, Neighbours, Picture, Standing
+from dedloc_kit.records import Drawing, GlobalStep, LeftOut, Neighbours, Picture, Standing
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -34,6 +34,7 @@ LOSS_POINTS, ROUND_POINTS = 300, 300
 """For small charts."""
 PERSON_VISITS = 100
 MOMENTS = 5
+LEFT_OUT_STEPS = 20
 NOTICES, NOTICE_LENGTH = 5, 300
 
 
@@ -230,8 +231,8 @@ class RunView:
 
     # The swarm
 
-    def peers(self) -> schemas.Peers:
-        """Who is in the swarm now: volunteers first, those who hold the newest parameters before the others."""
+    def peers(self, offset: int = 0, limit: int = MAX_PEERS) -> schemas.Peers:
+        """A part of who is in the swarm now: volunteers first, those with the newest parameters before the others."""
         since = self._recorded.read(Ledger.here) or {}
         last = self._recorded.summary()["step"]
         with self._lock:
@@ -239,6 +240,7 @@ class RunView:
         ordered = sorted(peers, key=lambda p: (p.follower, p.step != step, p.name.casefold(), p.peer))
         return schemas.Peers(
             step=step,
+            total=len(peers),
             peers=[
                 schemas.Peer(
                     **peer.model_dump(exclude={"client_mode", "samples_per_second", "skipped"}),
@@ -248,7 +250,7 @@ class RunView:
                     since=since.get(peer.peer),
                     current=peer.step == step,
                 )
-                for peer in ordered[:MAX_PEERS]
+                for peer in ordered[offset : offset + min(limit, MAX_PEERS)]
             ],
         )
 
@@ -275,15 +277,21 @@ class RunView:
             steps = ledger.steps(after, every=max(1, math.ceil((ledger.last_step() - after) / (ROUND_POINTS - 1))))
             failed_count, failed = ledger.troubles("failed")
             rejected_count, rejected = ledger.troubles("rejected")
+            left_out_count, without = ledger.left_out(LEFT_OUT_STEPS)
+            names = ledger.names({peer for step in without if step.left_out for peer in step.left_out.some})
             return schemas.Rounds(
-                rounds=[schemas.RoundSeen(**dict(step)) for step in steps],
+                rounds=[_round_seen(step) for step in steps],
+                left_out=[_left_out(step, step.left_out, names) for step in without if step.left_out],
+                left_out_count=left_out_count,
                 failed=[schemas.FailedRound(**asdict(trouble)) for trouble in failed],
                 failed_count=failed_count,
                 rejected_count=rejected_count,
                 rejected=[schemas.LogLine(time=trouble.time, text=trouble.text) for trouble in rejected],
             )
 
-        nothing = schemas.Rounds(rounds=[], failed=[], failed_count=0, rejected_count=0, rejected=[])
+        nothing = schemas.Rounds(
+            rounds=[], left_out=[], left_out_count=0, failed=[], failed_count=0, rejected_count=0, rejected=[]
+        )
         return self._recorded.read(found) or nothing
 
     def timeline(self, limit: int) -> schemas.Timeline:
@@ -384,6 +392,18 @@ class RunView:
         if self._wanted.paused:
             return "paused"
         return "training" if volunteers else "waiting for volunteers"
+
+
+def _round_seen(step: GlobalStep) -> schemas.RoundSeen:
+    """Where the coordinator was not there it saw nobody missing, and nobody come."""
+    nobody = None if step.average is None else 0
+    left_out = nobody if step.left_out is None else step.left_out.count
+    return schemas.RoundSeen(**dict(step) | {"left_out": left_out})
+
+
+def _left_out(step: GlobalStep, left_out: LeftOut, names: Mapping[str, str]) -> schemas.LeftOut:
+    some = [schemas.AbsentPeer(peer=peer, name=names.get(peer), why=why) for peer, why in left_out.some.items()]
+    return schemas.LeftOut(step=step.step, time=step.time, count=left_out.count, some=some)
 
 
 def _finite(value: float) -> float | None:

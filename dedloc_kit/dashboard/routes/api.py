@@ -9,7 +9,7 @@ from starlette.responses import Response
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.http.caching import Answers
 from dedloc_kit.dashboard.http.openapi import UNCHANGED
-from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.live.view import MAX_PEERS, RunView
 from dedloc_kit.records import PeerId, Standing
 from dedloc_kit.run import RunConfig
 
@@ -17,6 +17,7 @@ Step = Annotated[int, Query(ge=0, le=2**53)]
 Search = Annotated[str, Query(max_length=64)]
 Offset = Annotated[int, Query(ge=0, le=2**31)]
 Limit = Annotated[int, Query(ge=1, le=500)]
+PeersLimit = Annotated[int, Query(ge=1, le=MAX_PEERS)]
 
 
 def routes(
@@ -69,9 +70,9 @@ def routes(
         return kept.answer(request, view.teams)
 
     @router.get("/peers", response_model=schemas.Peers)
-    def peers(request: Request) -> Response:
-        """Who is in the swarm now."""
-        return kept.answer(request, view.peers)
+    def peers(request: Request, offset: Offset = 0, limit: PeersLimit = MAX_PEERS) -> Response:
+        """Who is in the swarm now, volunteers first."""
+        return kept.answer(request, lambda: view.peers(offset, limit))
 
     @router.get("/regions", response_model=schemas.Regions)
     def regions(request: Request) -> Response:

@@ -58,6 +58,7 @@ class RunCollector(Collector):
             ("samples", state.samples_total, "Samples that the model learned from."),
             ("device_seconds", state.device_seconds, "Time that all volunteers together were here."),
             ("failed_rounds", rounds.failed_count, "All-reduces that failed and were made up for."),
+            ("left_out", rounds.left_out_count, "Times that a peer which was to come does not count in a global step."),
             ("rejected_records", rounds.rejected_count, "Records from the network that were not taken."),
         ):
             yield CounterMetricFamily(f"dedloc_{name}", about, value)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dedloc_kit.records import Absence
 from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
@@ -90,6 +91,8 @@ class AllReduce:
         """Who did so as others say."""
         self.doubted: set[str] = set()
         """Who may have, or believed whoever has."""
+        self._absent: dict[int, Absence] = {}
+        """Of those from whom nothing more comes, as this peer saw it."""
         self.longest_silence = 0.0
         """Seconds between two parts of a stream."""
         self._reducing = Reducing(self, self._values, coding, make_reducer)
@@ -105,6 +108,16 @@ class AllReduce:
     def messages(self) -> list[bytes]:
         """The encoded average, as everyone got it."""
         return self.averages.messages
+
+    @property
+    def absent(self) -> dict[str, Absence]:
+        """Who of the group is not on the roll that the round ended with, and why, as far as this peer saw it itself."""
+        assert self.introductions is not None
+        return {
+            peer: self._absent.get(member, "was not counted")
+            for member, peer in enumerate(self.plan.members)
+            if peer not in self.introductions.contributions
+        }
 
     # The round as a whole
 
@@ -172,9 +185,9 @@ class AllReduce:
             if member in self.links.lost or self.whole(member):
                 continue
             if link is None and not starting:
-                self.lose(member, "did not begin", blame=True)
+                self.lose(member, "did not begin", "did not come", blame=True)
             elif link is not None and self._silent(member, link, now) > usual:
-                self.lose(member, "stopped sending", blame=not self.whole(member, first=True))
+                self.lose(member, "stopped sending", "fell silent", blame=not self.whole(member, first=True))
         self._voter.judge(now, starting)
 
     def _silent(self, member: int, link: Link, now: float) -> float:
@@ -182,10 +195,13 @@ class AllReduce:
         more = self.whole(member, first=True) and member not in self.links.dead
         return min(link.silent(), now - self._since) if more else link.silent()
 
-    def lose(self, member: int, why: str, *, blame: bool) -> None:
+    def lose(self, member: int, why: str, absence: Absence, *, blame: bool) -> None:
         """Nothing more comes from this member."""
         if member not in self.links.lost and not self.over:
             self.links.lost.add(member)
+            roll = self._voter.roll
+            if roll is None or member in roll.counted:  # who is left out already may have ended, and leave for good
+                self._absent[member] = absence
             self._note(member, why, blame)
             self._voter.lost(member)
 
@@ -198,7 +214,7 @@ class AllReduce:
             self._voter.buried(reducer)
             link = self.links.down.get(reducer)
             if link is not None and link.silent() > self.patience.usual:
-                self.lose(reducer, why, blame=blame)
+                self.lose(reducer, why, "fell silent", blame=blame)
 
     def _note(self, member: int, why: str, blame: bool) -> None:
         self._why = f"{self.plan.members[member]} {why}"
@@ -229,12 +245,13 @@ class AllReduce:
         except Ended as ended:
             self.named |= set(self.plan.members) & ended.named
             if not ended.by_itself:
-                self.lose(reducer, "gave the round up", blame=False)
+                self.lose(reducer, "gave the round up", "left in the middle", blame=False)
             self.bury(reducer, "failed" if ended.by_itself else "gave the round up", blame=ended.by_itself)
         except Exception as error:
             self.bury(reducer, f"broke off ({error!r:.100})", blame=True)
             if reducer not in self.links.down:  # if it comes all the same, it counts
-                self.lose(reducer, "is not there", blame=False)
+                begun = reducer in self.links.up
+                self.lose(reducer, "is not there", "left in the middle" if begun else "did not come", blame=False)
         finally:
             self.links.up.pop(reducer, None)
 
@@ -292,7 +309,7 @@ class AllReduce:
         try:
             self.handshake.meet(member, introduction)
         except ValueError as error:
-            self.lose(member, f"did not introduce itself ({error!r:.100})", blame=True)
+            self.lose(member, f"did not introduce itself ({error!r:.100})", "sent nonsense", blame=True)
             await link.send(gave_up(self.plan.members[self.mine], self.culprits, self.named))
             await stream.closed()
             return
@@ -326,11 +343,11 @@ class AllReduce:
                 else:
                     self._voter.hear_member(member, link, says, content)
         except (OSError, EOFError):
-            self.lose(member, "broke off", blame=not self.whole(member, first=True))
+            self.lose(member, "broke off", "left in the middle", blame=not self.whole(member, first=True))
         except Exception as error:
             self.parts.forget(member)
             self.handshake.met.pop(member, None)
-            self.lose(member, f"sent nonsense ({error!r:.100})", blame=True)
+            self.lose(member, f"sent nonsense ({error!r:.100})", "sent nonsense", blame=True)
             if not self.over:
                 link.post(gave_up(self.plan.members[self.mine], self.culprits, self.named))
                 await link.flushed()

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from hivemind.utils import get_dht_time
 from pydantic import Field, field_validator
 
-from dedloc_kit.records import Contribution, Count, Digest, PeerId, Record
+from dedloc_kit.records import Absence, Contribution, Count, Digest, PeerId, Record
 from dedloc_kit.swarm.network.service import CLOSE_SECONDS, Endpoint, Service, Stream, encode
 
 REQUEST_SECONDS = 3.0
@@ -46,6 +46,8 @@ class RoundResult:
     """Peers that fell silent, broke off or sent nonsense, whether the round went on without them or not."""
     named: frozenset[str] = frozenset()
     """Peers that did so as other members say."""
+    absent: dict[str, Absence] = field(default_factory=dict)
+    """Members of the group that do not count, and why, as this peer saw it itself."""
     seconds: float = 0.0
     """What the all-reduce took."""
     ended: float = field(default_factory=get_dht_time)

@@ -231,6 +231,7 @@ class AveragingService(Service):
                 introductions.signed,
                 culprits=frozenset(runner.culprits),
                 named=frozenset(runner.doubted),
+                absent=runner.absent,
                 seconds=time.monotonic() - began,
                 longest_silence=runner.longest_silence,
                 upload_rate=runner.upload_rate,
@@ -248,6 +249,7 @@ class AveragingService(Service):
                 detail=str(refusal),
                 culprits=frozenset(runner.culprits),
                 named=frozenset(runner.doubted),
+                absent=runner.absent,
             )
         except Exception as error:
             self._forget_round()

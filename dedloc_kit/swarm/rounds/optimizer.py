@@ -17,7 +17,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.performance_ema import PerformanceEMA
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, Progress, Receipt, Rewind
+from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, LeftOut, Progress, Receipt, Rewind
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.group import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
@@ -385,7 +385,7 @@ class CollaborativeOptimizer:
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._report()
-        self._tell(receipt, outcome.contributions, parts)
+        self._tell(receipt, outcome.contributions, parts, self._rounds.left_out)
 
     def _ordered_in(self, contributions: Mapping[str, Contribution]) -> int:
         organizer, rewound = self.tracker.belief.organizer, self.state.rewound
@@ -419,14 +419,20 @@ class CollaborativeOptimizer:
         if dropped:
             _log.warning("%d samples were under way when the organizer let the run go back; dropped", dropped)
 
-    def _tell(self, receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float]) -> None:
+    def _tell(
+        self,
+        receipt: Receipt,
+        contributions: dict[str, Contribution],
+        parts: Mapping[str, float],
+        left_out: LeftOut | None = None,
+    ) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
         self._rounds.stepped(contributions)
         decay = self.state.decay
         if decay is not None and decay != self._told_decay:
             _log.warning(falling(decay))
         self._told_decay = decay
-        self._on_step(global_step(receipt, contributions, parts), contributions)
+        self._on_step(global_step(receipt, contributions, parts, left_out), contributions)
 
     # Keeping up with the swarm
 

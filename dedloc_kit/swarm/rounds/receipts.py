@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, Decay, DecayOrder, GlobalStep, Receipt, Rewind
+from dedloc_kit.records import Contribution, Decay, DecayOrder, GlobalStep, LeftOut, Receipt, Rewind
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import Signer
 
@@ -73,7 +73,10 @@ def told(rewind: Rewind) -> str:
 
 
 def global_step(
-    receipt: Receipt, contributions: dict[str, Contribution], parts: Mapping[str, float] | None = None
+    receipt: Receipt,
+    contributions: dict[str, Contribution],
+    parts: Mapping[str, float] | None = None,
+    left_out: LeftOut | None = None,
 ) -> GlobalStep:
     """The step as everyone's ledger has it; its loss is the mean over the samples.
 
@@ -88,5 +91,6 @@ def global_step(
         loss=sum(loss * n for loss, n in losses) / sum(n for _, n in losses) if losses else None,
         peers=len(contributions),
         seconds=receipt.seconds,
+        left_out=left_out,
         **(parts or {}),
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, Progress
+from dedloc_kit.records import MAX_LOSS, Absence, Contribution, Instructions, LeftOut, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
@@ -30,6 +30,8 @@ MIN_PERIOD, USUAL_PERIOD, MAX_PERIOD = 0.3, 1.0, 4.0
 LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 """Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
 before, for each is work for all who are asked."""
+
+NOT_COME: Absence = "did not come"
 
 
 class Rounds:
@@ -61,6 +63,9 @@ class Rounds:
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
+        self.left_out: LeftOut | None = None
+        """Who was to come to the last global step and does not count in it."""
+        self._missing: dict[str, Absence] = {}  # in the rounds for the next one so far
         self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
         self._decay_order = ""
 
@@ -188,6 +193,7 @@ class Rounds:
 
     def stepped(self, members: Collection[str]) -> None:
         """This peer holds the parameters that these members' round led to."""
+        self._missing = {}
         self._last_members = frozenset(members)
         self.batch.open()
 
@@ -277,6 +283,7 @@ class Rounds:
         if mine.samples < self._run.global_batch:
             return None
         self.gather_seconds = self._full_at = 0.0
+        self.left_out = None
         peer = self._signer.peer
         name = hashlib.sha256(f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode())
         return RoundResult("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
@@ -296,8 +303,11 @@ class Rounds:
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
                 self._suspicion.trust(outcome.contributions)
                 self._blame(outcome)
+                self._miss(outcome, members or frozenset())
+                self.left_out = LeftOut.of({p: w for p, w in self._missing.items() if p not in outcome.contributions})
                 return outcome
             case "refused":
+                self._miss(outcome, members or frozenset())
                 # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
@@ -309,6 +319,14 @@ class Rounds:
             case "failed":
                 self._failed(outcome, begun)
         return None
+
+    def _miss(self, outcome: RoundResult, members: Collection[str]) -> None:
+        """Note who was to come and does not count. That somebody did not come is told only of who gave to the step
+        before: a leader may name whom it likes as members, and anybody may say in the directory that it is there."""
+        others, expected = self._tracker.others(), self._last_members
+        absent = {peer: why for peer, why in outcome.absent.items() if peer in expected or why != NOT_COME}
+        absent |= dict.fromkeys((self._awaited & expected).difference(members), NOT_COME)
+        self._missing |= {peer: why for peer, why in absent.items() if not (peer in others and others[peer].follower)}
 
     def _failed(self, outcome: RoundResult, begun: bool) -> None:
         self._timeouts.failed()

@@ -16,7 +16,7 @@ from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Announcement, Contribution, GlobalStep
+from dedloc_kit.records import Announcement, Contribution, GlobalStep, LeftOut
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, joined, seen
 
 NOON = 20_000.5 * 86_400.0  # on 2024-10-04
@@ -51,6 +51,7 @@ class Recording:
         self._given: dict[str, int] = {}
         self._step = 0
         self.names: dict[str, str] = {}
+        self.left_out: LeftOut | None = None
 
     def step(self, **samples: int) -> None:
         """A global step of these peers, a minute after the one before."""
@@ -81,6 +82,7 @@ class Recording:
             gather=7.0,
             average=2.5,
             apply=0.5,
+            left_out=self.left_out,
         )
         self.ledger.record_step(step, contributions)
 
@@ -114,10 +116,12 @@ def test_before_anything_happened_every_list_is_empty(tmp_path: Path) -> None:
     client = TestClient(Dashboard(RUN, tmp_path / "nothing.sqlite")._application())
     assert told(client, "people") == {"total": 0, "samples_total": 0, "people": []}
     assert told(client, "teams") == {"teams": []}
-    assert told(client, "peers") == {"step": 0, "peers": []}
+    assert told(client, "peers") == {"step": 0, "total": 0, "peers": []}
     assert told(client, "regions") == {"on": False, "regions": [], "elsewhere": 0, "title": ""}
     assert told(client, "rounds") == {
         "rounds": [],
+        "left_out": [],
+        "left_out_count": 0,
         "failed": [],
         "failed_count": 0,
         "rejected_count": 0,
@@ -229,11 +233,41 @@ def test_rounds_tell_where_their_time_went_and_what_went_wrong(client: TestClien
     (last,) = rounds["rounds"]
     assert last == {
         **{"step": 3, "time": NOON + 180, "samples": 64, "peers": 2, "seconds": 2.5},
-        **{"compute": 50.0, "gather": 7.0, "average": 2.5, "apply": 0.5},
+        **{"compute": 50.0, "gather": 7.0, "average": 2.5, "apply": 0.5, "left_out": 0},
     }
     assert (rounds["failed_count"], rounds["rejected_count"]) == (1, 8)
     assert rounds["failed"] == [{"time": NOON + 180, "step": 4, "text": "QmX fell silent"}]
     assert rounds["rejected"][0]["text"] == "Progress: samples"
+
+
+def test_rounds_tell_who_was_left_out_and_why_by_name_where_that_is_known(
+    client: TestClient, recording: Recording
+) -> None:
+    recording.step(asha=64)
+    recording.left_out = LeftOut(count=30, some={"asha": "fell silent", "QmBo": "did not come"})
+    recording.step(bo=64)
+    recording.left_out = None
+    recording.ledger.record_step(
+        GlobalStep(step=3, round="ab", time=1.0, samples=8, loss=1.0, peers=2, seconds=0.0), {}
+    )
+    rounds = told(client, "rounds")
+    assert [seen["left_out"] for seen in rounds["rounds"]] == [0, 30, None], "of the last one nothing is known"
+    some = [
+        {"peer": "asha", "name": "Asha", "why": "fell silent"},
+        {"peer": "QmBo", "name": None, "why": "did not come"},
+    ]
+    assert rounds["left_out"] == [{"step": 2, "time": NOON + 120, "count": 30, "some": some}]
+    assert rounds["left_out_count"] == 30
+
+
+def test_hundreds_of_peers_are_told_in_parts(client: TestClient, dashboard: Dashboard) -> None:
+    dashboard.publish(Peers(peers=(COORDINATOR, *(volunteer(f"p{number:03}") for number in range(300)))))
+    pages = [told(client, f"peers?offset={offset}&limit=50") for offset in range(0, 350, 50)]
+    assert {page["total"] for page in pages} == {301}
+    assert [len(page["peers"]) for page in pages] == [50] * 6 + [1]
+    assert [peer["peer"] for page in pages for peer in page["peers"]] == [
+        peer["peer"] for peer in told(client, "peers")["peers"]
+    ]
 
 
 def test_the_state_stays_small_whatever_the_number_of_peers(

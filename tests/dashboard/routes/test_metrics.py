@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import GlobalStep
+from dedloc_kit.records import GlobalStep, LeftOut
 from dedloc_kit.resources import shipped
 from tests.dashboard.runs import BEGAN, RUN, fill
 
@@ -60,6 +60,7 @@ def test_prometheus_is_told_how_the_run_stands(dashboard: Dashboard, tmp_path: P
         gather=5.0,
         average=4.0,
         apply=1.0,
+        left_out=LeftOut(count=3, some={"p": "fell silent"}),
     )
     ledger.record_step(done, {})
     ledger.record_trouble("rejected", "a record was refused", count=7)
@@ -74,6 +75,7 @@ def test_prometheus_is_told_how_the_run_stands(dashboard: Dashboard, tmp_path: P
         "dedloc_seconds_per_step": 60,
         "dedloc_rejected_records": 7,
         "dedloc_failed_rounds": 0,
+        "dedloc_left_out": 3,
         "dedloc_last_step_timestamp_seconds": BEGAN + 300,
     }.items():
         assert value(found, name) == expected

@@ -13,6 +13,7 @@ from dedloc_kit.swarm.averaging.agreement.roll import Fault
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import decode_all
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
+from dedloc_kit.swarm.averaging.link import Link
 
 SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
 SIZE = 700_000
@@ -118,6 +119,37 @@ def test_whoever_dies_whenever_it_does_the_others_end_with_the_same_average_of_t
     for number in living:
         member = party.members[number]
         assert member.culprits | member.named <= {f"peer{victim}"}, "no survivor is blamed"
+
+
+class Mute(AllReduce):
+    """It comes, and then nothing more is heard of it."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        await asyncio.Event().wait()
+
+
+def test_of_those_left_out_each_reducer_tells_what_it_saw_itself() -> None:
+    party = a_party(8, clients=3)
+    party.kinds |= {6: Mute, 7: Mute}
+
+    async def meet() -> list[BaseException | None]:
+        await party.begin(but=(5,))
+        async with asyncio.timeout(30.0):
+            while not all(7 in party.members[number].handshake.met for number in range(5)):
+                await asyncio.sleep(0)
+            party.kill(7)
+            await asyncio.wait(party.tasks[:5])
+        party.tasks[6].cancel()
+        return await party.end()
+
+    outcomes = in_own_loop(meet())
+    assert check(party, range(5), outcomes) == set()
+    for number in range(5):
+        assert party.members[number].absent == {
+            "peer5": "did not come",
+            "peer6": "fell silent",
+            "peer7": "left in the middle",
+        }
 
 
 def test_two_reducers_die_and_the_third_leads_to_the_end() -> None:

@@ -214,6 +214,8 @@ def test_whom_a_leader_leaves_out_though_it_was_there_takes_the_step_and_doubts_
     assert assert_one_step(party, (0, 1, 2, 4), outcomes) == {0, 1, 2, LIAR}
     assert party.members[4].doubted == {f"peer{LIAR}"}
     assert not any(party.members[number].doubted for number in (0, 1, 2))
+    for number in (0, 1, 2):
+        assert party.members[number].absent == {"peer4": "was not counted"}, "nothing was amiss with it"
 
 
 @pytest.mark.parametrize("kind", [SendsTwice, SendsForAnother])
@@ -222,6 +224,9 @@ def test_who_sends_a_part_twice_or_for_anothers_share_is_left_out_and_named(kind
     assert assert_one_step(party, (0, 1, 2, 3), outcomes) == {0, 1, 2, 3}
     for number in range(4):
         assert party.members[number].culprits == {"peer4"}
+        why = party.members[number].absent["peer4"]
+        # What is for another could have been dealt out anew: for a while it is not nonsense.
+        assert why == "sent nonsense" or (kind is SendsForAnother and why == "fell silent")
 
 
 def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_twice_its_own() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
+from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member, RoundResult
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, Start
 from dedloc_kit.swarm.network.identity import Identity, Signer
@@ -68,6 +69,14 @@ class Party:
 
     async def meet(self) -> Tensor:
         """The average of one round, which all have."""
+        results = await self.results()
+        assert [result.outcome for result in results] == ["complete"] * len(results), results
+        averages = [shared._values.clone() for shared in self._shared]
+        assert all(torch.equal(average, averages[0]) for average in averages)
+        return averages[0]
+
+    async def results(self) -> list[RoundResult]:
+        """What becomes of one round, as each of them sees it."""
         self._round += 1
         tasks = []
         for signer, shared, own, samples in zip(self._signers, self._shared, self._vectors, SAMPLES, strict=True):
@@ -91,11 +100,7 @@ class Party:
             tasks.append(asyncio.create_task(service.average(0, request)))
             await asyncio.sleep(0)  # it is known from here on
             await service.begin(0, Start(signer.sign(mine), Patience(30.0, 30.0), 60.0))
-        results = await asyncio.gather(*tasks)
-        assert [result.outcome for result in results] == ["complete"] * len(tasks), results
-        averages = [shared._values.clone() for shared in self._shared]
-        assert all(torch.equal(average, averages[0]) for average in averages)
-        return averages[0]
+        return list(await asyncio.gather(*tasks))
 
 
 class LeavesOutTheSecond(AllReduce):
@@ -129,6 +134,18 @@ def test_who_is_left_out_takes_the_average_and_gets_its_own_vector_back_for_the_
         assert [float(shared._values[0]) for shared in party._shared] == [1.0, 5.0], "the first one took the average"
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(("global_batch", "outcome"), [(SAMPLES[0], "complete"), (SAMPLES[0] + 1, "refused")])
+def test_whether_a_round_that_left_somebody_out_is_refused_or_not_all_say_who_it_was(
+    tmp_path: Path, global_batch: int, outcome: str
+) -> None:
+    run = tiny_run(global_batch=global_batch, averaging={"compression": "none"})
+    party = Party(tmp_path, run, [torch.ones(20_000)] * 2, LeavesOutTheSecond)
+    found = asyncio.run(party.results())
+    assert [(result.outcome, result.absent) for result in found] == [
+        (outcome, {party._signers[1].peer: "was not counted"})
+    ] * 2
 
 
 ROUNDS = 24

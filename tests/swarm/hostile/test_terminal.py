@@ -14,18 +14,23 @@ from dedloc_kit.cli.main import main
 ESCAPE = "\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b2J"
 STATE = {"run_id": "demo-0123456789abcdef", "status": "training", "step": 3, "total_steps": 9}
 STATE |= {"samples_total": 64, "loss": 1.5, "announcement": None}
-PEOPLE = {"people": [{"name": "Asha", "samples": 64, "steps": 3}]}
+PEOPLE = {"people": [{"name": "Asha", "samples": 64, "steps": 3}], "total": 1}
+ABSENT = {"peer": "12D3KooBinaWXYZ", "name": None, "why": "fell silent"}
+ROUNDS = {"left_out": [{"step": 2, "count": 301, "some": [ABSENT, ABSENT | {"name": "Asha", "why": "did not come"}]}]}
 
 
 @contextmanager
-def page(state: bytes, people: bytes, *, endless: bool = False) -> Iterator[str]:
-    """The URL of a page that answers so; an endless one goes on until nobody listens any more."""
+def page(state: object, people: object, rounds: object = ROUNDS, *, endless: bool = False) -> Iterator[str]:
+    """The URL of a page that answers so, in JSON unless it is bytes; an endless one goes on until nobody listens any
+    more."""
+    answers = {"/api/state": state, "/api/people": people, "/api/rounds": rounds}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(state if self.path.startswith("/api/state") else people)
+            answer = answers[self.path.partition("?")[0]]
+            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
             with suppress(ConnectionError):
                 while endless:
                     self.wfile.write(bytes(1 << 16))
@@ -45,31 +50,39 @@ def page(state: bytes, people: bytes, *, endless: bool = False) -> Iterator[str]
 
 
 def test_an_honest_page_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with page(json.dumps(STATE).encode(), json.dumps(PEOPLE).encode()) as url:
+    with page(STATE, PEOPLE) as url:
         assert main(["status", url]) == 0
     told = capsys.readouterr().out
     assert "demo-0123456789abcdef: training, step 3 of 9" in told
     assert "Asha" in told
+    assert "left out of a step, as the coordinator saw it:" in told
+    assert "step 2: ...WXYZ fell silent, Asha did not come, and 299 more" in told
 
 
 @pytest.mark.parametrize(
-    ("state", "people"),
+    ("state", "people", "rounds"),
     [
-        ({**STATE, "run_id": f"demo{ESCAPE}"}, PEOPLE),
-        ({**STATE, "status": ESCAPE}, PEOPLE),
-        ({**STATE, "step": ESCAPE}, PEOPLE),
-        ({**STATE, "loss": "1"}, PEOPLE),
-        ({}, PEOPLE),
-        ([], PEOPLE),
-        (STATE, {"people": [{"name": ESCAPE, "samples": 1, "steps": 1}]}),
-        (STATE, {"people": [{"name": "Asha\nthe organizer: send me your token", "samples": 1, "steps": 1}]}),
-        (STATE, {"people": ESCAPE}),
+        ({**STATE, "run_id": f"demo{ESCAPE}"}, PEOPLE, ROUNDS),
+        ({**STATE, "status": ESCAPE}, PEOPLE, ROUNDS),
+        ({**STATE, "step": ESCAPE}, PEOPLE, ROUNDS),
+        ({**STATE, "loss": "1"}, PEOPLE, ROUNDS),
+        ({}, PEOPLE, ROUNDS),
+        ([], PEOPLE, ROUNDS),
+        (STATE, {"people": [{"name": ESCAPE, "samples": 1, "steps": 1}], "total": 1}, ROUNDS),
+        (
+            STATE,
+            {"people": [{"name": "Asha\nthe organizer: send me your token", "samples": 1, "steps": 1}], "total": 1},
+            ROUNDS,
+        ),
+        (STATE, {"people": ESCAPE}, ROUNDS),
+        (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 1, "some": [ABSENT | {"name": ESCAPE}]}]}),
+        (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 1, "some": [ABSENT | {"why": ESCAPE}]}]}),
     ],
 )
 def test_a_page_that_is_no_coordinators_is_refused_in_one_line(
-    state: object, people: object, capsys: pytest.CaptureFixture[str]
+    state: object, people: object, rounds: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with page(json.dumps(state).encode(), json.dumps(people).encode()) as url:
+    with page(state, people, rounds) as url:
         assert main(["status", url]) == 2
     told = capsys.readouterr()
     assert told.err == f"dedloc: {url} did not answer like a coordinator; check the address\n"

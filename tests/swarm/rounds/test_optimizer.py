@@ -10,7 +10,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records import Contribution, GlobalStep, LeftOut
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.averaging.grouping import OneGroup
@@ -125,10 +125,10 @@ class Volunteer:
                 return self.averager.brought[-1]
         pytest.fail("it does not begin")
 
-    def end_round(self, outcome: Any, *authors: str) -> None:
+    def end_round(self, outcome: Any, *authors: str, **more: Any) -> None:
         mine = self.averager.brought[-1]
         contributions = dict.fromkeys(authors, mine)
-        self.averager.end(RoundResult(outcome, f"{len(self.averager.brought):040x}", contributions))
+        self.averager.end(RoundResult(outcome, f"{len(self.averager.brought):040x}", contributions, **more))
         self.optimizer.boundary()
         self.optimizer.refresh(0)
         self.hear()
@@ -215,3 +215,11 @@ def test_who_waits_much_is_told_what_a_larger_batch_would_do_unless_waiting_is_w
     me.compute_until_ahead()
     me.optimizer.boundary()
     assert (optimizer.IDLING in warned) == overlap
+
+
+def test_a_step_says_who_was_left_out_of_it(tmp_path: Path) -> None:
+    me, told = Volunteer(tmp_path), list[GlobalStep]()
+    me.optimizer._on_step = lambda step, _: told.append(step)
+    me.compute_until_ahead()
+    me.end_round("complete", me.peer, absent={"QmGone": "fell silent"})
+    assert [(step.step, step.left_out) for step in told] == [(1, LeftOut(count=1, some={"QmGone": "fell silent"}))]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import MAX_LOSS, Instructions, Receipt
-from dedloc_kit.swarm.averaging.group import GroupRequest
+from dedloc_kit.records import MAX_LOSS, Absence, Instructions, LeftOut, Receipt
+from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
@@ -34,11 +34,14 @@ class Averager:
     def __init__(self, layout: FlatLayout) -> None:
         self.asked: list[str] = []
         self.somebody_comes = True
+        self.strangers: frozenset[str] = frozenset()
+        self.result: RoundResult | None = None
         self.vector = SharedVector(layout)
 
     def gather(self, request: GroupRequest) -> Any:
-        members, self.open_for = request.expected if self.somebody_comes else None, request.open_for
-        return SimpleNamespace(done=False, called=False, members=members, seconds=0.1)
+        members = request.expected | self.strangers if self.somebody_comes else None
+        self.open_for, done = request.open_for, self.result is not None
+        return SimpleNamespace(done=done, called=False, members=members, seconds=0.1, result=lambda: self.result)
 
     def widen(self, _: object, request: GroupRequest) -> None:
         self.asked.append(f"look for {len(request.expected)}, open for {request.open_for:g}")
@@ -325,3 +328,65 @@ def test_what_a_peer_says_it_gave_in_its_session_grows_with_each_step(tmp_path: 
         me.gradients.count_outgoing()
         me.state.step += 1
     assert said == [(10, 10), (12, 22)]
+
+
+@pytest.mark.parametrize(
+    ("why", "gave_before", "follower", "told"),
+    [
+        ("fell silent", False, False, True),
+        ("did not come", True, False, True),
+        ("did not come", False, False, False),
+        ("fell silent", True, True, False),
+    ],
+)
+def test_who_was_left_out_is_told_by_no_single_peers_word(
+    tmp_path: Path, why: Absence, gave_before: bool, follower: bool, told: bool
+) -> None:
+    me = Peer(tmp_path)
+    me.averager.strangers = frozenset({"QmStranger"})
+    me.averager.result = RoundResult("complete", "ab", absent={"QmStranger": "did not come", me.other.peer: why})
+    me.rounds.stepped([me.other.peer] if gave_before else [])
+    me.hear(5, time=get_dht_time(), follower=follower)
+    me.gradients.add(1.0, 10, 0)
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert me.rounds.advance() is me.averager.result
+    assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: why}) if told else None)
+
+
+def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    for known in (True, False):
+        me.averager.result = RoundResult("complete", "ab")
+        me.rounds.stepped([me.other.peer] if known else [])
+        me.hear(5, time=get_dht_time())
+        me.gradients.add(1.0, 10, 0)
+        me.rounds.gather_if_due(samples_per_second=1.0)
+        assert me.rounds._group is not None
+        me.rounds._group.members = frozenset({"QmOther"})  # type: ignore[misc]
+        me.rounds.advance()
+        assert me.rounds.left_out == (LeftOut(count=1, some={me.other.peer: "did not come"}) if known else None)
+        me.tracker.suspicion.trust([me.other.peer])
+
+
+def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(tmp_path: Path) -> None:
+    me = Peer(tmp_path)
+    some: dict[str, Absence] = {"QmGone": "fell silent", "QmBack": "left in the middle"}
+    for result in (RoundResult("refused", absent=some), RoundResult("complete", "ab", {"QmBack": cast(Any, None)})):
+        me.averager.result = result
+        me.hear(5, time=get_dht_time())
+        me.gradients.add(1.0, 10, 0)
+        me.rounds.gather_if_due(samples_per_second=1.0)
+        me.rounds.advance()
+        me.tracker.suspicion.trust([me.other.peer])
+    assert me.rounds.left_out == LeftOut(count=1, some={"QmGone": "fell silent"})
+    me.rounds.stepped([])
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    me.rounds.advance()
+    assert me.rounds.left_out is None, "it was the step before that went on without it"
+
+
+def test_of_hundreds_that_are_left_out_some_are_named() -> None:
+    left_out = LeftOut.of({f"Qm{number}": "fell silent" for number in range(300)})
+    assert left_out is not None
+    assert (left_out.count, len(left_out.some)) == (300, 16)
+    assert LeftOut.of({}) is None

@@ -3,6 +3,7 @@
 import { build, choices, keyed, section, setName, setText } from "../dom.js";
 import { ago, brief, count, duration, plural, visibleDevice } from "../format.js";
 import { me, nameOf, pageOf, tally } from "../names.js";
+import { pager } from "../pages.js";
 import { keepAsking } from "../run.js";
 
 const PAGE = 25;
@@ -21,13 +22,12 @@ const COLUMNS = [
 ];
 
 export function leaderboard(signal) {
-  const asked = { sort: "total", search: "", offset: 0 };
+  const asked = { sort: "total", search: "" };
   const body = build("tbody");
-  const pages = build("div", { class: "pages" });
-  const back = build("button", { type: "button", class: "plain", text: "Back", on: { click: () => turn(-PAGE) } });
-  const next = build("button", { type: "button", class: "plain", text: "Next", on: { click: () => turn(PAGE) } });
-  const where = build("p", { class: "note", role: "status" });
-  pages.append(back, where, next);
+  const pages = pager(PAGE, () => {
+    again();
+    part.heading.scrollIntoView({ block: "start" });
+  });
   let typing = null;
   const search = build("input", {
     type: "search",
@@ -37,7 +37,7 @@ export function leaderboard(signal) {
     on: {
       input: (event) => {
         clearTimeout(typing);
-        typing = setTimeout(() => ask({ search: event.target.value.trim(), offset: 0 }), TYPING_PAUSE);
+        typing = setTimeout(() => ask({ search: event.target.value.trim() }), TYPING_PAUSE);
       },
     },
   });
@@ -45,7 +45,7 @@ export function leaderboard(signal) {
   const controls = build(
     "div",
     { class: "controls" },
-    choices("Sort by", sorts, "total", (sort) => ask({ sort, offset: 0 })),
+    choices("Sort by", sorts, "total", (sort) => ask({ sort })),
     search,
   );
   const head = build(
@@ -61,23 +61,19 @@ export function leaderboard(signal) {
     { class: "wide", tabindex: "0", role: "region", "aria-label": "Everyone in a table" },
     table,
   );
-  const part = section("Leaderboard", controls, scroll, pages);
+  const part = section("Leaderboard", controls, scroll, pages.element);
 
-  const path = () => `api/people?${new URLSearchParams({ ...asked, limit: PAGE })}`;
+  const path = () => `api/people?${new URLSearchParams({ ...asked, offset: pages.offset(), limit: PAGE })}`;
   const again = keepAsking(path, ({ status, values }) => status === 200 && showPage(values), signal);
 
   function ask(change) {
     Object.assign(asked, change);
+    pages.first();
     again();
   }
 
-  function turn(by) {
-    ask({ offset: Math.max(0, asked.offset + by) });
-    part.heading.scrollIntoView({ block: "start" });
-  }
-
   function showPage({ total, people }) {
-    if (asked.offset && asked.offset >= total) ask({ offset: 0 }); // fewer match by now
+    if (pages.offset() && pages.offset() >= total) ask({}); // fewer match by now
     const names = tally(people);
     const most = Math.max(1, ...people.map((person) => person.samples));
     keyed(
@@ -87,16 +83,9 @@ export function leaderboard(signal) {
       row,
       (element, person) => fillRow(element, person, names, most),
     );
-    pages.hidden = total <= PAGE && !asked.search;
-    back.disabled = asked.offset === 0;
-    next.disabled = asked.offset + PAGE >= total;
-    const last = asked.offset + people.length;
-    setText(
-      where,
-      total
-        ? `${count(asked.offset + 1)} to ${count(last)} of ${plural(total, "person", "people")}`
-        : `No name has “${asked.search}” in it.`,
-    );
+    pages.element.hidden = total <= PAGE && !asked.search;
+    const all = total ? plural(total, "person", "people") : `No name has “${asked.search}” in it.`;
+    pages.show(total, people.length, all);
   }
 
   return part.section;

@@ -1,16 +1,16 @@
 // The swarm at work: who is there, where each global step's time goes, what went wrong, who came and left.
 
 import { STEPS, chart, token } from "../chart.js";
-import { build, figure, keyed, section, setName, setText } from "../dom.js";
-import { ago, bytes, count, duration, plural, rate, visibleDevice } from "../format.js";
-import { nameOf, pageOf, tally } from "../names.js";
+import { build, figure, section, setText } from "../dom.js";
+import { ago, count, plural, rate } from "../format.js";
 import { keepAsking, run, subscribe } from "../run.js";
 import { tableBeside } from "../table.js";
 import { viewHead } from "./head.js";
+import { leftOut } from "./left_out.js";
+import { peerTable } from "./peers.js";
 import { regions } from "./regions.js";
 import { timeline } from "./timeline.js";
 
-const MODES = { full: "reachable", client: "client" };
 const PARTS = [
   ["compute", "computing", "--compute"],
   ["gather", "gathering", "--gather"],
@@ -18,17 +18,6 @@ const PARTS = [
   ["apply", "applying", "--apply"],
 ];
 const BARS = 75;
-const COLUMNS = [
-  ["Peer", "who"],
-  ["Device", "devices"],
-  ["Samples/s", "number"],
-  ["Upload", "number"],
-  ["Mode", "mode"],
-  ["Step", "number"],
-  ["Behind", "number"],
-  ["Toward the batch", "number"],
-  ["Here for", "number"],
-];
 
 export function show(root, { signal }) {
   const head = viewHead("Swarm", signal);
@@ -45,6 +34,7 @@ export function show(root, { signal }) {
   const peers = peerTable(signal);
   const breakdown = breakdownChart(signal);
   const groups = groupChart(signal);
+  const absent = leftOut();
   const troubles = troubleList();
   root.append(
     head.element,
@@ -56,6 +46,7 @@ export function show(root, { signal }) {
       peers,
       breakdown.element,
       groups.element,
+      absent.element,
       timeline(signal),
       troubles.element,
     ),
@@ -86,71 +77,11 @@ export function show(root, { signal }) {
       setText(rejected.aside, "that no honest peer would send");
       breakdown.update(values.rounds);
       groups.update(values.rounds);
+      absent.update(values);
       troubles.update(values);
     },
     signal,
   );
-}
-
-function peerTable(signal) {
-  const body = build("tbody");
-  const head = build("tr", {}, ...COLUMNS.map(([text, kind]) => build("th", { scope: "col", class: kind, text })));
-  const scroll = build(
-    "div",
-    { class: "wide tall", tabindex: "0", role: "region", "aria-label": "The peers in a table" },
-    build("table", { class: "board peers-table" }, build("thead", {}, head), body),
-  );
-  const empty = build("p", { class: "empty", text: "Nobody is connected." });
-  const part = section("Peers now", scroll, empty);
-  keepAsking(
-    () => "api/peers",
-    ({ status, values }) => {
-      if (status !== 200) return;
-      const names = tally(values.peers);
-      keyed(
-        body,
-        values.peers,
-        (peer) => peer.peer,
-        peerRow,
-        (row, peer) => fillPeer(row, peer, names),
-      );
-      scroll.hidden = !values.peers.length;
-      empty.hidden = values.peers.length > 0;
-      setText(part.note, values.peers.length ? `the swarm is at global step ${count(values.step)}` : "");
-    },
-    signal,
-  );
-  return part.section;
-}
-
-function peerRow() {
-  const cells = COLUMNS.map(([, kind]) => build(kind === "who" ? "th" : "td", { class: kind }));
-  cells[0].scope = "row";
-  cells[0].append(
-    build("a", { class: "name" }),
-    build("span", { class: "badge", text: "coordinator" }),
-    build("bdi", { class: "team" }),
-  );
-  return build("tr", {}, ...cells);
-}
-
-function fillPeer(row, peer, names) {
-  const [who, device, speed, upload, mode, step, lag, samples, since] = row.children;
-  const [link, badge, team] = who.children;
-  link.href = pageOf(peer.peer);
-  setName(link, nameOf(peer, names));
-  badge.hidden = !peer.follower;
-  setText(team, peer.team);
-  setText(device, visibleDevice(peer.device));
-  setText(speed, peer.follower ? "–" : rate(peer.samples_per_second));
-  setText(upload, peer.upload === null ? "–" : `${bytes(peer.upload)}/s`);
-  setText(mode, MODES[peer.mode]);
-  mode.title = peer.mode === "client" ? "behind a router: reaches others, cannot be reached" : "others can reach it";
-  setText(step, count(peer.step));
-  setText(lag, peer.lag ? plural(peer.lag, "step") : "–");
-  setText(samples, peer.follower ? "–" : count(peer.samples));
-  setText(since, peer.since === null ? "–" : duration(Math.max(1, Date.now() / 1000 - peer.since)));
-  row.classList.toggle("behind", !peer.current);
 }
 
 /** Where the time of each global step goes. */
@@ -223,11 +154,18 @@ function groupChart(signal) {
   let known = [];
   const { element: picture, draw } = chart(make, signal);
   picture.classList.add("low");
-  const beside = tableBeside("The sizes as a table", ["Global step", "Peers", "Samples", "Over the global batch"], () =>
+  const columns = ["Global step", "Peers", "Left out", "Samples", "Over the global batch"];
+  const beside = tableBeside("The sizes as a table", columns, () =>
     known
       .slice(-50)
       .reverse()
-      .map((round) => [count(round.step), count(round.peers), count(round.samples), batches(round.samples)]),
+      .map((round) => [
+        count(round.step),
+        count(round.peers),
+        round.left_out === null ? "–" : count(round.left_out),
+        count(round.samples),
+        batches(round.samples),
+      ]),
   );
   const part = section("How many made each step", picture, beside.element);
 
