@@ -236,6 +236,7 @@ class _Role:
         while self._unrecorded and time.monotonic() >= self._disk_due:
             self._disk_due = time.monotonic() + DISK_SECONDS
             with despite_a_full_disk():
+                self._ledger.record_presence(self._peers().peers)  # first, for what they gave counts in their visits
                 self._record(*self._unrecorded[0])
                 self._unrecorded.popleft()
                 self._disk_due = 0.0
