@@ -42,7 +42,7 @@ class AltersTheRoll(AllReduce):
         ballot = self._voter.leading.ballot
         assert ballot is not None
         propose = ballot.roll
-        ballot.roll = lambda introduced: type(self).change(propose(introduced))  # type: ignore[method-assign]
+        ballot.roll = lambda: type(self).change(propose())  # type: ignore[method-assign]
 
 
 class NamesWhoIsNotThere(AltersTheRoll):
