@@ -413,7 +413,8 @@ class AllReduce:
     def take_early(self, roll: Roll) -> None:
         """Averages of this roll that came before it."""
         for sender, number, encoded in self.averages.held_back(roll.name):
-            self.take_average(sender, messages.average(number, roll.name, encoded)[1:])
+            with contextlib.suppress(ValueError):  # whoever sent it is not the one that is being heard
+                self.take_average(sender, messages.average(number, roll.name, encoded)[1:])
 
     def reduce(self, roll: Roll) -> None:
         """Average those on the roll, if this peer reduces."""

@@ -203,7 +203,9 @@ class Leader:
             return
         ballot.proposed = True
         roll = ballot.roll()
-        self._voter.take_roll(Held(roll=roll, signed=self._votes.propose(roll), promises=ballot.choice or ()))
+        held = Held(roll=roll, signed=self._votes.propose(roll), promises=ballot.choice or ())
+        self._voter.telling.hand_on(held, range(len(self._plan.members)))
+        self._voter.take_roll(held)
 
     def certify(self) -> None:
         """Once a quorum has acknowledged what this peer has."""

@@ -6,9 +6,10 @@ the owners of values there (`Reducing`).
 """
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dedloc_kit.swarm.averaging.agreement.roll import Roll, hash_of
+from dedloc_kit.swarm.averaging.agreement.roll import Held, Roll, hash_of
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, introductions, read_introductions, say
 
@@ -52,10 +53,8 @@ class Telling:
         """Tell these, as far as this reducer is the one to do it, what it knows."""
         known, held, certificate = self._round.introductions, self._voter.held, self._voter.certificate
         down = self._round.links.down
-        for member in set(members).intersection(self._voter.heads.first_told()) if held is not None else ():
-            if held is not None and (member, held.roll.ballot) not in self._told:
-                self._told.add((member, held.roll.ballot))
-                down[member].post(say(Says.ROLL, held))
+        if held is not None:
+            self.hand_on(held, members)
         if certificate is None and (held is None or known is None):
             return
         for member in set(members) & self._listeners() & down.keys():
@@ -65,6 +64,13 @@ class Telling:
             if held is not None and known is not None:
                 signed = dict(zip(held.roll.counted, known.signed, strict=True))
                 link.post(say(Says.ROLL, held), *self._introductions(member, signed, held.roll))
+
+    def hand_on(self, held: Held, members: Collection[int]) -> None:
+        """Tell of a roll at once those of these who are to hand it on."""
+        for member in set(members).intersection(self._voter.heads.first_told()):
+            if (member, held.roll.ballot) not in self._told:
+                self._told.add((member, held.roll.ballot))
+                self._round.links.down[member].post(say(Says.ROLL, held))
 
     def _introductions(self, member: int, signed: Mapping[int, bytes], roll: Roll) -> list[bytes]:
         """As messages to a member; what it was told for another roll it still has."""
@@ -123,7 +129,8 @@ class Telling:
         for sender, contents in early.items():
             same = self._round.plan.rows[sender] == self._round.row
             for content in contents:
-                (self.hear if same else self.hear_row)(sender, content)
+                with suppress(ValueError):  # whoever sent it is not the one that is being heard
+                    (self.hear if same else self.hear_row)(sender, content)
 
     def certificate(self) -> None:
         """Tell its members how the round has ended."""

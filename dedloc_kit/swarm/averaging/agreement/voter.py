@@ -69,7 +69,7 @@ class Voter:
         self._followed = time.monotonic()
         self.leading = Leader(round, self, votes)
         self.fetching = Fetching(round, self)
-        self._telling = Telling(round, self)
+        self.telling = Telling(round, self)
         if self.leader == self._mine:
             self.leading.begin()
 
@@ -172,7 +172,7 @@ class Voter:
             link.post(say(Says.HERE))
             if self.ballot:
                 link.post(say(Says.CALL, Call(ballot=self.ballot, reducers=self.living)))
-        self._telling.roll((member,))
+        self.telling.roll((member,))
         self._round.resend(member, link)
         self._report()
 
@@ -185,13 +185,13 @@ class Voter:
                 pass
             case Says.FOLLOWS:
                 self.heads.follows(member)
-                self._telling.ask(member, link)
+                self.telling.ask(member, link)
             case Says.UNTOLD:
-                self._telling.untold(member)
+                self.telling.untold(member)
             case Says.FETCH:
                 self.fetching.give(messages.numbers(content), link)
             case Says.INTRODUCTIONS:
-                self._telling.hear_row(member, content)
+                self.telling.hear_row(member, content)
             case Says.GONE:
                 self.heads.take_gone(member, messages.numbers(content))
             case _ if not self._round.over:
@@ -207,7 +207,7 @@ class Voter:
             case Says.ROLL:
                 self.take_roll(messages.record(Held, content))
             case Says.INTRODUCTIONS:
-                self._telling.hear(reducer, content)
+                self.telling.hear(reducer, content)
             case Says.CERTIFICATE:
                 self.take_certificate(messages.record(Certificate, content))
                 if self.certified is not None and (self.roll is None or self.roll.name != self.certified.roll):
@@ -326,14 +326,14 @@ class Voter:
             self.fetching.begin()
             self._round.take_early(roll)
         self._round.averages.stir()
-        self._telling.roll(range(len(self._plan.members)))
+        self.telling.roll(range(len(self._plan.members)))
         introduced = self._handshake.known(roll, self._plan.teams[self._round.row])
         if self._round.introductions is None:
             if introduced is not None:
                 self._round.reduce(roll)
-                self._telling.tell_rows(introduced, roll)
+                self.telling.tell_rows(introduced, roll)
             self.introduced(introduced or {})
-            self._telling.take_early()
+            self.telling.take_early()
         else:
             self._acknowledge()
         self.fetching.fetch()
@@ -360,7 +360,7 @@ class Voter:
         if left_out:
             self._round.doubted.add(self._plan.members[self.leader])  # it leaves out who is there
         self._round.know(found)
-        self._telling.roll(range(len(self._plan.members)))
+        self.telling.roll(range(len(self._plan.members)))
         try:
             self._handshake.check(found)
         except GroupRefused as refusal:
@@ -396,7 +396,7 @@ class Voter:
         """Raises ValueError unless a quorum holds the same average."""
         if self.certificate is None and not self._round.over:
             self.certified, self.certificate = self._votes.certified(certificate), certificate
-            self._telling.certificate()
+            self.telling.certificate()
             self.fetching.fetch()
             self._end_if_certified()
 
