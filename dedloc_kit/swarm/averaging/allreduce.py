@@ -260,7 +260,8 @@ class AllReduce:
                 self.lose(reducer, "gave the round up", blame=False)
             self.bury(reducer, "failed" if ended.by_itself else "gave the round up", blame=ended.by_itself)
         except Exception as error:
-            self.bury(reducer, f"broke off ({error!r:.100})", blame=True)
+            ended = self._voter.certified is not None  # there it may be over, and so it may be here
+            self.bury(reducer, f"broke off ({error!r:.100})", blame=not ended)
             if reducer not in self.links.down:  # if it comes all the same, it counts
                 self.lose(reducer, "is not there", blame=False)
         finally:
@@ -315,7 +316,7 @@ class AllReduce:
     async def serve(self, sender: str, introduction: bytes, stream: Stream) -> None:
         """Serve one member: take its gradients for our share, answer with the averages."""
         member = self.plan.members.index(sender) if sender in self.plan.members else self.mine
-        if member in self.handshake.met or self.over:
+        if member in self.handshake.met or (self.over and self._end.exception() is not None):
             return
         link = Link(stream)
         try:
@@ -353,8 +354,7 @@ class AllReduce:
                 elif says == Says.AVERAGE:
                     self.take_average(member, content)
                 elif says == Says.MEAN and self.plan.rows[member] != self.row:
-                    if not self.over:
-                        self._reducing.take_mean(member, content)
+                    self._reducing.take_mean(member, content)
                 else:
                     self._voter.hear_member(member, link, says, content)
         except (OSError, EOFError):

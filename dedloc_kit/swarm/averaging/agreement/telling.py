@@ -83,7 +83,7 @@ class Telling:
         """Give those of this row to each other row: to a finisher there, by the owner here that sends it means."""
         plan, mine, row = self._round.plan, self._round.mine, self._round.row
         deal = plan.deal(roll.reducers)
-        for other in range(len(plan.teams)):
+        for other in range(len(plan.teams)) if deal.owners[row] else ():
             there = [n for n, finisher in enumerate(deal.finishers) if plan.rows[finisher] == other]
             if other == row or not there:
                 continue

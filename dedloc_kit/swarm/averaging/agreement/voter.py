@@ -240,6 +240,8 @@ class Voter:
         leader = self.leader_of(call.ballot)
         rows = self._plan.rows
         handed_on = not self._plan.one_row and (rows[reducer] == rows[self._mine] or reducer == self.leader)
+        if leader != reducer and not handed_on and not self._plan.one_row:
+            return  # it believes that this peer follows it
         if (leader != reducer and not handed_on) or call.ballot >= MAX_BALLOTS * len(self.ranking):
             raise ValueError("a ballot is not its own")
         if leader not in call.reducers or not set(call.reducers) <= set(self._plan.reducers):
