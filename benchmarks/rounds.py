@@ -21,7 +21,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,7 @@ from dedloc_kit.training import flat
 VALUES, STANDS_FOR = 100_000, 18_000_000
 PART = 4 * flat.CHUNK * VALUES // STANDS_FOR
 """Values in one message at most: four times as long as it would be with 18 million, to save time."""
-BYTES_PER_VALUE = 4.125 / 8
+BYTES_PER_VALUE: Mapping[int, float] = {Says.PART: 4.125 / 8, Says.AVERAGE: 4.125 / 8, Says.MEAN: 8.0625 / 8}
 SLOWEST, FASTEST = 10e6 / 8, 100e6 / 8
 """Bytes per second."""
 START = 3.0
@@ -54,7 +54,7 @@ START = 3.0
 FIRST_GUESS = 15.0
 """Seconds that a round may take, before there was any: in these its peers die."""
 MAX_GROUP = 64
-"""From more peers on there are rows."""
+"""So many are in a row at most."""
 LIMIT = 600.0
 """Simulated seconds after which a round is said not to end."""
 LATE = 0.2
@@ -330,9 +330,9 @@ def _round(
 
     def size_of(message: bytes) -> int:
         nonlocal told
-        if message[0] in (Says.PART, Says.AVERAGE) and len(message) > 40:
+        if message[0] in BYTES_PER_VALUE and len(message) > 40:
             begin, end = crowd.plan.chunks[int.from_bytes(message[1:5], "big")]
-            return math.ceil((end - begin) * STANDS_FOR / VALUES * BYTES_PER_VALUE) + 64
+            return math.ceil((end - begin) * STANDS_FOR / VALUES * BYTES_PER_VALUE[message[0]]) + 64
         told += len(message)
         return len(message)
 
@@ -378,7 +378,7 @@ def _round(
 
 def _rows(count: int, bandwidths: Sequence[float], forced: int | None) -> list[int]:
     """Of each peer: rows alike in size and bandwidth, as their leaders even them out."""
-    number = forced or (1 if count <= MAX_GROUP else round(math.sqrt(count)))
+    number = forced or math.ceil(count / MAX_GROUP)
     rows = [0] * count
     for place, peer in enumerate(sorted(range(count), key=lambda n: -bandwidths[n])):
         lap, at = divmod(place, number)

@@ -69,7 +69,8 @@ class Handshake:
 
     def begin(self, roll: Roll) -> None:
         """A roll has come; most of what was told for the one before is on it as well."""
-        self._told = {m: told for m, told in self._told.items() if hash_of(told) == roll.introductions[m]}
+        names = roll.introductions
+        self._told = {m: told for m, told in self._told.items() if names[m] in (b"", hash_of(told))}
 
     def tell(self, roll: Roll, signed: Mapping[int, bytes]) -> Introductions | None:
         """Some introductions on the roll, by member; all of them, once they are complete.
@@ -80,7 +81,7 @@ class Handshake:
             if not 0 <= member < len(self.members) or hash_of(introduction) != roll.introductions[member]:
                 raise ValueError("an introduction is not the one on the roll")
         self._told.update(signed)
-        if len(self._told) < len(roll.counted):
+        if not self._told.keys() >= set(roll.counted):
             return None
         contributions = {
             self.members[member]: self.met[member]

@@ -111,17 +111,16 @@ class Telling:
     def _right(self, sender: int, content: bytes) -> list[dict[int, bytes]]:
         """Those on the roll; they wait if they are of one that this peer was not told yet."""
         name, signed = read_introductions(content)
-        roll = self._voter.roll
-        if roll is None or name != roll.name:
-            early = self._early.setdefault(sender, [])
-            if len(early) < MAX_EARLY:
-                early.append(content)
-            return []
-        if any(not 0 <= m < len(roll.introductions) for m in signed):
-            raise ValueError("it introduces strangers")
-        if any(hash_of(each) != roll.introductions[m] for m, each in signed.items()):
-            raise ValueError("an introduction is not the one on the roll")
-        return [signed] if self._round.introductions is None else []
+        roll, right = self._voter.roll, dict[int, bytes]()
+        if roll is not None:  # most of those on one roll are on the others as well
+            known = dict(enumerate(roll.introductions))
+            right = {m: each for m, each in signed.items() if hash_of(each) == known.get(m)}
+        if roll is not None and name == roll.name:
+            if len(right) < len(signed):
+                raise ValueError("an introduction is not the one on the roll")
+        elif len(early := self._early.setdefault(sender, [])) < MAX_EARLY:
+            early.append(content)
+        return [right] if right and self._round.introductions is None else []
 
     def take_early(self) -> None:
         """There is a roll: what came of it before."""
