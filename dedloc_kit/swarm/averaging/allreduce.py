@@ -203,6 +203,10 @@ class AllReduce:
             elif link is not None and self._silent(member, link, now) > usual:
                 self.lose(member, "stopped sending", blame=not self.whole(member, first=True))
         self._voter.judge(now, starting)
+        for owner in self._reducing.lacking():
+            link = self.links.down.get(owner)
+            if link is None or not link.arriving(usual):
+                self._voter.lacks(owner, now)
 
     def _silent(self, member: int, link: Link, now: float) -> float:
         """Whoever had sent all may not have heard yet that more was dealt out."""
@@ -363,6 +367,8 @@ class AllReduce:
             self.parts.forget(member)
             self.handshake.met.pop(member, None)
             self.lose(member, f"sent nonsense ({error!r:.100})", blame=True)
+            if self.plan.rows[member] != self.row and member in self.plan.reducers and not self.over:
+                self._voter.heads.complain(member)
             if not self.over:
                 link.post(gave_up(self.plan.members[self.mine], self.culprits, self.named))
                 await link.flushed()

@@ -112,6 +112,14 @@ class Reducing:
         """From the owner in another row; raises ValueError."""
         self._finish(self.means.take(sender, *messages.read_average(content)))
 
+    def lacking(self) -> set[int]:
+        """Owners in other rows whose means this finisher waits for."""
+        if self._plan.one_row or not self._weights:
+            return set()
+        rows = [row for row, weight in self._weights.items() if weight and row != self._round.row]
+        waiting = [n for n, a in self._averages.items() if not a.done() and self._deal.finishers[n] == self._mine]
+        return {self._deal.owners[row][n] for n in waiting for row in rows if not self.means.complete(n, [row])}
+
     def _start(self, weights: Mapping[int, float]) -> None:
         numbers = list(self._averages)
         counted = {member: weight for member, weight in weights.items() if weight}

@@ -35,6 +35,8 @@ class Heads:
         """Who is the head of each row, and since when."""
         self._guests: set[int] = set()
         """Members of other rows that follow this peer."""
+        self._complaints: dict[int, set[int]] = {}
+        """Of which reducers of other rows each has complained."""
 
     # Who it is
 
@@ -165,10 +167,21 @@ class Heads:
         if self.mine and link is not None and self._plan.rows[reducer] == self._round.row:
             link.post(messages.say(Says.GONE, [reducer]))
 
+    def complain(self, reducer: int) -> None:
+        """Of an owner in another row, who does not send this finisher what it should."""
+        self._take_complaint(self._mine, reducer)
+
     def take_gone(self, member: int, reducers: Sequence[int]) -> None:
-        """The head of a row says of whom there nothing comes; raises ValueError."""
-        row = self._plan.rows[member]
-        if member not in self._plan.row_reducers[row] or not set(reducers) <= set(self._plan.row_reducers[row]):
+        """The head of a row says of whom there nothing comes, or a finisher complains of an owner in another row; raises
+        ValueError."""
+        rows, reducing = self._plan.rows, set(self._plan.reducers)
+        if not reducers or not {member, *reducers} <= reducing:
+            raise ValueError("it says that others than reducers are gone, or is none itself")
+        row = rows[member]
+        if len(reducers) == 1 and rows[reducers[0]] != row:
+            self._take_complaint(member, reducers[0])
+            return
+        if {rows[reducer] for reducer in reducers} != {row}:
             raise ValueError("it says of others than its row that they are gone")
         head = self.of(row)
         if head != member and head in self._links.down and head not in reducers:
@@ -176,3 +189,17 @@ class Heads:
         for reducer in set(reducers) - {member}:
             if reducer not in self._links.down or self._links.silent(reducer) > self._round.patience.usual:
                 self._round.bury(reducer, "is gone, as the head of its row says", blame=False)
+
+    def _take_complaint(self, member: int, reducer: int) -> None:
+        """It is believed, for it costs little: but one of each reducer, and as many of a head as its row has reducers, so
+        that nobody can send them all away."""
+        made = self._complaints.setdefault(member, set())
+        heads = self.of(self._plan.rows[member]) == member and self._plan.rows[member] != self._round.row
+        if reducer in made or len(made) >= (len(self._plan.row_reducers[self._plan.rows[member]]) if heads else 1):
+            return
+        made.add(reducer)
+        if self._voter.leader == self._mine:
+            self._round.named.add(self._plan.members[reducer])
+            self._round.bury(reducer, "sends another row nothing of use, as that says", blame=False)
+        elif self._voter.leader in self._links.up:
+            self._links.up[self._voter.leader].post(messages.say(Says.GONE, [reducer]))

@@ -68,9 +68,17 @@ class Telling:
     def hand_on(self, held: Held, members: Collection[int]) -> None:
         """Tell of a roll at once those of these who are to hand it on."""
         for member in set(members).intersection(self._voter.heads.first_told()):
-            if (member, held.roll.ballot) not in self._told:
-                self._told.add((member, held.roll.ballot))
-                self._round.links.down[member].post(say(Says.ROLL, held))
+            self._hand_on(held, member)
+
+    def nudge(self, owner: int) -> None:
+        """Tell an owner in another row of the roll, since it does nothing."""
+        if self._voter.held is not None and owner in self._round.links.down:
+            self._hand_on(self._voter.held, owner)
+
+    def _hand_on(self, held: Held, member: int) -> None:
+        if (member, held.roll.ballot) not in self._told:
+            self._told.add((member, held.roll.ballot))
+            self._round.links.down[member].post(say(Says.ROLL, held))
 
     def _introductions(self, member: int, signed: Mapping[int, bytes], roll: Roll) -> list[bytes]:
         """As messages to a member; what it was told for another roll it still has."""

@@ -66,7 +66,7 @@ class Voter:
         self._corrected: set[tuple[int, int]] = set()  # who was told that it calls too low a ballot
         self._begun = self._reported = False
         self._awaited = 0  # a member that this reducer does not have everything from
-        self._followed = time.monotonic()
+        self._followed = self._rolled = time.monotonic()
         self.leading = Leader(round, self, votes)
         self.fetching = Fetching(round, self)
         self.telling = Telling(round, self)
@@ -112,6 +112,13 @@ class Voter:
             elif stuck and self.acknowledged is None:
                 self._round.bury(self.leader, "told a roll of which no average comes", blame=False)
         self.fetching.fetch(silent=usual)
+
+    def lacks(self, owner: int, now: float) -> None:
+        """This finisher waits for the mean of an owner in another row, which the head there may not have told."""
+        if now - self._rolled > self._round.patience.usual:
+            self.telling.nudge(owner)
+        if now - self._rolled > STUCK * self._round.patience.usual:
+            self.heads.complain(owner)
 
     def lost(self, member: int) -> None:
         self.leading.lost(member)
@@ -319,7 +326,7 @@ class Voter:
             team = set(self._plan.teams[self._round.row])
             if self._mine in roll.reducers and not all(map(self._round.whole, team.intersection(roll.counted))):
                 raise ValueError("a roll names members that were not there")
-        self.held = held
+        self.held, self._rolled = held, time.monotonic()
         if before is None or before.name != roll.name:
             # A quorum has nothing of an earlier ballot, or this average: what this peer has cannot be taken any more.
             self.acknowledged = self._acknowledged_roll = None
