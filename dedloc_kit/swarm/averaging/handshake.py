@@ -85,7 +85,7 @@ class Handshake:
             return None
         contributions = {
             self.members[member]: self.met[member]
-            if self.signed.get(member) == self._told[member]
+            if member in self.met and self.signed[member] == self._told[member]
             else self._introduced(self.members[member], self._told[member])
             for member in roll.counted
         }
