@@ -264,8 +264,8 @@ class AllReduce:
                 self.lose(reducer, "gave the round up", blame=False)
             self.bury(reducer, "failed" if ended.by_itself else "gave the round up", blame=ended.by_itself)
         except Exception as error:
-            ended = self._voter.certified is not None  # there it may be over, and so it may be here
-            self.bury(reducer, f"broke off ({error!r:.100})", blame=not ended)
+            over_there = self._voter.certified is not None
+            self.bury(reducer, f"broke off ({error!r:.100})", blame=not over_there)
             if reducer not in self.links.down:  # if it comes all the same, it counts
                 self.lose(reducer, "is not there", blame=False)
         finally:

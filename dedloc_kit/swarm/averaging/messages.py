@@ -52,8 +52,8 @@ class Says(IntEnum):
     GONE = 17
     """From the head of a row to the leader: reducers of the row from which nothing more comes."""
     MEAN = 18
-    """From the owner of a chunk to its finisher: which chunk (4 bytes), the name of the roll (32 bytes), and the mean of
-    those on the roll that are of the owner's row, encoded."""
+    """From the owner of a chunk to its finisher: which chunk (4 bytes), the name of the roll (32 bytes), and the mean
+    of those on the roll that are of the owner's row, encoded."""
 
 
 class Ended(Exception):

@@ -174,7 +174,9 @@ class Reducing:
 
     def _encode(self, number: int, average: Tensor) -> None:
         begin, place = self._plan.chunks[number][0], self._round.averages.place(number)
-        encoded = self._coding.averaged.encode(self._coding.of_averages(begin, self._plan.layout), average, begin, place)
+        encoded = self._coding.averaged.encode(
+            self._coding.of_averages(begin, self._plan.layout), average, begin, place
+        )
         self._round.take_average(
             self._mine, messages.average(number, self._roll, bytes(encoded.SerializeToString()))[1:]
         )

@@ -4,7 +4,7 @@ All of it happens in simulated time: nobody is taken for dead because this machi
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 import pytest
 import torch
@@ -37,13 +37,13 @@ class Rows(Party):
     async def connect(self, me: int, number: int) -> tuple[Stream, Stream]:
         return await self.wires.connect(me, number)
 
-    def run(self, story: Callable[[], "asyncio.Future[object]"] | None = None) -> list[BaseException | None]:
+    def run(self, story: Callable[[], Coroutine[None, None, None]] | None = None) -> list[BaseException | None]:
         """A round, in which this happens."""
 
         async def meet() -> list[BaseException | None]:
             await self.begin()
             if story is not None:
-                await story()  # type: ignore[misc]
+                await story()
             async with asyncio.timeout(LIMIT):
                 return await self.end()
 
@@ -160,7 +160,7 @@ def test_whoever_dies_in_rows_the_others_end_with_the_average_of_those_on_the_ro
         await until(when, party.members[victim])
         party.kill(victim)
 
-    outcomes = party.run(story)  # type: ignore[arg-type]
+    outcomes = party.run(story)
     living = [number for number in range(9) if number != victim]
     assert check(party, living, outcomes) >= set(living)
     for number in living:
@@ -177,7 +177,7 @@ def test_members_of_a_row_that_has_failed_take_the_step_of_the_others_and_are_le
         await until(sends, party.members[next(m for m in party.plan.teams[row] if m != victim)])
         party.kill(victim)
 
-    outcomes = party.run(story)  # type: ignore[arg-type]
+    outcomes = party.run(story)
     living = [number for number in range(12) if number != victim]
     assert check(party, living, outcomes) == {number for number in living if party.plan.rows[number] != row}
 
@@ -190,7 +190,7 @@ def test_of_rows_that_are_cut_in_two_one_side_goes_on_and_the_other_takes_no_ste
         await until(sends, party.members[leader(party)])
         party.cut(some, others)
 
-    outcomes = party.run(story)  # type: ignore[arg-type]
+    outcomes = party.run(story)
     took = [number for number, outcome in enumerate(outcomes) if outcome is None]
     assert took, outcomes
     assert set(took) <= set(some), outcomes
@@ -233,7 +233,7 @@ def test_an_owner_that_sends_nonsense_to_other_rows_is_named_and_the_others_take
         await asyncio.wait([task for number, task in enumerate(party.tasks) if number != liar], timeout=LIMIT)
         party.tasks[liar].cancel()
 
-    outcomes = party.run(story)  # type: ignore[arg-type]
+    outcomes = party.run(story)
     honest = [number for number in range(9) if number != liar]
     assert check(party, honest, outcomes) >= set(honest)
     culprits = set().union(*(party.members[number].culprits for number in honest))
@@ -260,7 +260,7 @@ def test_a_head_that_hands_on_nothing_costs_its_row_the_step_at_most() -> None:
         await asyncio.wait(others, timeout=LIMIT)
         party.tasks[liar].cancel()
 
-    outcomes = party.run(story)  # type: ignore[arg-type]
+    outcomes = party.run(story)
     honest = [number for number in range(16) if party.plan.rows[number] != row]
     check(party, honest, outcomes)
 
@@ -283,7 +283,7 @@ def test_a_mean_is_taken_from_the_owner_of_its_values_alone() -> None:
         false = way.compress(torch.full((end - begin,), 1e6)).SerializeToString()
         means(member._reducing, wrong, messages.mean(number, roll.name, false)[1:])
 
-    assert check(party, range(9), party.run(story)) == set(range(9))  # type: ignore[arg-type]
+    assert check(party, range(9), party.run(story)) == set(range(9))
 
 
 # Who reduces what

@@ -66,9 +66,7 @@ class Heads:
         return tuple(
             r
             for r in self._plan.reducers
-            if r not in self._links.dead
-           
-            and (self._plan.rows[r] == self._round.row or r in known)
+            if r not in self._links.dead and (self._plan.rows[r] == self._round.row or r in known)
         )
 
     def overdue(self, start: float) -> list[int]:
@@ -172,8 +170,10 @@ class Heads:
         self._take_complaint(self._mine, reducer)
 
     def take_gone(self, member: int, reducers: Sequence[int]) -> None:
-        """The head of a row says of whom there nothing comes, or a finisher complains of an owner in another row; raises
-        ValueError."""
+        """The head of a row says of whom there nothing comes, or a finisher complains of an owner in another row.
+
+        Raises ValueError for what neither may say.
+        """
         rows, reducing = self._plan.rows, set(self._plan.reducers)
         if not reducers or not {member, *reducers} <= reducing:
             raise ValueError("it says that others than reducers are gone, or is none itself")
@@ -191,8 +191,8 @@ class Heads:
                 self._round.bury(reducer, "is gone, as the head of its row says", blame=False)
 
     def _take_complaint(self, member: int, reducer: int) -> None:
-        """It is believed, for it costs little: but one of each reducer, and as many of a head as its row has reducers, so
-        that nobody can send them all away."""
+        """It is believed, for it costs little: but one of each reducer, and as many of a head as its row has reducers,
+        so that nobody can send them all away."""
         made = self._complaints.setdefault(member, set())
         heads = self.of(self._plan.rows[member]) == member and self._plan.rows[member] != self._round.row
         if reducer in made or len(made) >= (len(self._plan.row_reducers[self._plan.rows[member]]) if heads else 1):

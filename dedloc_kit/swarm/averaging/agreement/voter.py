@@ -39,7 +39,7 @@ class Voter:
     """Of one peer in one round.
 
     :param round: does what is agreed
-    :ivar leader: whom this peer follows: the first in the order that it does not know to be gone, or the head of its row
+    :ivar leader: whom this peer follows: the first in the order that it does not know to be gone, or its row's head
     :ivar ballot: the one that it has joined; it acknowledges nothing of those before
     :ivar living: who reduces in that ballot
     :ivar held: the newest roll that it was told
