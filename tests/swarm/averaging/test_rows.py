@@ -205,7 +205,8 @@ class SendsAMeanTwice(AllReduce):
         super().post(reducer, *contents)
         for content in contents:
             if content[0] == Says.MEAN:
-                super().post(reducer, content[:-1] + bytes([content[-1] ^ 1]))
+                middle = len(content) // 2
+                super().post(reducer, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
 
 
 class SendsMeansThatCannotBeRead(AllReduce):
