@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 from torch import Tensor
@@ -26,7 +25,7 @@ from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, 
 from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.messages import gave_up
-from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
@@ -265,8 +264,8 @@ class AveragingService(Service):
         me, layout = self._signer.peer, self._vector.layout
         bandwidths = [0.0 if member.client_mode else member.bandwidth for member in group.members]
         loop = asyncio.get_running_loop()
-        shares = await loop.run_in_executor(None, load_balance_peers, layout.size, bandwidths, 0)
-        plan = Plan(group.peers, layout, tuple(shares))
+        shares = await loop.run_in_executor(None, balanced, layout.size, bandwidths)
+        plan = Plan(group.peers, layout, shares)
 
         def introduced(peer: str, introduction: bytes) -> Contribution:
             return self._introduced(peer, introduction, step)

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,8 +112,8 @@ class LeavesOutTheSecond(AllReduce):
         if ballot is not None:
             propose, brought = ballot.roll, SAMPLES[1]
 
-            def without(introduced: Mapping[int, bytes]) -> Roll:
-                roll = propose(introduced)
+            def without() -> Roll:
+                roll = propose()
                 names = list(roll.introductions)
                 second = next(n for n, met in self.handshake.met.items() if met.samples == brought)
                 names[second] = b""
