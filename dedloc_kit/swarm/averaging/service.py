@@ -22,12 +22,13 @@ from dedloc_kit.swarm.averaging.agreement.roll import Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
+from dedloc_kit.swarm.averaging.group import Group, GroupRequest, NoGroup, RoundResult
 from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.messages import gave_up
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
+from dedloc_kit.swarm.averaging.row_meeting import Matchmaking
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
@@ -103,7 +104,7 @@ class AveragingService(Service):
     def __init__(
         self,
         endpoint: Endpoint,
-        groups: GroupService,
+        groups: Matchmaking,
         signer: Signer,
         run: RunConfig,
         vector: SharedVector,
@@ -137,8 +138,8 @@ class AveragingService(Service):
             return await self._find_and_average(current)
         except asyncio.CancelledError:
             return RoundResult("failed", detail="called off")
-        except TimeoutError as error:
-            return RoundResult("failed", detail=str(error))
+        except NoGroup as error:
+            return RoundResult("failed", detail=str(error), named=frozenset({error.leader} - {""}))
         finally:
             current.end()
             del self._rounds[number]
