@@ -16,7 +16,7 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.averaging.averager import Averager
 from dedloc_kit.swarm.averaging.group import GroupService
-from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.grouping import Rows
 from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules
 from dedloc_kit.swarm.directory.belief import Belief
@@ -187,7 +187,7 @@ def exchange_of(
     :param source: of the state that is handed out
     :param rules: the usual ones if none are given
     """
-    rules = rules or Rules(OneGroup(run.global_batch))
+    rules = rules or Rules(Rows(run.global_batch))
     vector = SharedVector(layout)
 
     @asynccontextmanager

@@ -98,7 +98,7 @@ class Tracker(threading.Thread):
         self._period = 0.0
         self._others: dict[str, Progress] = {}
         self._left: frozenset[str] = frozenset()
-        self.suspicion = Suspicion(lambda: self._others)
+        self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._others})
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
         self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from dedloc_kit.records import MAX_ROWS, Contribution, Notice, Progress, RowSummary
@@ -75,7 +76,12 @@ def share_of(peer: str) -> int:
 
 def cell_of(peer: str, step: int) -> int:
     """Which cell a peer is in when it holds the parameters of this global step."""
-    return hashlib.sha256(f"{step // EPOCH} {peer}".encode()).digest()[0] % CELLS
+    return _cell_in(peer, step // EPOCH)
+
+
+@lru_cache(8192)
+def _cell_in(peer: str, epoch: int) -> int:
+    return hashlib.sha256(f"{epoch} {peer}".encode()).digest()[0] % CELLS
 
 
 def cells_of(peer: str, step: int) -> tuple[int, ...]:

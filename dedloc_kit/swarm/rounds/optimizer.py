@@ -452,4 +452,5 @@ class CollaborativeOptimizer:
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),
+            self._exchange.grouping.division(self.step, self.state.receipts),
         )

@@ -4,18 +4,20 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
-from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.group import GroupRequest, Member, RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.exchange import Exchange
+from dedloc_kit.swarm.rounds.other_rows import OtherRows
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.state import TrainingState
@@ -55,6 +57,8 @@ class Rounds:
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()
+        self._other_rows = OtherRows(state, tracker, signer)
+        self._awaited_rows: frozenset[int] = frozenset()
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -84,7 +88,7 @@ class Rounds:
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
-        return self.samples + sum(progress.samples for progress in self._in_sync().values())
+        return self.samples + sum(told.samples for told in self._told())
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
@@ -97,14 +101,11 @@ class Rounds:
         early or a group that waits a moment this guess is good enough; a round begins with what was told.
         """
         now = get_dht_time()
-        untold = sum(
-            progress.samples_per_second * min(MAX_PERIOD, max(0.0, now - progress.time))
-            for progress in self._in_sync().values()
-        )
+        untold = sum(told.samples_per_second * min(MAX_PERIOD, max(0.0, now - told.time)) for told in self._told())
         return self._seconds_for(self._run.global_batch - self.swarm_samples() - untold, samples_per_second)
 
     def _seconds_for(self, samples: float, samples_per_second: float) -> float:
-        rate = samples_per_second + sum(progress.samples_per_second for progress in self._in_sync().values())
+        rate = samples_per_second + sum(told.samples_per_second for told in self._told())
         return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
 
     def look_period(self, samples_per_second: float) -> float:
@@ -124,21 +125,26 @@ class Rounds:
         left, expected = self._probably_left(samples_per_second), self._expected()
         if left > self._timeouts.lead or time.monotonic() < self._not_before:
             return None
-        if not expected:
+        rows = self._other_rows.expected()
+        if not expected and not rows:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        self._awaited, after = frozenset(expected), self._state.round
-        follower, client = self._profile.follower, self._profile.client_mode
+        self._awaited, self._awaited_rows, after = frozenset(expected), rows, self._state.round
+        me, follower, client = self._signer.peer, self._profile.follower, self._profile.client_mode
+        bandwidth = self._timeouts.bandwidth
+        leaders = self._grouping.leaders(after, me, follower, expected, client)
+        mine = Member(peer=me, bandwidth=bandwidth, client_mode=client, group_size=1 + len(expected))
         self._group = self._averager.gather(
             GroupRequest(
                 step=self._state.step + 1,
                 after=after,
-                leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
+                leaders=leaders or (self._other_rows.hosts() if client else ()),
                 expected=self._awaited,
                 unwelcome=self._suspicion.backed_off(),
-                window=self._timeouts.window + 2 * max(progress.boundary_seconds for progress in expected.values()),
-                bandwidth=self._timeouts.bandwidth,
+                window=self._timeouts.window + 2 * self._boundary(expected.values()),
+                bandwidth=bandwidth,
+                rows=self._other_rows.call(mine),
             )
         )
         return None
@@ -172,6 +178,7 @@ class Rounds:
     def stepped(self, members: Collection[str]) -> None:
         """This peer holds the parameters that these members' round led to."""
         self._last_members = frozenset(members)
+        self._other_rows.stepped(members)
 
     def heed(self, instructions: Instructions) -> None:
         """What the organizer orders goes into this peer's contributions from now on."""
@@ -190,9 +197,19 @@ class Rounds:
             _log.warning("%d samples were computed on parameters that are too old; dropped", dropped)
 
     def _in_sync(self) -> dict[str, Progress]:
-        """The others who hold the same state as this peer: their samples fill the same batch."""
-        in_sync, backed_off = self._tracker.at(*self._state.position), self._suspicion.backed_off()
+        """The others of this peer's row who hold the same state: their samples fill the same batch."""
+        in_sync, backed_off = self._tracker.row_at(*self._state.position), self._suspicion.backed_off()
         return {peer: progress for peer, progress in in_sync.items() if peer not in backed_off}
+
+    def _told(self) -> Iterator[Progress | Row]:
+        """What is told of this batch: by each of this peer's row, and of the other rows."""
+        yield from self._in_sync().values()
+        yield from self._other_rows.seen().values()
+
+    def _boundary(self, told: Iterable[Progress]) -> float:
+        """How long others may have to be waited for."""
+        said = [row.boundary_seconds for row in self._other_rows.seen().values()]
+        return max((*said, *(progress.boundary_seconds for progress in told)), default=0.0)
 
     def _expected(self) -> dict[str, Progress]:
         """Who has to come to the next round.
@@ -202,7 +219,7 @@ class Rounds:
         """
         others = self._tracker.others()
         before, able = self._state.step - 1, self._last_members & others.keys() - self._suspicion.backed_off()
-        late = {peer: others[peer] for peer in able if others[peer].step == before}
+        late = {p: others[p] for p in able if others[p].step == before and self._tracker.is_near(p)}
         return self._grouping.expected(self._in_sync(), late)
 
     def _watch_the_batch(self) -> None:
@@ -217,6 +234,7 @@ class Rounds:
             return
         in_sync = self._in_sync()  # what a member has told of the step before is in that step
         samples = self._tally.samples + sum(in_sync[peer].samples for peer in members & in_sync.keys())
+        samples += self._other_rows.samples(members)
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
@@ -224,7 +242,7 @@ class Rounds:
             if members >= self._awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
-            boundary = max((progress.boundary_seconds for progress in self._in_sync().values()), default=0.0)
+            boundary = self._boundary(in_sync.values())
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
@@ -268,6 +286,7 @@ class Rounds:
         outcome, members = group.result(), group.members
         if members is not None:
             self._suspicion.suspect(self._awaited - members)
+            self._other_rows.missed(self._awaited_rows, members)
         match outcome.outcome:
             case "complete":
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
@@ -279,6 +298,8 @@ class Rounds:
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+                if outcome.contributions:
+                    self._other_rows.fell_short(outcome.contributions)
                 self._blame(outcome)
                 if members is not None and members - outcome.contributions.keys():
                     self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
@@ -291,6 +312,7 @@ class Rounds:
         self._timeouts.failed()
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
+            self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.id:
