@@ -19,6 +19,7 @@ from dedloc_kit.records import Progress
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.following import Following
 from dedloc_kit.swarm.directory.rows import ONE, Division
 from dedloc_kit.swarm.directory.summaries import Row, Summaries
 from dedloc_kit.swarm.directory.suspicion import Suspicion
@@ -46,8 +47,6 @@ time it must stay below what a record lives, or peers would seem to be gone."""
 DHT_TIMEOUT = 10.0
 STORE_SECONDS = 1.0
 """For so long a report is waited for: those who answer have it long before those who do not are given up."""
-ALL_ROWS_SECONDS = 30.0
-"""Between two looks at all rows, of a peer that follows one."""
 ECHOES = 5
 """So often in a row a peer lets its twin know; while it waits, ever more rarely after that."""
 
@@ -55,10 +54,8 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(threading.Thread):
-    """Publishes this peer's progress and follows everyone else's, in the background.
-
-    Where peers are divided into rows it follows those of its own row and the organizer, and what is said of the other
-    rows. Who adds no samples (a follower, an observer, a newcomer before it has the state) follows all.
+    """Publishes this peer's progress and follows everyone else's, in the background; where peers are divided into
+    rows, that of its own row and of the organizer: see `Following`.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
     :param incidents: told about records that are ignored
@@ -86,14 +83,13 @@ class Tracker(threading.Thread):
             dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
         self._summaries = Summaries(dht, signer, run_id, global_batch, incidents.reject, TIME_TO_LIVE)
+        self._following = Following(signer.peer, self._summaries)
         self.twin = Twin(session, float(get_dht_time()))
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._mine: Progress | None = None
-        self._division = ONE
-        self._saw_all = -math.inf
         self._dirty = self._report_now = False
         self._period = 0.0
         self._others: dict[str, Progress] = {}
@@ -112,7 +108,7 @@ class Tracker(threading.Thread):
         """
         with self._lock:
             before, self._mine = self._mine, mine
-            self._division = division
+            self._following.divide(division)
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now = False
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
@@ -186,16 +182,16 @@ class Tracker(threading.Thread):
         def counts(peer: str, told: float) -> bool:
             return peer not in backed_off and self.suspicion.counts(peer, told)
 
-        return self._summaries.believed(self._division, Position(step, round_id), counts)
+        return self._summaries.believed(self.division, Position(step, round_id), counts)
 
     @property
     def division(self) -> Division:
         """How those are divided who hold the state that this peer last reported."""
-        return self._division
+        return self._following.division
 
     def is_near(self, peer: str) -> bool:
         """Is a peer in this one's row?"""
-        return self._division.row_of(peer) == self._division.row_of(self._signer.peer)
+        return self._following.near(peer)
 
     def newest(self, mine: Position) -> Position:
         """The newest state that the swarm has provably come to; this peer's own (`mine`) if there is no newer one."""
@@ -234,7 +230,7 @@ class Tracker(threading.Thread):
         now = float(get_dht_time())
         self._note(now)
         alive = {p for p, progress in others.items() if _alive(progress) and not self.suspicion.refuses(p)}
-        self.belief.see(alive | self._said_to_be_there(), now)
+        self.belief.see(alive | self._following.said_to_be_there(self.belief.taken.samples), now)
         self._doubt_claims()
 
     def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
@@ -242,9 +238,9 @@ class Tracker(threading.Thread):
 
         :param age: as for `Directory.look`
         """
-        if self._division.rows > 1 or not self._others or age is None:
+        if self.division.rows > 1 or not self._others or age is None:
             self._summaries.look(DHT_TIMEOUT, age)
-        cells = self._cells_to_look_into()
+        cells = self._following.cells(self._mine, led=self.belief.organizer in self.others())
         found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age, cells=cells)
         there = {peer: progress for peer, progress in found.items() if progress is not None}
         self.twin.see(there.pop(self._signer.peer, None))
@@ -252,23 +248,6 @@ class Tracker(threading.Thread):
             far = {p: v for p, v in self._others.items() if not self.is_near(p) and p not in found and _alive(v)}
             there = {**far, **there}
         return there, frozenset(peer for peer, progress in found.items() if progress is None)
-
-    def _cells_to_look_into(self) -> Sequence[int]:
-        mine, said = self._mine, self._summaries.told()
-        if not said and self._division.rows == 1:
-            return ()
-        # Without the organizer's word it takes those who brought most of the last step to prove a newer one.
-        behind = mine is not None and any(summary.step > mine.step for summary in said.values())
-        lost = behind and self.belief.organizer not in self.others()
-        if mine is None or mine.follower or (lost and time.monotonic() > self._saw_all + ALL_ROWS_SECONDS):
-            self._saw_all = time.monotonic()
-            return range(CELLS)
-        return self._division.cells(self._signer.peer)
-
-    def _said_to_be_there(self) -> set[str]:
-        """Those who brought the last step and are in a row of which somebody speaks."""
-        rows = {summary.row for summary in self._summaries.told().values() if summary.rows == self._division.rows}
-        return {peer for peer in self.belief.taken.samples if self._division.row_of(peer) in rows}
 
     def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
         """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
@@ -389,7 +368,7 @@ class Tracker(threading.Thread):
     def _summarise(self) -> None:
         """Tell the other rows of this one, if it is this peer's turn."""
         with self._lock:
-            mine, division = self._mine, self._division
+            mine, division = self._mine, self.division
         if mine is not None and division.rows > 1:
             told = self._summaries.tell(mine, self.row_at(mine.step, mine.round), division)
             if told is not None:
@@ -400,7 +379,7 @@ class Tracker(threading.Thread):
         return self._store(mine.model_copy(update={"time": get_dht_time()}))
 
     def _store(self, mine: Progress | None) -> Any:
-        me, division = self._signer.peer, self._division
+        me, division = self._signer.peer, self.division
         # By what the record itself says, for nodes take it nowhere else.
         cells = cells_of(me, division.step if mine is None else mine.step) if division.rows > 1 else ()
         to_all = me == self.belief.organizer

@@ -12,7 +12,7 @@ from dedloc_kit.records import Progress, RowSummary
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, Summaries, speakers
-from dedloc_kit.swarm.directory.tracker import ALL_ROWS_SECONDS, TIME_TO_LIVE, Tracker
+from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
 from dedloc_kit.training.state import Position
@@ -94,10 +94,11 @@ class Many:
                 a_summary_by(self.dht, signer).tell(row[signer.peer], others, self.division)
 
     def tracker(self, signer: Any, step: int = STEP) -> Tracker:
-        """One that has reported and looked."""
+        """One that has looked at all rows before it had the state, has reported and looked again."""
         mine = belief(signer.peer, self.organizer.peer)
         tracker = Tracker(self.dht, signer, RUN_ID, BATCH, (), Incidents(), mine)
         division = Division(self.division.rows, step)
+        tracker.refresh()
         tracker.report(self.says[signer.peer].model_copy(update={"step": step}), 1.0, division)
         self.dht.bytes = 0
         tracker.refresh()
@@ -148,19 +149,36 @@ def test_the_organizer_and_who_looks_on_follow_all() -> None:
     assert len(observer.others()) == 128
 
 
-def test_who_is_behind_looks_at_all_rows_for_a_proof_where_the_organizer_says_nothing() -> None:
+def test_who_is_behind_looks_at_all_rows_for_a_proof_where_the_organizer_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     many = Many(128)
     many.says[many.organizer.peer] = progress(time=get_dht_time() - 2 * LIVES)
     many.publish(many.organizer)
-    behind = many.tracker(many.volunteers()[0], step=STEP - 1)
+    volunteer = many.volunteers()[0]
+    assert len(many.tracker(volunteer).row_at(*NOW)) < 40
+    with monkeypatch.context() as at_once:
+        at_once.setattr("dedloc_kit.swarm.directory.following.PROOF_SECONDS", 0.0)
+        behind = many.tracker(volunteer, step=STEP - 1)
+    assert many.dht.bytes > 120_000
     assert len(behind.others()) == 126
     behind.belief.took(STEP - 1, get_dht_time(), {signer.peer: 1 for signer in many.signers})
     assert behind.newest(Position(STEP - 1, "aa")) == NOW
     many.dht.bytes = 0
     behind.refresh()
-    assert many.dht.bytes < 50_000, "not again at once"
+    assert many.dht.bytes < 60_000, "not again at once"
     assert len(behind.others()) == 126, "they are there until their records lapse"
-    assert ALL_ROWS_SECONDS > TIME_TO_LIVE
+
+
+def test_who_can_be_reached_looks_now_and_then_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Many(128)
+    reached, client = (
+        next(s for s in many.signers[1:] if many.says[s.peer].client_mode is kind) for kind in (False, True)
+    )
+    for signer, seconds, all_rows in ((reached, 600.0, False), (reached, 0.0, True), (client, 0.0, False)):
+        monkeypatch.setattr("dedloc_kit.swarm.directory.following.MEETING_SECONDS", seconds)
+        many.tracker(signer)
+        assert (many.dht.bytes > 120_000) is all_rows
 
 
 def test_a_row_alone_proves_no_step_while_others_are_there_of_whom_it_sees_nothing_but_a_summary() -> None:
@@ -170,7 +188,7 @@ def test_a_row_alone_proves_no_step_while_others_are_there_of_whom_it_sees_nothi
     now = float(get_dht_time())
     mine.belief.took(STEP, now - 120.0, {signer.peer: 1 for signer in many.signers})
     for ago in range(100, -1, -5):
-        mine.belief.see(set(mine.row_at(*NOW)) | mine._said_to_be_there(), now - ago)
+        mine.belief.see(set(mine.row_at(*NOW)) | mine._following.said_to_be_there(mine.belief.taken.samples), now - ago)
     assert not mine.proves(mine.row_at(*NOW))
 
 
