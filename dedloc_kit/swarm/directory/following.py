@@ -59,6 +59,17 @@ class Following:
         # Without the organizer it takes those who brought most of the last step to prove a newer one.
         return (behind and not led and ago > PROOF_SECONDS) or (not mine.client_mode and ago > MEETING_SECONDS)
 
+    def misses_a_row(self, mine: Progress, able: Collection[str]) -> bool:
+        """Is there another row of which nobody says yet that it is where this peer is?
+
+        :param able: others who can be reached, and may so be among those who speak for a row
+        """
+        said = self._summaries.told()
+        there = {self.division.row_of(peer) for peer in (*said, *able)} - {self.division.row_of(self._me)}
+        where = self.division.rows, mine.step, mine.round
+        heard = {row.row for row in said.values() if (row.rows, row.step, row.round) == where}
+        return bool(there - heard)
+
     def said_to_be_there(self, peers: Collection[str]) -> set[str]:
         """Those of these peers who are in a row of which somebody speaks."""
         rows = {summary.row for summary in self._summaries.told().values() if summary.rows == self.division.rows}

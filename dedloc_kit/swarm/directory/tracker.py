@@ -184,6 +184,13 @@ class Tracker(threading.Thread):
 
         return self._summaries.believed(self.division, Position(step, round_id), counts)
 
+    def misses_a_row(self) -> bool:
+        """Is there another row in which somebody can be reached, and nobody has said yet that the row is where this
+        peer is?"""
+        with self._lock:
+            mine, able = self._mine, {p for p, told in self._others.items() if _alive(told) and not told.client_mode}
+        return mine is not None and self._following.misses_a_row(mine, able)
+
     @property
     def division(self) -> Division:
         """How those are divided who hold the state that this peer last reported."""

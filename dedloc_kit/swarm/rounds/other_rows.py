@@ -30,18 +30,13 @@ class OtherRows:
         """Those that hold the same state as this peer, by their numbers."""
         return self._tracker.rows_at(*self._state.position)
 
-    def expected(self) -> frozenset[int]:
-        """Those that have to come to the next round.
+    def unheard(self) -> bool:
+        """Are there others of which nothing is heard yet since the last step?
 
-        After a step it takes a moment until the rows are heard of again, above all if they are others than before. Who
-        took part in it is waited for meanwhile: a quick row would otherwise think that it is all there is.
+        It takes a moment until they say that they have taken it, above all if the rows are others than before. A quick
+        row would otherwise think that it is all there is, or would not know whom to ask.
         """
-        division = self._tracker.division
-        if division.rows == 1:
-            return frozenset()
-        lately = time.monotonic() - self._stepped < TIME_TO_LIVE
-        took_part = {division.row_of(peer) for peer in self._last_members} if lately else set()
-        return frozenset(self.seen().keys() | took_part) - {division.row_of(self._signer.peer)}
+        return time.monotonic() - self._stepped < TIME_TO_LIVE and self._tracker.misses_a_row()
 
     def call(self, member: Member) -> RowCall | None:
         """What it takes to meet them; none where there is one group.
@@ -62,7 +57,7 @@ class OtherRows:
             division=division,
             signed=self._signer.sign(coming),
             speakers={number: row.speakers for number, row in seen.items()},
-            expected=self.expected(),
+            expected=frozenset(seen),
         )
 
     def hosts(self) -> tuple[str, ...]:

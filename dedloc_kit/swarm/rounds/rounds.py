@@ -125,11 +125,13 @@ class Rounds:
         left, expected = self._probably_left(samples_per_second), self._expected()
         if left > self._timeouts.lead or time.monotonic() < self._not_before:
             return None
-        rows = self._other_rows.expected()
+        rows = frozenset(self._other_rows.seen())
         if not expected and not rows:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
+        if self._other_rows.unheard():
+            return None
         self._awaited, self._awaited_rows, after = frozenset(expected), rows, self._state.round
         me, follower, client = self._signer.peer, self._profile.follower, self._profile.client_mode
         bandwidth = self._timeouts.bandwidth

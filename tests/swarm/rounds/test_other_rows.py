@@ -90,7 +90,7 @@ class Peer:
     def peers(self, *rows: int) -> list[str]:
         return [signer.peer for row in rows for signer in self.others[row]]
 
-    def hear(self, row: int, samples: int, speakers: int = 3) -> None:
+    def hear(self, row: int, samples: int, speakers: int = 3, round: str = "") -> None:
         """Peers of a row tell that the whole row has so many samples; of this peer's row each tells of itself."""
         now = get_dht_time()
         if row == 0:
@@ -102,7 +102,7 @@ class Peer:
             summary = RowSummary(
                 run_id=self.run_id,
                 step=0,
-                round="",
+                round=round,
                 rows=4,
                 row=(row + self.mine) % 4,
                 peers=4,
@@ -174,7 +174,13 @@ def test_a_group_begins_when_the_rows_that_have_come_fill_the_batch(tmp_path: Pa
 def test_a_row_that_is_quick_after_a_step_does_not_think_that_it_is_all_there_is(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     me.hear(0, 100)
+    for row in (1, 2):
+        me.hear(row, 30, round="bef0")
     me.rounds.stepped([me.me.peer, *me.peers(0, 1, 2)])
+    me.hear(1, 0)
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert not me.rounds.under_way, "one of the others has not said yet that it has taken the step"
+    me.hear(2, 0)
     request = me.gather()
     assert request.rows is not None
     assert {(row - me.mine) % 4 for row in request.rows.expected} == {1, 2}
