@@ -343,6 +343,8 @@ class RowSummary(Record):
     rows: Annotated[int, Field(ge=2, le=MAX_ROWS)]
     """Into how many rows the swarm is divided."""
     row: Annotated[int, Field(ge=0, lt=MAX_ROWS)]
+    able: Annotated[tuple[PeerId, ...], Field(max_length=3, strict=False)]
+    """Some of the row who can be asked who leads it."""
     peers: Annotated[int, Field(ge=1, le=2**20)]
     samples: Count
     """Toward the next global step."""

@@ -74,8 +74,8 @@ class RowCall:
     division: Division
     signed: bytes
     """That it comes, a `Coming`."""
-    speakers: Mapping[int, tuple[str, ...]]
-    """Of the other rows: who is asked who leads the row."""
+    able: Mapping[int, tuple[str, ...]]
+    """Of each other row some who can be asked who leads it."""
     expected: frozenset[int]
     """The other rows that have to come."""
 

@@ -1,8 +1,8 @@
 """How the rows of a round meet: the leader of each brings its members, as a member brings itself to its leader.
 
-Rows rank alike whom to follow. A row's leader asks those who speak for the first few rows; who does not lead says whom
-it follows. The one that leads all makes one group of the rows that have come, tells their leaders, and these tell their
-members: so nobody sends a list of all to all.
+Rows rank alike whom to follow. A row's leader asks some of the first few rows; who does not lead says whom it follows.
+The one that leads all makes one group of the rows that have come, tells their leaders, and these tell their members: so
+nobody sends a list of all to all.
 """
 
 import hashlib
@@ -93,12 +93,12 @@ class RowService(GroupService):
         call = request.rows
         assert call is not None
         mine = call.division.row_of(self._me)
-        order = ranked(request.after, [*call.speakers, mine])
+        order = ranked(request.after, [*call.able, mine])
         before = order[: order.index(mine)][:MAX_LEADERS]
         rows = RowRequest(
             step=request.step,
             after=request.after,
-            leaders=tuple(speaker for row in before for speaker in call.speakers[row]),
+            leaders=tuple(peer for row in before for peer in call.able[row]),
             expected=frozenset(map(str, call.expected)),
             unwelcome=request.unwelcome,
             # The leader of all may wait for its own row for one window, and for the other rows for another one.

@@ -56,7 +56,7 @@ class OtherRows:
         return RowCall(
             division=division,
             signed=self._signer.sign(coming),
-            speakers={number: row.speakers for number, row in seen.items()},
+            able={number: row.able for number, row in seen.items()},
             expected=frozenset(seen),
         )
 
@@ -65,7 +65,7 @@ class OtherRows:
         division, seen = self._tracker.division, self.seen()
         mine = division.row_of(self._signer.peer)
         nearest = sorted(seen, key=lambda row: (row - mine) % division.rows)
-        return tuple(speaker for row in nearest for speaker in seen[row].speakers)[:MAX_LEADERS]
+        return tuple(peer for row in nearest for peer in seen[row].able)[:MAX_LEADERS]
 
     def here(self, members: Collection[str]) -> set[int]:
         """The rows from which a group has members."""

@@ -205,7 +205,7 @@ def test_clients_whose_row_has_nobody_who_can_be_reached_take_part_in_another_ro
         for peer in (*meeting.rows[ORDER[0]], *hosts):
             request = meeting.request(peer, LONG)
             assert request.rows is not None
-            call = RowCall(DIVISION, request.rows.signed, request.rows.speakers, alone - {DIVISION.row_of(peer)})
+            call = RowCall(DIVISION, request.rows.signed, request.rows.able, alone - {DIVISION.row_of(peer)})
             expected = request.expected | (frozenset(clients) if peer in hosts else frozenset())
             looking += meeting.find(peer, rows=call, expected=expected)
         groups = await asyncio.gather(*looking)

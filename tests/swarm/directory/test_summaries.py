@@ -11,7 +11,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from dedloc_kit.records import Progress, RowSummary
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division, rows_for
-from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, Summaries, speakers
+from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, STALE_SECONDS, Summaries, speakers
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
@@ -132,6 +132,8 @@ def test_what_a_look_returns_grows_with_the_root_of_the_number_of_peers_and_ever
             assert sum(p.samples for p in near.values()) + sum(r.samples for r in far.values()) + 1 == members - 1
             assert 1 + len(near) + sum(r.peers for r in far.values()) == members
             assert many.organizer.peer in mine.others()
+            assert {len(r.speakers) for r in far.values()} == {1}
+            assert {len(r.able) for r in far.values()} == {SPEAKERS}
         most[members] = max(looks)
     all_of_them = sum(len(MSGPackSerializer.dumps(said.model_dump())) + 388 + SIGNATURE for said in many.says.values())
     assert most[1000] < 2.3 * most[256], "the root of 1000/256 is 2, and rows are not all alike"
@@ -204,7 +206,13 @@ def believed(told: Sequence[tuple[Any, RowSummary]], peer: Any, division: Divisi
 
 def say(division: Division, signer: Any, **values: Any) -> tuple[Any, RowSummary]:
     usual = {"run_id": RUN_ID, "step": STEP, "round": "ab", "rows": division.rows, "samples": 10, "peers": 16}
-    usual |= {"row": division.row_of(signer.peer), "samples_per_second": 1.0, "boundary_seconds": 0.0, "addresses": ()}
+    usual |= {
+        "row": division.row_of(signer.peer),
+        "samples_per_second": 1.0,
+        "boundary_seconds": 0.0,
+        "addresses": (),
+        "able": (),
+    }
     return signer, RowSummary(**{**usual, "time": get_dht_time(), **values})
 
 
@@ -218,14 +226,48 @@ def rows() -> dict[int, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("wrong", [{"samples": 10**6, "peers": 2**20}, {"samples": 0, "peers": 1}], ids=["much", "few"])
-def test_one_of_three_speakers_cannot_say_what_a_row_is(rows: dict[int, list[Any]], wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("first_says", "second_speaks"),
+    [({}, False), (None, True), ({"samples": 10**6}, True), ({"peers": 1}, True), ({"time": 0.0}, True)],
+    ids=["the same", "nothing", "too much", "too few", "nothing new"],
+)
+def test_a_second_one_speaks_for_a_row_only_if_the_first_is_silent_or_wrong(
+    rows: dict[int, list[Any]],
+    first_says: dict[str, Any] | None,
+    second_speaks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dht: Any = PlainDHT()
+    division = Division(4, STEP)
+    row = {signer.peer: progress(step=STEP, round="ab", samples=2, time=get_dht_time()) for signer in rows[1][:8]}
+    first, second = speakers(row, STEP)[:2]
+    by_peer = {signer.peer: signer for signer in rows[1]}
+    mine = a_summary_by(dht, by_peer[second])
+    if first_says is not None:
+        told = say(division, by_peer[first], **{"peers": 8, "samples": 16} | first_says)[1]
+        if told.time == 0.0:
+            told = told.model_copy(update={"time": get_dht_time() - 2 * STALE_SECONDS})
+        Directory(dht, SUMMARIES, RUN_ID, reject=pytest.fail, seconds=LIVES).store(by_peer[first], told, peers=1)
+    mine.look(1.0, None)
+    others = {peer: said for peer, said in row.items() if peer != second}
+    assert mine.tell(row[second], others, division) is None, "the first has not had the time to speak"
+    monkeypatch.setattr("dedloc_kit.swarm.directory.summaries.LATER_SECONDS", 0.0)
+    assert (mine.tell(row[second], others, division) is not None) is second_speaks
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"samples": 10**6, "peers": 2**20}, {"samples": 0, "peers": 1}, {"samples": 10**6, "time": -1.0}],
+    ids=["much", "few", "much, of tomorrow"],
+)
+def test_one_of_three_speakers_cannot_say_what_a_row_is(rows: dict[int, list[Any]], wrong: dict[str, float]) -> None:
     division, me = Division(4, STEP), rows[0][0]
     speaking = {row: [signer for signer in rows[row] if signer.peer in speakers([s.peer for s in rows[row]], STEP)]
                 for row in (1, 2, 3)}  # fmt: skip
     honest = [say(division, signer) for row in (1, 2, 3) for signer in speaking[row]]
     for liar in range(SPEAKERS):
-        told = [*honest, say(division, speaking[1][liar], **wrong)]
+        lie = wrong if "time" not in wrong else wrong | {"time": get_dht_time() + LIVES / 2}
+        told = [*honest, say(division, speaking[1][liar], **lie)]
         found = believed(told, me, division)
         assert [(row.peers, row.samples) for row in found.values()] == [(16, 10)] * 3
         assert set(found[1].speakers) == {signer.peer for signer in speaking[1]}

@@ -77,6 +77,7 @@ def summary(signer: Signer, beside: int = 0) -> RowSummary:
         round="ab",
         rows=8,
         row=(cell_of(signer.peer, 4) + beside) % 8,
+        able=(),
         peers=1,
         samples=1,
         samples_per_second=1.0,

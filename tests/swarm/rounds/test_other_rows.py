@@ -105,6 +105,7 @@ class Peer:
                 round=round,
                 rows=4,
                 row=(row + self.mine) % 4,
+                able=tuple(p.peer for p in self.others[row][:3]),
                 peers=4,
                 samples=samples,
                 samples_per_second=0.0,
@@ -153,7 +154,7 @@ def test_a_batch_is_what_this_row_has_and_what_is_said_of_the_others(tmp_path: P
     assert request.rows.expected == {0, 1, 2, 3} - {me.mine}
     author, coming = opened(Coming, request.rows.signed)
     assert (author, coming.step, coming.member.group_size) == (me.me.peer, 1, 1 + 4 + 3 * 4)
-    for row, speakers in request.rows.speakers.items():
+    for row, speakers in request.rows.able.items():
         assert set(speakers) == {signer.peer for signer in me.others[(row - me.mine) % 4][:3]}
 
 
