@@ -187,11 +187,11 @@ def test_a_row_alone_proves_no_step_while_others_are_there_of_whom_it_sees_nothi
     many = Many(128)
     me = many.volunteers()[0]
     mine = many.tracker(me)
-    now = float(get_dht_time())
-    mine.belief.took(STEP, now - 120.0, {signer.peer: 1 for signer in many.signers})
-    for ago in range(100, -1, -5):
-        mine.belief.see(set(mine.row_at(*NOW)) | mine._following.said_to_be_there(mine.belief.taken.samples), now - ago)
-    assert not mine.proves(mine.row_at(*NOW))
+    now, near = float(get_dht_time()), mine.row_at(*NOW)
+    mine.belief.took(STEP, now, {signer.peer: 1 for signer in many.signers})
+    for later in range(0, 121, 5):
+        mine.belief.see(near.keys() | mine._following.said_to_be_there(mine.belief.taken.samples), now + later)
+    assert not mine.belief.proves(near, now + 120.0)
 
 
 def believed(told: Sequence[tuple[Any, RowSummary]], peer: Any, division: Division) -> dict[int, Any]:
