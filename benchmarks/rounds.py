@@ -37,8 +37,11 @@ from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
 from dedloc_kit.records import Contribution, Record
 from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.group import Member
 from dedloc_kit.swarm.averaging.messages import Says
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.row_meeting import evened
+from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training import flat
@@ -53,8 +56,6 @@ START = 3.0
 """Seconds more than the patience until a member has begun."""
 FIRST_GUESS = 15.0
 """Seconds that a round may take, before there was any: in these its peers die."""
-MAX_GROUP = 64
-"""So many are in a row at most."""
 LIMIT = 600.0
 """Simulated seconds after which a round is said not to end."""
 LATE = 0.2
@@ -340,7 +341,7 @@ def _round(
     reducing = {n for n, peer in enumerate(peers) if peer.reachable} or {0}
     bandwidths = [2.0 ** round(math.log2(peer.rate)) if n in reducing else 0.0 for n, peer in enumerate(peers)]
     began = time.process_time()
-    rows = _rows(len(peers), bandwidths, options.rows)
+    rows = _rows(peers, options.rows)
     shares = balanced(VALUES, bandwidths, rows)
     balancing = time.process_time() - began
     crowd = Crowd(peers, lines, signer, (shares, rows), Patience(options.patience, options.patience + START), rng)
@@ -376,14 +377,17 @@ def _round(
     return result, dead
 
 
-def _rows(count: int, bandwidths: Sequence[float], forced: int | None) -> list[int]:
-    """Of each peer: rows alike in size and bandwidth, as their leaders even them out."""
-    number = forced or math.ceil(count / MAX_GROUP)
-    rows = [0] * count
-    for place, peer in enumerate(sorted(range(count), key=lambda n: -bandwidths[n])):
-        lap, at = divmod(place, number)
-        rows[peer] = at if lap % 2 == 0 else number - 1 - at
-    return rows
+def _rows(peers: Sequence[Peer], forced: int | None) -> list[int]:
+    """Of each peer, as the leader of all divides them."""
+    division = Division(forced or rows_for(len(peers)))
+    members = {
+        (name := f"peer{peer.number}"): Member(
+            peer=name, bandwidth=peer.rate, client_mode=not peer.reachable, group_size=len(peers)
+        )
+        for peer in peers
+    }
+    numbers = evened(members, {name: division.row_of(name) for name in members})
+    return [numbers.get(name, 0) for name in members]
 
 
 async def _meet(

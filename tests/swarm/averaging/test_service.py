@@ -17,8 +17,9 @@ from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member, RoundResult
+from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
 from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, Start
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream

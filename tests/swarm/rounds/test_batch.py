@@ -36,6 +36,7 @@ class Peer:
             mine=progress(step=0, samples_per_second=RATE),
             looked=NOW,
             others=lambda: self.others,
+            is_near=lambda peer: True,
             report_now=lambda: None,
         )
         self.state = SimpleNamespace(run=tiny_run(global_batch=20, averaging=averaging), step=0, rewound=0)
