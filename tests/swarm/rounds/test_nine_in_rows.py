@@ -1,0 +1,56 @@
+"""Nine peers in three rows take the same steps as one plain loop, to the rounding of float32."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dedloc_kit.swarm.rounds import optimizer
+from tests.swarm.rounds.nine_in_rows import PEERS, ROWS, NineInRows, Peer, nine_in_rows
+from tests.tiny import tiny_run
+
+EXACT = {"overlap": False, "compression": "none"}
+EVERY = 3
+"""So often somebody is gone in the middle of a round."""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "AHEAD_SECONDS", 0.0)
+
+
+def check(nine: NineInRows, steps: int) -> None:
+    """All have the same bits, which are those of one plain loop but for the order of sums."""
+    found = [torch.cat([p.detach().flatten() for p in peer.state.parameters]) for peer in nine.peers]
+    assert all(torch.equal(parameters, found[0]) for parameters in found)
+    expected = torch.cat([parameter.flatten() for parameter in nine.plainly(steps)])
+    assert float((found[0] - expected).norm() / expected.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_steps_in_three_rows_are_those_of_one_plain_loop(tmp_path: Path, steps: int) -> None:
+    with nine_in_rows(tmp_path, tiny_run(global_batch=72, averaging=EXACT)) as nine:
+        nine.train(steps)
+        check(nine, steps)
+        assert nine.teams == {ROWS}
+        assert max(len(brought) for peer in nine.peers for brought in peer.steps.values()) == PEERS
+
+
+@pytest.mark.slow
+def test_they_are_where_one_is_gone_in_the_middle_of_each_third_round_and_computes_anew(tmp_path: Path) -> None:
+    gone: list[Peer] = []
+
+    def happens(nine: NineInRows) -> None:
+        steps = [peer.optimizer.step for peer in nine.peers]
+        if gone and max(steps) > gone[-1].optimizer.step:
+            nine.in_loop(gone[-1].come_again())
+        if max(steps) == min(steps) == EVERY * len(gone) + 1 and all(peer.begun for peer in nine.peers):
+            gone.append(nine.peers[5 * len(gone) % (PEERS - 1)])
+            nine.in_loop(gone[-1].leave())
+
+    with nine_in_rows(tmp_path, tiny_run(global_batch=72, averaging=EXACT)) as nine:
+        nine.train(20, happens)
+        check(nine, 20)
+        assert len(gone) == 7
+        taken = nine.peers[0].steps
+        assert any(peer.peer not in taken.get(EVERY * n + 2, [peer.peer]) for n, peer in enumerate(gone))
