@@ -979,6 +979,13 @@ MUTATIONS = (
         "tests/swarm/rounds/test_batch.py -k all_rows",
     ),
     Mutation(
+        "a group that is looked for does not wait for rows that come later",
+        "swarm/rounds/rounds.py",
+        "expected.keys() <= self._sought and rows <= self._sought_rows",
+        "expected.keys() <= self._sought",
+        "tests/swarm/rounds/test_other_rows.py -k gets_to_the_state",
+    ),
+    Mutation(
         "a record may lie in any cell",
         "swarm/network/keeper.py",
         "cell is not None and cell not in cells_of(peer, read.step)",

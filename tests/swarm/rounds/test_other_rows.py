@@ -68,6 +68,7 @@ class Peer:
         averager: Any = SimpleNamespace(
             vector=SharedVector(self.state.layout),
             gather=self._gather,
+            widen=lambda _, request: self.asked.append(request),
             begin=lambda *told: self.begun.append(told),
             call_off=lambda _: None,
         )
@@ -244,6 +245,22 @@ def test_a_row_that_does_not_come_is_not_waited_for_until_somebody_speaks_for_it
     request = me.gather()
     assert request.rows is not None
     assert {(row - me.mine) % 4 for row in request.rows.expected} == {1}
+
+
+def test_a_row_that_gets_to_the_state_of_the_others_while_a_group_is_looked_for_is_waited_for_too(
+    tmp_path: Path,
+) -> None:
+    me = Peer(tmp_path)
+    me.gradients.add(1.0, 60, 0)
+    for row in (0, 1):
+        me.hear(row, 20)
+    me.gather()
+    me.hear(2, 0)
+    me.rounds.advance()
+    request = me.asked[-1]
+    assert request.rows is not None
+    assert {(row - me.mine) % 4 for row in request.rows.expected} == {1, 2}
+    assert opened(Coming, request.rows.signed)[1].member.group_size == 1 + 4 + 2 * 4
 
 
 def test_one_that_nobody_in_its_row_can_lead_asks_those_of_the_next_row(tmp_path: Path) -> None:
