@@ -181,25 +181,28 @@ class NineInRows:
         signers = in_rows_of_three(folder)
         self.organizer = signers[-1].peer  # its word proves a step to those of all rows
         self.peers = [Peer(self, signer, 1 + n % 3) for n, signer in enumerate(signers)]
+        for what in (Peer.tell, Peer.hear, Peer.hear):  # of their rows they speak once they know them
+            for peer in self.peers:
+                what(peer)
 
     def in_loop(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self.loop).result(SECONDS)
 
     def train(self, steps: int, happens: Callable[["NineInRows"], None] = lambda _: None) -> None:
-        """Until all have taken so many; after each turn of all this happens."""
+        """Until all have taken so many; after each turn of one this happens."""
         deadline = time.monotonic() + SECONDS
         while any(peer.optimizer.step < steps for peer in self.peers):
             assert time.monotonic() < deadline, [peer.optimizer.step for peer in self.peers]
             for peer in self.peers:
                 if peer.optimizer.step < steps:
                     peer.turn()
+                    happens(self)
             if all(peer.begun for peer in self.peers):
                 time.sleep(0.02)  # there is nothing to tell, and the other thread has enough to do
             else:
                 for what in (Peer.tell, Peer.hear):
                     for peer in self.peers:
                         what(peer)
-            happens(self)
 
     def plainly(self, steps: int) -> list[torch.Tensor]:
         """The parameters that one plain loop comes to with what counted in each step."""
