@@ -121,7 +121,7 @@ def afternoon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_from_an_idea_to_a_model_that_others_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loopback_hub(monkeypatch, tmp_path / "cache") as hub, ExitStack() as volunteers:
         write_corpus(Path("corpus"), 600_000)
@@ -179,7 +179,7 @@ def published_model(texts: list[str], folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_two_volunteers_go_on_from_a_model_that_exists_with_words_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,11 +43,11 @@ def loss_by_frequency(folder: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(home: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     demo = start_demo(home, tmp_path, "--volunteers", "2", "--steps", "100", "--report", str(report))
-    said, _ = demo.communicate(timeout=840)
+    said, _ = demo.communicate(timeout=1140)
     assert demo.returncode == 0, said
     result = json.loads(report.read_text())
     assert result["global_steps"] == 100
@@ -63,12 +63,12 @@ def test_two_volunteers_teach_the_model_more_than_how_frequent_each_token_is(hom
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_a_demo_of_a_model_that_writes_shows_what_it_writes_and_how_it_learns(home: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     asked = ("--recipe", "gpt", "--volunteers", "1", "--steps", "15", "--report", str(report))
     demo = start_demo(home, tmp_path, *asked)
-    said, _ = demo.communicate(timeout=800)
+    said, _ = demo.communicate(timeout=1100)
     assert demo.returncode == 0, said
     result = json.loads(report.read_text())
     assert result["eval_loss_last"] < result["eval_loss_first"] - 0.5

@@ -377,7 +377,7 @@ def test_a_long_run_is_thinned_to_what_a_chart_can_show(dashboard: Dashboard, pa
     ledger = Ledger(path)
     ledger._connection.execute("BEGIN")
     ledger._connection.executemany(
-        "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5, NULL, NULL, NULL, NULL)",
+        "INSERT INTO steps VALUES (?, 'ab', 0.0, 64, 2.0, 3, 0.5, NULL, NULL, NULL, NULL, NULL)",
         ((step,) for step in range(1, 20_001)),
     )
     ledger._connection.executemany(

@@ -103,7 +103,7 @@ def test_a_volunteer_joins_watches_pauses_and_leaves_in_jupyterlab_4(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_same_with_the_widgets_of_colab_in_jupyterlab_3(tmp_path: Path) -> None:
     # The project's own packages are seen through; only what differs is installed.
     lab = tmp_path / "lab3"

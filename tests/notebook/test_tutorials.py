@@ -87,7 +87,7 @@ def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_run_is_organized_and_its_model_used_in_notebooks(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     environment = {

@@ -267,13 +267,12 @@ def _check_size(largest: float) -> None:
 def decode_all(messages: Sequence[bytes], size: int) -> Tensor:
     """A whole vector, float32 [size], from its parts in order, each as it travelled; raises ValueError, before it takes
     memory, if it has not this size."""
-    parts = [read_part(message) for message in messages]
-    sizes = [part.size[0] for part in parts]
+    sizes = [read_part(message).size[0] for message in messages]  # all at a time would be the whole once more
     if min(sizes, default=0) <= 0 or sum(sizes) != size:
         raise ValueError("it has not as many values as the model")
     vector = torch.empty(size)
-    for part, own in zip(parts, vector.split(sizes), strict=True):
-        decode(part, len(own), own)
+    for message, own in zip(messages, vector.split(sizes), strict=True):
+        decode(read_part(message), len(own), own)
     return vector
 
 
