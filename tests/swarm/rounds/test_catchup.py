@@ -89,17 +89,21 @@ def test_steps_that_the_swarm_took_in_place_of_ours_are_told_with_those_after_ou
 
 
 def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them_and_by_the_state_it_is_in() -> None:
-    settled, opened = list[list[str]](), list[None]()
+    settled, opened, taken = list[list[str]](), list[None](), list[list[str]]()
     missed = [(SimpleNamespace(round="aa"), {"me": None}), (SimpleNamespace(round="bb"), {"another": None})]
     me: Any = SimpleNamespace(
         _catch_up=SimpleNamespace(follow=lambda: missed),
         _accumulator=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),
         _signer=SimpleNamespace(peer="me"),
         state=SimpleNamespace(rounds=("99", "aa", "bb"), rewound=0),
-        _rounds=SimpleNamespace(batch=SimpleNamespace(open=lambda: opened.append(None), drop_stale=lambda: None)),
+        _rounds=SimpleNamespace(
+            batch=SimpleNamespace(open=lambda: opened.append(None), drop_stale=lambda: None),
+            stepped=lambda members: taken.append(list(members)),
+        ),
         _tell=lambda *_: None,
         _report=lambda: None,
     )
     CollaborativeOptimizer._follow_the_swarm(me)
     assert settled == [["aa"], ["99", "aa"]], "the round bb left this peer's samples out"
+    assert taken == [["me"], ["another"]]
     assert opened, "what is fixed may hold what has counted"
