@@ -21,7 +21,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,6 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
-from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
@@ -38,8 +37,11 @@ from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
 from dedloc_kit.records import Contribution, Record
 from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.group import Member
 from dedloc_kit.swarm.averaging.messages import Says
-from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.row_meeting import evened
+from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training import flat
@@ -47,7 +49,7 @@ from dedloc_kit.training import flat
 VALUES, STANDS_FOR = 100_000, 18_000_000
 PART = 4 * flat.CHUNK * VALUES // STANDS_FOR
 """Values in one message at most: four times as long as it would be with 18 million, to save time."""
-BYTES_PER_VALUE = 4.125 / 8
+BYTES_PER_VALUE: Mapping[int, float] = {Says.PART: 4.125 / 8, Says.AVERAGE: 4.125 / 8, Says.MEAN: 8.0625 / 8}
 SLOWEST, FASTEST = 10e6 / 8, 100e6 / 8
 """Bytes per second."""
 START = 3.0
@@ -178,7 +180,7 @@ class Crowd(Party):
         peers: Sequence[Peer],
         lines: Lines,
         signer: Signer,
-        shares: Sequence[int],
+        plan: tuple[Sequence[int], Sequence[int]],
         patience: Patience,
         rng: random.Random,
     ):
@@ -188,7 +190,8 @@ class Crowd(Party):
         samples = [rng.randint(*SAMPLES) for _ in peers]
         gradients = _gradients(len(peers), rng.randrange(2**31))
         super().__init__(gradients, samples, compression="4bit", patience=patience)
-        self.plan = Plan(self.plan.members, self.plan.layout, tuple(shares))
+        shares, rows = plan
+        self.plan = Plan(self.plan.members, self.plan.layout, tuple(shares), tuple(rows))
         self._signers = [SharedSigner(name, signer, self.shared) for name in self.plan.members]
         self._introductions = [self._introduction(number) for number in range(len(peers))]
 
@@ -328,9 +331,9 @@ def _round(
 
     def size_of(message: bytes) -> int:
         nonlocal told
-        if message[0] in (Says.PART, Says.AVERAGE) and len(message) > 40:
+        if message[0] in BYTES_PER_VALUE and len(message) > 40:
             begin, end = crowd.plan.chunks[int.from_bytes(message[1:5], "big")]
-            return math.ceil((end - begin) * STANDS_FOR / VALUES * BYTES_PER_VALUE) + 64
+            return math.ceil((end - begin) * STANDS_FOR / VALUES * BYTES_PER_VALUE[message[0]]) + 64
         told += len(message)
         return len(message)
 
@@ -338,9 +341,10 @@ def _round(
     reducing = {n for n, peer in enumerate(peers) if peer.reachable} or {0}
     bandwidths = [2.0 ** round(math.log2(peer.rate)) if n in reducing else 0.0 for n, peer in enumerate(peers)]
     began = time.process_time()
-    shares = load_balance_peers(VALUES, bandwidths, 0)
+    rows = _rows(peers, options.rows)
+    shares = balanced(VALUES, bandwidths, rows)
     balancing = time.process_time() - began
-    crowd = Crowd(peers, lines, signer, shares, Patience(options.patience, options.patience + START), rng)
+    crowd = Crowd(peers, lines, signer, (shares, rows), Patience(options.patience, options.patience + START), rng)
     dead = set(rng.sample(range(len(peers)), round(options.deaths * len(peers) + rng.random() - 0.5)))
     with simulated.running() as runner:
         crowd.shared.seconds = 0.0
@@ -371,6 +375,19 @@ def _round(
         troubles=troubles,
     )
     return result, dead
+
+
+def _rows(peers: Sequence[Peer], forced: int | None) -> list[int]:
+    """Of each peer, as the leader of all divides them."""
+    division = Division(forced or rows_for(len(peers)))
+    members = {
+        (name := f"peer{peer.number}"): Member(
+            peer=name, bandwidth=peer.rate, client_mode=not peer.reachable, group_size=len(peers)
+        )
+        for peer in peers
+    }
+    numbers = evened(members, {name: division.row_of(name) for name in members})
+    return [numbers.get(name, 0) for name in members]
 
 
 async def _meet(
@@ -425,6 +442,7 @@ def _parse() -> argparse.Namespace:
     add("--rounds", type=int, default=5)
     add("--deaths", type=float, default=0.02, help="the share of peers that die in a round")
     add("--reachable", type=float, default=0.3, help="the share of peers that reduce")
+    add("--rows", type=int, help="so many in any case")
     add("--patience", type=float, default=3.0, help="seconds of silence after which a member is gone")
     add("--break-off", action="store_true", help="whoever dies closes its streams")
     add("--seed", type=int, default=0)

@@ -225,16 +225,18 @@ class Codec:
     averages: ChunkCompression
     """From the reducer to the members."""
     small: ChunkCompression
-    """Both ways, for tensors such as biases: few bytes, and much depends on them."""
+    """Every way, for tensors such as biases: few bytes, and much depends on them."""
+    means: ChunkCompression
+    """From the owners in the rows to the finisher: finer, for what this loses nobody makes good."""
 
 
 _FLOAT32, _FLOAT16, _8BIT, _4BIT = _ALL = Float32(), Float16(), Blockwise8Bit(), Blockwise4Bit()
 _BY_TAG: dict[str, ChunkCompression] = {way.tag: way for way in _ALL}
 _CODECS = {
-    "none": Codec(_FLOAT32, _FLOAT32, _FLOAT32),
-    "float16": Codec(_FLOAT16, _FLOAT16, _FLOAT16),
-    "8bit": Codec(_8BIT, _8BIT, _FLOAT16),
-    "4bit": Codec(_4BIT, _4BIT, _FLOAT16),
+    "none": Codec(_FLOAT32, _FLOAT32, _FLOAT32, _FLOAT32),
+    "float16": Codec(_FLOAT16, _FLOAT16, _FLOAT16, _FLOAT16),
+    "8bit": Codec(_8BIT, _8BIT, _FLOAT16, _8BIT),
+    "4bit": Codec(_4BIT, _4BIT, _FLOAT16, _8BIT),
 }
 
 

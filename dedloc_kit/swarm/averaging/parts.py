@@ -1,6 +1,7 @@
 """What travels in a round, kept as it came: the members' parts at their reducer, and the averages at everyone."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -49,7 +50,8 @@ class Parts:
     def deal(self, mine: int, owners: Sequence[int]) -> None:
         """Who reduces which chunk from now on."""
         self.mine = tuple(number for number, owner in enumerate(owners) if owner == mine)
-        self._first = tuple(number for number, owner in enumerate(self._plan.first_owners) if owner == mine)
+        first = self._plan.first.owners[self._plan.rows[mine]]
+        self._first = tuple(number for number, owner in enumerate(first) if owner == mine)
 
     def all_of(self, member: int, *, first: bool = False) -> bool:
         """Has this member sent all that this peer reduces, or would reduce if all lived?"""
@@ -76,7 +78,7 @@ class Averages:
 
     def __init__(self, plan: Plan, average: Tensor) -> None:
         self._places = [average[begin:end] for begin, end in plan.chunks]
-        self._shares = [plan.first_owners.count(member) for member in range(len(plan.members))]
+        self._shares = counts([owner for row in plan.first.owners for owner in row], len(plan.members))
         self.messages: list[bytes] = []
         """Encoded, in the order of the vector; empty for those that are missing."""
         self._early: dict[int, dict[int, tuple[bytes, bytes]]] = {}
@@ -135,4 +137,5 @@ class Averages:
 
 def counts(owners: Sequence[int], members: int) -> list[int]:
     """How many chunks each member reduces."""
-    return [owners.count(member) for member in range(members)]
+    count = Counter(owners)
+    return [count[member] for member in range(members)]

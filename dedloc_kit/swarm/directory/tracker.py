@@ -19,12 +19,15 @@ from dedloc_kit.records import Progress
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.following import Following
+from dedloc_kit.swarm.directory.rows import ONE, Division
+from dedloc_kit.swarm.directory.summaries import Row, Summaries
 from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.kinds import CELLS, PROGRESS, cells_of
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.training.state import Position
 
@@ -51,7 +54,8 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(threading.Thread):
-    """Publishes this peer's progress and follows everyone else's, in the background.
+    """Publishes this peer's progress and follows everyone else's, in the background; where peers are divided into
+    rows, that of its own row and of the organizer: see `Following`.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
     :param incidents: told about records that are ignored
@@ -78,6 +82,8 @@ class Tracker(threading.Thread):
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
+        self._summaries = Summaries(dht, signer, run_id, global_batch, incidents.reject, TIME_TO_LIVE)
+        self._following = Following(signer.peer, self._summaries)
         self.twin = Twin(session, float(get_dht_time()))
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -88,19 +94,21 @@ class Tracker(threading.Thread):
         self._period = 0.0
         self._others: dict[str, Progress] = {}
         self._left: frozenset[str] = frozenset()
-        self.suspicion = Suspicion(lambda: self._others)
+        self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._others})
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
         self._looks = 0
         self._looked = math.nan  # when the directory last answered (DHT time)
         self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
 
-    def report(self, mine: Progress, period: float) -> None:
+    def report(self, mine: Progress, period: float, division: Division = ONE) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
 
         :param period: seconds between two looks at the DHT
+        :param division: how those are divided who hold this peer's state
         """
         with self._lock:
             before, self._mine = self._mine, mine
+            self._following.divide(division)
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now = False
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
@@ -140,7 +148,8 @@ class Tracker(threading.Thread):
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
         with self._lock:
-            return any(_alive(v) for p, v in self._others.items() if not self.suspicion.refuses(p))
+            alive = [peer for peer, progress in self._others.items() if _alive(progress)]
+        return not all(map(self.suspicion.refuses, [*alive, *self._summaries.told()]))
 
     def alone(self) -> bool:
         """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
@@ -161,6 +170,35 @@ class Tracker(threading.Thread):
     def at(self, step: int, round_id: str) -> dict[str, Progress]:
         """The others who hold the state that this round led to."""
         return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
+
+    def row_at(self, step: int, round_id: str) -> dict[str, Progress]:
+        """Those of them who are in this peer's row: all where there is one group."""
+        return {peer: progress for peer, progress in self.at(step, round_id).items() if self.is_near(peer)}
+
+    def rows_at(self, step: int, round_id: str) -> dict[int, Row]:
+        """What is believed of the other rows that hold this state, by their numbers."""
+        backed_off = self.suspicion.backed_off()
+
+        def counts(peer: str, told: float) -> bool:
+            return peer not in backed_off and self.suspicion.counts(peer, told)
+
+        return self._summaries.believed(self.division, Position(step, round_id), counts)
+
+    def misses_a_row(self) -> bool:
+        """Is there another row in which somebody can be reached, and nobody has said yet that the row is where this
+        peer is?"""
+        with self._lock:
+            mine, able = self._mine, {p for p, told in self._others.items() if _alive(told) and not told.client_mode}
+        return mine is not None and self._following.misses_a_row(mine, able)
+
+    @property
+    def division(self) -> Division:
+        """How those are divided who hold the state that this peer last reported."""
+        return self._following.division
+
+    def is_near(self, peer: str) -> bool:
+        """Is a peer in this one's row?"""
+        return self._following.near(peer)
 
     def newest(self, mine: Position) -> Position:
         """The newest state that the swarm has provably come to; this peer's own (`mine`) if there is no newer one."""
@@ -204,23 +242,30 @@ class Tracker(threading.Thread):
         now = float(get_dht_time())
         self._note(now)
         alive = {p for p, progress in others.items() if _alive(progress) and not self.suspicion.refuses(p)}
-        self.belief.see(alive, now)
+        self.belief.see(alive | self._following.said_to_be_there(self.belief.taken.samples), now)
         self._doubt_claims()
 
     def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
-        """What the directory holds: everyone else's progress, and who has left.
+        """What the directory holds: the progress of everyone else who is followed, and who of them has left.
 
         :param age: as for `Directory.look`
         """
-        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age)
+        if self.division.rows > 1 or not self._others or age is None:
+            self._summaries.look(DHT_TIMEOUT, age)
+        cells = self._following.cells(self._mine, led=self.belief.organizer in self.others())
+        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age, cells=cells)
         there = {peer: progress for peer, progress in found.items() if progress is not None}
         self.twin.see(there.pop(self._signer.peer, None))
+        if len(cells) < CELLS:  # whom a look at all rows has found is there until its record lapses
+            far = {p: v for p, v in self._others.items() if not self.is_near(p) and p not in found and _alive(v)}
+            there = {**far, **there}
         return there, frozenset(peer for peer, progress in found.items() if progress is None)
 
     def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
         """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
         heard = float(get_dht_time()) - SILENT_SECONDS
-        there = [peer for peer, progress in self._others.items() if _alive(progress) and peer not in left]
+        near = {peer: progress for peer, progress in self._others.items() if self.is_near(peer)}
+        there = [peer for peer, progress in near.items() if _alive(progress) and peer not in left]
         return not others or any(peer not in others or others[peer].time < heard for peer in there)
 
     def _note(self, now: float) -> None:
@@ -277,6 +322,7 @@ class Tracker(threading.Thread):
         if time.monotonic() < due:
             return due
         self.refresh()
+        self._summarise()
         self._connect()
         return time.monotonic() + self._period
 
@@ -329,13 +375,27 @@ class Tracker(threading.Thread):
     def _connect(self) -> None:
         with self._lock:
             alive = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
-        self.connections.keep(alive)
+        self.connections.keep({**self._summaries.told(), **alive})
+
+    def _summarise(self) -> None:
+        """Tell the other rows of this one, if it is this peer's turn."""
+        with self._lock:
+            mine, division = self._mine, self.division
+        if mine is not None and division.rows > 1:
+            told = self._summaries.tell(mine, self.row_at(mine.step, mine.round), division)
+            if told is not None:
+                with suppress(TimeoutError):
+                    told.result(STORE_SECONDS)
 
     def _publish(self, mine: Progress) -> Any:
         return self._store(mine.model_copy(update={"time": get_dht_time()}))
 
     def _store(self, mine: Progress | None) -> Any:
-        return self._directory.store(self._signer, mine, peers=len(self._others))
+        me, division = self._signer.peer, self.division
+        # By what the record itself says, for nodes take it nowhere else.
+        cells = cells_of(me, division.step if mine is None else mine.step) if division.rows > 1 else ()
+        to_all = me == self.belief.organizer
+        return self._directory.store(self._signer, mine, peers=len(self._others), cells=cells, to_all=to_all)
 
 
 def _alive(progress: Progress) -> bool:

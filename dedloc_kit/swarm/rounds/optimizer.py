@@ -19,7 +19,7 @@ from hivemind.utils.performance_ema import PerformanceEMA
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, LeftOut, Progress, Receipt, Rewind
 from dedloc_kit.run import MAX_BATCHES
-from dedloc_kit.swarm.averaging.group import RoundResult
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
@@ -478,4 +478,5 @@ class CollaborativeOptimizer:
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),
+            self._exchange.grouping.division(self.step, self.state.receipts),
         )

@@ -3,19 +3,22 @@
 import hashlib
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import MAX_LOSS, Absence, Contribution, Instructions, LeftOut, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
-from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.group import GroupRequest, Member
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.batch import Batch
+from dedloc_kit.swarm.rounds.batch import Batch, samples_of
 from dedloc_kit.swarm.rounds.exchange import Exchange
+from dedloc_kit.swarm.rounds.other_rows import OtherRows
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.state import TrainingState
@@ -57,6 +60,9 @@ class Rounds:
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._awaited: frozenset[str] = frozenset()  # who was expected when this peer began to look for its group
         self._sought: frozenset[str] = frozenset()  # these, and who has come since
+        self._other_rows = OtherRows(state, tracker, signer)
+        self._awaited_rows: frozenset[int] = frozenset()  # the same of the other rows
+        self._sought_rows: frozenset[int] = frozenset()
         self._open_until = 0.0  # the batch is not full before: the group need not stand
         self._speed = 0.0  # samples per second of this peer when it began to look
         self._not_before = 0.0  # when the next round may begin
@@ -91,7 +97,7 @@ class Rounds:
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
-        return self.samples + sum(progress.samples for progress in self._in_sync().values())
+        return self.samples + samples_of(self._in_sync().values(), self._other_rows.seen().values())
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
@@ -104,14 +110,11 @@ class Rounds:
         early or a group that waits a moment this guess is good enough; a round begins with what was told.
         """
         now = get_dht_time()
-        untold = sum(
-            progress.samples_per_second * min(MAX_PERIOD, max(0.0, now - progress.time))
-            for progress in self._in_sync().values()
-        )
+        untold = sum(told.samples_per_second * min(MAX_PERIOD, max(0.0, now - told.time)) for told in self._told())
         return self._seconds_for(self._run.global_batch - self.swarm_samples() - untold, samples_per_second)
 
     def _seconds_for(self, samples: float, samples_per_second: float) -> float:
-        rate = samples_per_second + sum(progress.samples_per_second for progress in self._in_sync().values())
+        rate = samples_per_second + sum(told.samples_per_second for told in self._told())
         return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
 
     def look_period(self, samples_per_second: float) -> float:
@@ -129,30 +132,39 @@ class Rounds:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
         if time.monotonic() < self._not_before:
             return None  # until then devices go on, though the batch may be full
-        self._watch_the_batch(self._in_sync(), self._late())
-        left, expected = self._probably_left(samples_per_second), self._expected()
+        seen = self._other_rows.seen()
+        self._watch_the_batch(self._in_sync(), self._late(), seen.values())
+        left, expected, rows = self._probably_left(samples_per_second), self._expected(), frozenset(seen)
         if left > self._timeouts.lead:
             return None
-        if not expected:
+        if not expected and not rows:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        self._awaited = self._sought = frozenset(expected)
+        if self._other_rows.unheard():
+            return None
+        self._awaited, self._awaited_rows = frozenset(expected), rows
+        self._sought, self._sought_rows = self._awaited, rows
         self._open_until, self._speed = time.monotonic() + OPEN_SHARE * left, samples_per_second
         self._group = self._averager.gather(self._request(expected))
         return None
 
     def _request(self, expected: Mapping[str, Progress]) -> GroupRequest:
         after, follower, client = self._state.round, self._profile.follower, self._profile.client_mode
+        me, bandwidth = self._signer.peer, self._timeouts.bandwidth
+        boundary = self._until_all_can_begin((*expected.values(), *self._other_rows.seen().values()))
+        leaders = self._grouping.leaders(after, me, follower, expected, client)
+        mine = Member(peer=me, bandwidth=bandwidth, client_mode=client, group_size=1 + len(self._sought))
         return GroupRequest(
             step=self._state.step + 1,
             after=after,
-            leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
+            leaders=leaders or (self._other_rows.hosts() if client else ()),
             expected=self._sought,
             unwelcome=self._suspicion.backed_off(),
-            window=self._timeouts.window + 2 * self._until_all_can_begin(expected),
+            window=self._timeouts.window + 2 * boundary,
             open_for=max(0.0, self._open_until - time.monotonic()),
-            bandwidth=self._timeouts.bandwidth,
+            bandwidth=bandwidth,
+            rows=self._other_rows.call(mine),
         )
 
     def advance(self) -> RoundResult | None:
@@ -168,10 +180,11 @@ class Rounds:
     def _widen(self, group: PendingGroup) -> None:
         """Who gets to this state while the group is being found belongs to it, and may be the one to lead it. Once the
         batch is full the group waits for nobody of whom this peer does not know."""
-        expected, left = self._expected(), self._probably_left(self._speed)
+        expected, rows, left = self._expected(), self._other_rows.seen().keys(), self._probably_left(self._speed)
         full = left == 0.0 and self._open_until > time.monotonic()
-        if group.members is None and expected and (full or not expected.keys() <= self._sought):
-            self._sought |= expected.keys()
+        more = not (expected.keys() <= self._sought and rows <= self._sought_rows)
+        if group.members is None and (expected or rows) and (full or more):
+            self._sought, self._sought_rows = self._sought | expected.keys(), self._sought_rows | rows
             self._open_until = min(self._open_until, time.monotonic() + OPEN_SHARE * left)
             self._averager.widen(group, self._request(expected))
 
@@ -195,6 +208,7 @@ class Rounds:
         """This peer holds the parameters that these members' round led to."""
         self._missing = {}
         self._last_members = frozenset(members)
+        self._other_rows.stepped(members)
         self.batch.open()
 
     def heed(self, instructions: Instructions) -> None:
@@ -207,9 +221,14 @@ class Rounds:
             self._finish(self._group)
 
     def _in_sync(self) -> dict[str, Progress]:
-        """The others who hold the same state as this peer: their samples fill the same batch."""
-        in_sync, backed_off = self._tracker.at(*self._state.position), self._suspicion.backed_off()
+        """The others of this peer's row who hold the same state: their samples fill the same batch."""
+        in_sync, backed_off = self._tracker.row_at(*self._state.position), self._suspicion.backed_off()
         return {peer: progress for peer, progress in in_sync.items() if peer not in backed_off}
+
+    def _told(self) -> Iterator[Progress | Row]:
+        """What is told of this batch: by each of this peer's row, and of the other rows."""
+        yield from self._in_sync().values()
+        yield from self._other_rows.seen().values()
 
     def _expected(self) -> dict[str, Progress]:
         """Who has to come to the next round.
@@ -223,15 +242,17 @@ class Rounds:
         """Who contributed to the step that led to this peer's state, and has not told that it has finished it."""
         others, before = self._tracker.others(), self._state.step - 1
         able = self._last_members & others.keys() - self._suspicion.backed_off()
-        return {peer: others[peer] for peer in able if others[peer].step == before}
+        return {p: others[p] for p in able if others[p].step == before and self._tracker.is_near(p)}
 
-    def _until_all_can_begin(self, peers: Mapping[str, Progress]) -> float:
+    def _until_all_can_begin(self, told: Iterable[Progress | Row]) -> float:
         """Seconds; where rounds run in the background nobody has to finish a microbatch first."""
         exact = not self._run.averaging.overlap
-        return max((progress.boundary_seconds for progress in peers.values()), default=0.0) if exact else 0.0
+        return max((said.boundary_seconds for said in told), default=0.0) if exact else 0.0
 
-    def _watch_the_batch(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> None:
-        self.batch.watch(in_sync, late.values())
+    def _watch_the_batch(
+        self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress], rows: Collection[Row]
+    ) -> None:
+        self.batch.watch(in_sync, late.values(), rows)
         if self.swarm_samples() < self._run.global_batch:
             self._full_at = 0.0
         elif not self._full_at:
@@ -239,12 +260,15 @@ class Rounds:
 
     def _begin_if_full(self, group: PendingGroup) -> None:
         members, in_sync, late = group.members, self._in_sync(), self._late()
-        if members is not None:  # what a member has told of the step before is in that step
+        if members is None:
+            rows = list(self._other_rows.seen().values())
+        else:  # what a member has told of the step before is in that step
             in_sync, late = ({p: told[p] for p in members & told.keys()} for told in (in_sync, late))
-        self._watch_the_batch(in_sync, late)
+            rows = self._other_rows.seen_in(members)
+        self._watch_the_batch(in_sync, late, rows)
         if members is None:
             return
-        samples = self.samples + sum(progress.samples for progress in in_sync.values())
+        samples = self.samples + samples_of(in_sync.values(), rows)
         if self._tracker.gone(members & self._awaited):  # without them the group cannot average
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
@@ -252,7 +276,7 @@ class Rounds:
             if members >= self._awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
-            boundary = self._until_all_can_begin(self._in_sync())
+            boundary = self._until_all_can_begin(self._told())
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
@@ -298,6 +322,7 @@ class Rounds:
             self.batch.open()
         if members is not None:
             self._suspicion.suspect(self._awaited - members)
+            self._other_rows.missed(self._awaited_rows, members)
         match outcome.outcome:
             case "complete":
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
@@ -312,6 +337,8 @@ class Rounds:
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+                if outcome.contributions:
+                    self._other_rows.fell_short(outcome.contributions)
                 self._blame(outcome)
                 if begun and members is not None and members - outcome.contributions.keys():
                     self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
@@ -332,6 +359,7 @@ class Rounds:
         self._timeouts.failed()
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
+            self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.id:

@@ -12,8 +12,9 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, LeftOut
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents

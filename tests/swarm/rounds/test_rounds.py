@@ -9,8 +9,9 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import MAX_LOSS, Absence, Instructions, LeftOut, Receipt
-from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker

@@ -41,7 +41,8 @@ class Fetching:
         roll = self._voter.roll
         if roll is None:
             return False
-        return sender == self._plan.owners(roll.reducers)[number] or (sender, number) in self._asked
+        source = self._plan.deal(roll.reducers).source(number, self._round.row, self._mine)
+        return sender == source or (sender, number) in self._asked
 
     def came(self, number: int) -> None:
         """Give it to those who have asked."""
@@ -71,13 +72,14 @@ class Fetching:
         source, link = self._source()
         if roll is None or self._round.introductions is None or link is None:
             return
-        owners, here = self._plan.owners(roll.reducers), set(self._voter.living) - self._links.dead
+        deal, here = self._plan.deal(roll.reducers), set(self._voter.living) - self._links.dead
         exists = roll.average or self._voter.certified
         waited = exists and silent and averages.quiet(time.monotonic()) > silent
         wanted = [
             number
             for number in averages.missing()
-            if (waited or owners[number] not in here) and (source, number) not in self._asked
+            if (waited or deal.source(number, self._round.row, self._mine) not in here)
+            and (source, number) not in self._asked
         ]
         if wanted:
             self._asked |= {(source, number) for number in wanted}

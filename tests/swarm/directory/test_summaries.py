@@ -1,0 +1,296 @@
+"""What a peer knows of the other rows; the DHT is a dictionary that counts what a look returns."""
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from dedloc_kit.records import Progress, RowSummary
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.rows import Division, rows_for
+from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, STALE_SECONDS, Summaries, speakers
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.incidents import Incidents
+from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
+from dedloc_kit.training.state import Position
+from tests.swarm.harness import RUN_ID, PlainDHT, a_signer, belief, progress
+
+STEP, BATCH, SIGNATURE = 300, 100_000, 358
+NOW = Position(STEP, "ab")
+LIVES = 600.0
+"""Seconds that a record lives here, for a thousand peers on a slow machine."""
+
+
+@pytest.fixture(autouse=True)
+def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", LIVES)
+
+
+class Counting(PlainDHT):
+    """It knows how many bytes it has handed out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def get(self, key: str, **how: object) -> Any:
+        found = super().get(key, **how)
+        entries = found.result(0.0).value if found.result(0.0) is not None else {}
+        self.bytes += sum(len(k) + len(MSGPackSerializer.dumps(e.value)) + SIGNATURE for k, e in entries.items())
+        return found
+
+
+class Many:
+    """Peers of which each has told the directory of itself, and the rows' speakers of their rows.
+
+    :param members: each at this step, with a sample; three in ten can be reached
+    :param rows: into how many they are divided; as many as usual if it is not said
+    """
+
+    def __init__(self, members: int, rows: int | None = None, step: int = STEP) -> None:
+        self.dht: Any = Counting()
+        self.signers = [a_signer(number) for number in range(members)]
+        self.organizer = self.signers[0]
+        self.step, self.division = step, Division(rows or rows_for(members), step)
+        self.says = {s.peer: self._says(number, s.peer) for number, s in enumerate(self.signers)}
+        for signer in self.signers:
+            self.publish(signer)
+        self.summarise()
+
+    def _says(self, number: int, peer: str) -> Progress:
+        reached = number % 10 < 3
+        return progress(
+            step=self.step,
+            round="ab",
+            samples=0 if number == 0 else 1,
+            follower=number == 0,
+            client_mode=not reached,
+            addresses=(f"/ip4/203.0.113.7/tcp/31337/p2p/{peer}",) if reached else (),
+            device="NVIDIA T4, 15 GB",
+            name="Asha from Bangalore",
+            team="Delta",
+            session="ab" * 8,
+            sketch=(1.0,) * 4,
+            upload=1e6,
+            time=get_dht_time(),
+        )
+
+    def publish(self, signer: Any) -> None:
+        said = self.says[signer.peer]
+        directory = Directory(self.dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=LIVES)
+        cells = cells_of(signer.peer, said.step) if self.division.rows > 1 else ()
+        directory.store(signer, said, peers=0, cells=cells, to_all=signer is self.organizer)
+
+    def row(self, number: int) -> list[Any]:
+        return [signer for signer in self.signers if self.division.row_of(signer.peer) == number]
+
+    def summarise(self) -> None:
+        for number in range(self.division.rows):
+            row = {signer.peer: self.says[signer.peer] for signer in self.row(number)}
+            for signer in self.row(number):
+                others = {peer: said for peer, said in row.items() if peer != signer.peer}
+                a_summary_by(self.dht, signer).tell(row[signer.peer], others, self.division)
+
+    def tracker(self, signer: Any, step: int = STEP) -> Tracker:
+        """One that has looked at all rows before it had the state, has reported and looked again."""
+        mine = belief(signer.peer, self.organizer.peer)
+        tracker = Tracker(self.dht, signer, RUN_ID, BATCH, (), Incidents(), mine)
+        division = Division(self.division.rows, step)
+        tracker.refresh()
+        tracker.report(self.says[signer.peer].model_copy(update={"step": step}), 1.0, division)
+        self.dht.bytes = 0
+        tracker.refresh()
+        return tracker
+
+    def volunteers(self) -> list[Any]:
+        """One in each row."""
+        return [random.Random(row).choice([s for s in self.row(row) if s is not self.organizer]) for row in self.rows]
+
+    @property
+    def rows(self) -> range:
+        return range(self.division.rows)
+
+
+def a_summary_by(dht: Any, signer: Any) -> Summaries:
+    return Summaries(dht, signer, RUN_ID, BATCH, pytest.fail, LIVES)
+
+
+def test_what_a_look_returns_hardly_grows_with_the_number_of_peers_and_everybody_counts() -> None:
+    most = {}
+    for members in (256, 1000):
+        many = Many(members)
+        looks = []
+        for signer in many.volunteers():
+            mine = many.tracker(signer)
+            looks.append(many.dht.bytes)
+            near, far = mine.row_at(*NOW), mine.rows_at(*NOW)
+            row = many.division.row_of(signer.peer)
+            assert near.keys() | {signer.peer} == {s.peer for s in many.row(row)}
+            assert far.keys() == set(many.rows) - {row}
+            assert sum(p.samples for p in near.values()) + sum(r.samples for r in far.values()) + 1 == members - 1
+            assert 1 + len(near) + sum(r.peers for r in far.values()) == members
+            assert many.organizer.peer in mine.others()
+            assert {len(r.speakers) for r in far.values()} == {1}
+            assert {len(r.able) for r in far.values()} == {SPEAKERS}
+        most[members] = max(looks)
+    all_of_them = sum(len(MSGPackSerializer.dumps(said.model_dump())) + 388 + SIGNATURE for said in many.says.values())
+    assert most[1000] < 1.7 * most[256], "there are more rows, and they are not all alike"
+    assert most[1000] < all_of_them / 6
+
+
+def test_the_organizer_and_who_looks_on_follow_all() -> None:
+    many = Many(128, rows=8)
+    coordinator = many.tracker(many.organizer)
+    assert len(coordinator.others()) == 127
+    assert coordinator.row_at(*NOW).keys() < coordinator.others().keys()
+    observer = Tracker(many.dht, a_signer(10**6), RUN_ID, BATCH, (), Incidents(), belief())
+    observer.refresh()
+    observer.refresh()
+    assert len(observer.others()) == 128
+
+
+def test_who_is_behind_looks_at_all_rows_for_a_proof_where_the_organizer_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = Many(128, rows=8)
+    many.says[many.organizer.peer] = progress(time=get_dht_time() - 2 * LIVES)
+    many.publish(many.organizer)
+    volunteer = many.volunteers()[0]
+    assert len(many.tracker(volunteer).row_at(*NOW)) < 40
+    with monkeypatch.context() as at_once:
+        at_once.setattr("dedloc_kit.swarm.directory.following.PROOF_SECONDS", 0.0)
+        behind = many.tracker(volunteer, step=STEP - 1)
+    assert many.dht.bytes > 120_000
+    assert len(behind.others()) == 126
+    behind.belief.took(STEP - 1, get_dht_time(), {signer.peer: 1 for signer in many.signers})
+    assert behind.newest(Position(STEP - 1, "aa")) == NOW
+    many.dht.bytes = 0
+    behind.refresh()
+    assert many.dht.bytes < 60_000, "not again at once"
+    assert len(behind.others()) == 126, "they are there until their records lapse"
+
+
+def test_who_can_be_reached_looks_now_and_then_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Many(128, rows=8)
+    reached, client = (
+        next(s for s in many.signers[1:] if many.says[s.peer].client_mode is kind) for kind in (False, True)
+    )
+    for signer, seconds, all_rows in ((reached, 600.0, False), (reached, 0.0, True), (client, 0.0, False)):
+        monkeypatch.setattr("dedloc_kit.swarm.directory.following.MEETING_SECONDS", seconds)
+        many.tracker(signer)
+        assert (many.dht.bytes > 120_000) is all_rows
+
+
+def test_a_row_alone_proves_no_step_while_others_are_there_of_whom_it_sees_nothing_but_a_summary() -> None:
+    many = Many(128, rows=8)
+    me = many.volunteers()[0]
+    mine = many.tracker(me)
+    now, near = float(get_dht_time()), mine.row_at(*NOW)
+    mine.belief.took(STEP, now, {signer.peer: 1 for signer in many.signers})
+    for later in range(0, 121, 5):
+        mine.belief.see(near.keys() | mine._following.said_to_be_there(mine.belief.taken.samples), now + later)
+    assert not mine.belief.proves(near, now + 120.0)
+
+
+def believed(told: Sequence[tuple[Any, RowSummary]], peer: Any, division: Division) -> dict[int, Any]:
+    dht: Any = PlainDHT()
+    directory = Directory(dht, SUMMARIES, RUN_ID, reject=lambda _: None, seconds=LIVES)
+    for signer, summary in told:
+        directory.store(signer, summary, peers=1)
+    mine = a_summary_by(dht, peer)
+    mine.look(1.0, None)
+    return mine.believed(division, NOW, lambda _peer, _told: True)
+
+
+def say(division: Division, signer: Any, **values: Any) -> tuple[Any, RowSummary]:
+    usual = {"run_id": RUN_ID, "step": STEP, "round": "ab", "rows": division.rows, "samples": 10, "peers": 16}
+    usual |= {
+        "row": division.row_of(signer.peer),
+        "samples_per_second": 1.0,
+        "boundary_seconds": 0.0,
+        "addresses": (),
+        "able": (),
+    }
+    return signer, RowSummary(**{**usual, "time": get_dht_time(), **values})
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[int, list[Any]]:
+    """Peers of four rows."""
+    found = defaultdict(list)
+    for number in range(100):
+        signer = a_signer(number)
+        found[Division(4, STEP).row_of(signer.peer)].append(signer)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first_says", "second_speaks"),
+    [({}, False), (None, True), ({"samples": 10**6}, True), ({"peers": 1}, True), ({"time": 0.0}, True)],
+    ids=["the same", "nothing", "too much", "too few", "nothing new"],
+)
+def test_a_second_one_speaks_for_a_row_only_if_the_first_is_silent_or_wrong(
+    rows: dict[int, list[Any]],
+    first_says: dict[str, Any] | None,
+    second_speaks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dht: Any = PlainDHT()
+    division = Division(4, STEP)
+    row = {signer.peer: progress(step=STEP, round="ab", samples=2, time=get_dht_time()) for signer in rows[1][:8]}
+    first, second = speakers(row, STEP)[:2]
+    by_peer = {signer.peer: signer for signer in rows[1]}
+    mine = a_summary_by(dht, by_peer[second])
+    if first_says is not None:
+        told = say(division, by_peer[first], **{"peers": 8, "samples": 16} | first_says)[1]
+        if told.time == 0.0:
+            told = told.model_copy(update={"time": get_dht_time() - 2 * STALE_SECONDS})
+        Directory(dht, SUMMARIES, RUN_ID, reject=pytest.fail, seconds=LIVES).store(by_peer[first], told, peers=1)
+    mine.look(1.0, None)
+    others = {peer: said for peer, said in row.items() if peer != second}
+    assert mine.tell(row[second], others, division) is None, "the first has not had the time to speak"
+    monkeypatch.setattr("dedloc_kit.swarm.directory.summaries.LATER_SECONDS", 0.0)
+    assert (mine.tell(row[second], others, division) is not None) is second_speaks
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"samples": 10**6, "peers": 2**20}, {"samples": 0, "peers": 1}, {"samples": 10**6, "time": -1.0}],
+    ids=["much", "few", "much, of tomorrow"],
+)
+def test_one_of_three_speakers_cannot_say_what_a_row_is(rows: dict[int, list[Any]], wrong: dict[str, float]) -> None:
+    division, me = Division(4, STEP), rows[0][0]
+    speaking = {row: [signer for signer in rows[row] if signer.peer in speakers([s.peer for s in rows[row]], STEP)]
+                for row in (1, 2, 3)}  # fmt: skip
+    honest = [say(division, signer) for row in (1, 2, 3) for signer in speaking[row]]
+    for liar in range(SPEAKERS):
+        lie = wrong if "time" not in wrong else wrong | {"time": get_dht_time() + LIVES / 2}
+        told = [*honest, say(division, speaking[1][liar], **lie)]
+        found = believed(told, me, division)
+        assert [(row.peers, row.samples) for row in found.values()] == [(16, 10)] * 3
+        assert set(found[1].speakers) == {signer.peer for signer in speaking[1]}
+
+
+def test_a_row_whose_speakers_all_lie_is_a_whole_batch_and_twice_the_usual_size_at_most(
+    rows: dict[int, list[Any]],
+) -> None:
+    division, me = Division(4, STEP), rows[0][0]
+    honest = [say(division, signer) for row in (2, 3) for signer in rows[row][:3]]
+    lies = [say(division, signer, samples=10**6, peers=2**20) for signer in rows[1][:3]]
+    found = believed(honest + lies, me, division)
+    assert (found[1].samples, found[1].peers) == (BATCH, MOST_PEERS * 16)
+    assert (found[2].samples, found[2].peers) == (10, 16)
+
+
+@pytest.mark.parametrize(
+    "other", [{"step": STEP + 1}, {"round": "cd"}, {"rows": 8}, {"time": get_dht_time() - 2 * LIVES}], ids=str
+)
+def test_what_is_said_of_another_state_or_division_or_long_ago_does_not_count(
+    rows: dict[int, list[Any]], other: dict[str, Any]
+) -> None:
+    division = Division(4, STEP)
+    told = [say(division, rows[1][0], **other), say(division, rows[0][1]), say(division, rows[2][0])]
+    assert believed(told, rows[0][0], division).keys() == {2}, "nor what is said of the own row"
