@@ -294,7 +294,8 @@ class Progress(Record):
     """Its time per microbatch; 0 before the first. In exact training others may have to wait so long until this peer
     can begin a round."""
     sketch: Annotated[tuple[float, ...], Field(max_length=8, strict=False)]
-    """A few random projections of the parameters: peers that hold other parameters find out."""
+    """A few random projections of the parameters: peers that hold other parameters find out. Empty if the parameters
+    are not finite."""
     follower: bool
     instructions: Instructions | None = None
     """Of the coordinator only: nobody else is believed."""

@@ -24,7 +24,8 @@ from dedloc_kit.validation import describe
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
 PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e38)]
+"""What a tensor in single precision can be multiplied by."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PLAIN_TEXT = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """The pattern of a text without control characters, in what regular expressions have in common: others read it too."""

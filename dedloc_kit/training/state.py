@@ -174,6 +174,8 @@ class TrainingState:
         """Does this sketch belong to other parameters than ours? By the norm of the difference, as estimated."""
         if len(sketch) != len(self.sketch):
             return True
+        if not sketch:
+            return False
         difference = sum((mine - other) ** 2 for mine, other in zip(self.sketch, sketch, strict=True)) / len(sketch)
         return not difference <= (SKETCH_TOLERANCE * self._norm) ** 2
 
@@ -320,7 +322,7 @@ def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
     """Some projections of the parameters on random signs: |difference of sketches| estimates |difference|.
 
     The signs of a block of values times signs of its own (tug-of-war sketch, Alon, Matias and Szegedy 1996), so that
-    it costs one pass over the parameters.
+    it costs one pass over the parameters. Empty if they are not finite: those of a training that has diverged.
     """
     generator = torch.Generator().manual_seed(seed_of(run_id, "sketch"))
     whole = flat.numel() // SKETCH_BLOCK * SKETCH_BLOCK
@@ -328,7 +330,8 @@ def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:
     rest = flat[whole:] @ inner[: flat.numel() - whole]
     blocks = torch.cat([flat[:whole].view(-1, SKETCH_BLOCK) @ inner, rest.view(1)]).double()
     outer = torch.randint(0, 2, (SKETCH_SIZE, len(blocks)), generator=generator).double() * 2 - 1
-    return tuple((outer @ blocks).tolist())
+    projections = outer @ blocks
+    return tuple(projections.tolist()) if bool(projections.isfinite().all()) else ()
 
 
 def _decay_of(tensors: Mapping[str, Tensor]) -> Decay | None:

@@ -78,3 +78,18 @@ def test_the_shared_parameters_lie_in_memory_that_a_forked_process_does_not_take
     child.start()
     child.join(DEADLINE)
     assert bool((state.flat == 7.0).all())
+
+
+def test_parameters_that_are_not_finite_differ_only_from_finite_ones() -> None:
+    run = tiny_run()
+    sound, diverged, alike = (
+        TrainingState(TinyTask(run).build_model(), lambda m: Plain(m.parameters()), run) for _ in range(3)
+    )
+    for number, state in enumerate((diverged, alike)):
+        gradient = torch.ones_like(state.flat)
+        gradient[number] = float("inf")
+        state.apply(gradient, Receipt(step=1, round="ab", time=1.0, seconds=0.0, signed=()))
+    assert (len(sound.sketch) > 0, diverged.sketch) == (True, ())
+    assert not diverged.differs(alike.sketch)
+    assert diverged.differs(sound.sketch)
+    assert sound.differs(diverged.sketch)

@@ -299,7 +299,7 @@ def test_an_answer_to_a_call_is_not_read_if_it_is_longer_than_such_an_answer_can
                     await asyncio.wait_for(called, DEADLINE)
             return memory.growth()
 
-    assert in_own_loop(call()) < 2 * GROWTH
+    assert in_own_loop(call()) < SENT - GROWTH
 
 
 # A hostile leader, and hostile averages
