@@ -286,7 +286,9 @@ def test_a_row_whose_speakers_all_lie_is_a_whole_batch_and_twice_the_usual_size_
 
 
 @pytest.mark.parametrize(
-    "other", [{"step": STEP + 1}, {"round": "cd"}, {"rows": 8}, {"time": get_dht_time() - 2 * LIVES}], ids=str
+    "other",
+    [{"step": STEP + 1}, {"round": "cd"}, {"rows": 8}, {"time": get_dht_time() - 2 * LIVES}],
+    ids=["step", "round", "rows", "time"],
 )
 def test_what_is_said_of_another_state_or_division_or_long_ago_does_not_count(
     rows: dict[int, list[Any]], other: dict[str, Any]
