@@ -545,9 +545,17 @@ class Receipt(Record):
 
 
 Absence = Literal["did not come", "fell silent", "left in the middle", "sent nonsense", "was not counted"]
-"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, but
-it is not on the roll."""
+"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, or
+is in another row, but it is not on the roll."""
 MAX_ABSENT = 16
+
+
+class AbsentRow(Record):
+    """A row of which nobody counts in a global step."""
+
+    peers: Annotated[int, Field(ge=1, le=2**53)]
+    """That gave to the step before."""
+    why: Absence
 
 
 class LeftOut(Record):
@@ -555,13 +563,15 @@ class LeftOut(Record):
 
     count: Annotated[int, Field(ge=1, le=2**53)]
     some: Annotated[dict[PeerId, Absence], Field(max_length=MAX_ABSENT)]
-    """The first of them."""
+    """The first of them, without those of whose rows nobody counts."""
+    rows: Annotated[tuple[AbsentRow, ...], Field(max_length=MAX_ROWS, strict=False)] = ()
 
     @classmethod
-    def of(cls, absent: Mapping[str, Absence]) -> Self | None:
+    def of(cls, absent: Mapping[str, Absence], rows: Sequence[AbsentRow] = ()) -> Self | None:
         """None if there is nobody."""
         some = dict(itertools.islice(sorted(absent.items()), MAX_ABSENT))
-        return cls(count=len(absent), some=some) if absent else None
+        count = len(absent) + sum(row.peers for row in rows)
+        return cls(count=count, some=some, rows=tuple(rows)) if count else None
 
 
 class GlobalStep(Record):

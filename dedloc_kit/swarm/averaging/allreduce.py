@@ -115,7 +115,8 @@ class AllReduce:
 
     @property
     def absent(self) -> dict[str, Absence]:
-        """Who of the group is not on the roll that the round ended with, and why, as far as this peer saw it itself."""
+        """Who of the group is not on the roll that the round ended with, and why, as far as this peer saw it itself; of
+        most members of other rows it has seen nothing, so that they were just not counted."""
         assert self.introductions is not None
         return {
             peer: self._absent.get(member, "was not counted")

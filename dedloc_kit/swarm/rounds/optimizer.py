@@ -427,7 +427,7 @@ class CollaborativeOptimizer:
         left_out: LeftOut | None = None,
     ) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
-        self._rounds.stepped(contributions)
+        self._rounds.stepped({peer: contribution.samples for peer, contribution in contributions.items()})
         decay = self.state.decay
         if decay is not None and decay != self._told_decay:
             _log.warning(falling(decay))

@@ -179,7 +179,10 @@ def test_members_of_a_row_that_has_failed_take_the_step_of_the_others_and_are_le
 
     outcomes = party.run(story)
     living = [number for number in range(12) if number != victim]
-    assert check(party, living, outcomes) == {number for number in living if party.plan.rows[number] != row}
+    counted = {number for number in living if party.plan.rows[number] != row}
+    assert check(party, living, outcomes) == counted
+    for number in living:
+        assert party.members[number].absent.keys() == {f"peer{m}" for m in party.plan.teams[row]}
 
 
 def test_of_rows_that_are_cut_in_two_one_side_goes_on_and_the_other_takes_no_step() -> None:

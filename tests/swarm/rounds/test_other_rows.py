@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, RowSummary
+from dedloc_kit.records import Absence, AbsentRow, Contribution, LeftOut, RowSummary
 from dedloc_kit.swarm.averaging.group import Coming, GroupRequest
 from dedloc_kit.swarm.averaging.grouping import Rows
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -135,6 +135,13 @@ class Peer:
             for peer in self.peers(*rows)
         }
 
+    def leave(self, row: int) -> None:
+        """All of a row say that they leave."""
+        directory = Directory(self.dht, PROGRESS, self.run_id, reject=pytest.fail)
+        for signer in self.others[row]:
+            directory.store(signer, None, peers=0, cells=cells_of(signer.peer, 0))
+        self.tracker.refresh()
+
     def gather(self) -> GroupRequest:
         assert self.rounds.gather_if_due(samples_per_second=1.0) is None
         assert self.rounds.under_way
@@ -179,7 +186,7 @@ def test_a_row_that_is_quick_after_a_step_does_not_think_that_it_is_all_there_is
     me.hear(0, 100)
     for row in (1, 2):
         me.hear(row, 30, round="bef0")
-    me.rounds.stepped([me.me.peer, *me.peers(0, 1, 2)])
+    me.rounds.stepped(dict.fromkeys([me.me.peer, *me.peers(0, 1, 2)], 5))
     me.hear(1, 0)
     me.rounds.gather_if_due(samples_per_second=1.0)
     assert not me.rounds.under_way, "one of the others has not said yet that it has taken the step"
@@ -270,3 +277,43 @@ def test_one_that_nobody_in_its_row_can_lead_asks_those_of_the_next_row(tmp_path
     for row in (2, 3):
         me.hear(row, 20)
     assert set(me.gather().leaders) == set(me.peers(2)[:3])
+
+
+def test_of_rows_that_failed_is_told_how_many_they_were_and_of_others_who_gave_to_the_step_before(
+    tmp_path: Path,
+) -> None:
+    me = Peer(tmp_path)
+    follower, stranger = me.peers(1)[3], me.peers(3)[3]
+    me.rounds.stepped({peer: 5 for peer in me.peers(0, 1, 2, 3) if peer != stranger} | {follower: 0})
+    me.gradients.add(1.0, 40, 0)
+    for row in (0, 1, 2, 3):
+        me.hear(row, 20)
+    me.gather()
+    me.pending.members = frozenset([me.me.peer, *me.peers(0, 1, 3)])
+    me.rounds.advance()
+    assert me.begun
+    counted = me.gives(0, each=20) | dict(list(me.gives(1, each=20).items())[:2])
+    absent: dict[str, Absence] = dict.fromkeys(me.pending.members - {me.me.peer} - counted.keys(), "was not counted")
+    me.pending.outcome = RoundResult("complete", "ab", counted, absent=absent)
+    assert me.rounds.advance() is me.pending.outcome
+    rows = {2: AbsentRow(peers=4, why="did not come"), 3: AbsentRow(peers=3, why="was not counted")}
+    in_order = tuple(rows[row] for row in sorted(rows, key=lambda row: (row + me.mine) % 4))
+    assert me.rounds.left_out == LeftOut(count=8, some={me.peers(1)[2]: "was not counted"}, rows=in_order)
+
+
+@pytest.mark.parametrize("row", [0, 2])
+def test_a_row_that_has_left_is_not_told_of(tmp_path: Path, row: int) -> None:
+    me = Peer(tmp_path)
+    me.tracker.report(progress(step=0, round="", follower=True), 1.0, DIVISION)  # it follows all
+    me.rounds.stepped(dict.fromkeys(me.peers(0, 1, 2), 5))
+    me.gradients.add(1.0, 80, 0)
+    for there in {0, 1, 2} - {row}:
+        me.hear(there, 20)
+    me.leave(row)
+    me.gather()
+    here = me.peers(*{0, 1, 2} - {row})
+    me.pending.members = frozenset([me.me.peer, *here])
+    me.rounds.advance()
+    me.pending.outcome = RoundResult("complete", "ab", me.gives(*{0, 1, 2} - {row}, each=20))
+    me.rounds.advance()
+    assert me.rounds.left_out is None

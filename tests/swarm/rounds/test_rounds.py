@@ -18,7 +18,7 @@ from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.rounds import rounds
+from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import FlatLayout, SharedVector
@@ -136,7 +136,7 @@ def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: 
 def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "OPEN_SHARE", 100.0)
+    monkeypatch.setattr(sought, "OPEN_SHARE", 100.0)
     me = Peer(tmp_path)
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time(), samples_per_second=0.0)
@@ -192,7 +192,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
 ) -> None:
     me = Peer(tmp_path)
     me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1))
-    me.rounds.stepped([me.other.peer] if took_part else [])
+    me.rounds.stepped({me.other.peer: 5} if took_part else {})
     me.hear(0, time=get_dht_time())
     me.gradients.add(1.0, 10, 1)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"
@@ -346,7 +346,7 @@ def test_who_was_left_out_is_told_by_no_single_peers_word(
     me = Peer(tmp_path)
     me.averager.strangers = frozenset({"QmStranger"})
     me.averager.result = RoundResult("complete", "ab", absent={"QmStranger": "did not come", me.other.peer: why})
-    me.rounds.stepped([me.other.peer] if gave_before else [])
+    me.rounds.stepped({me.other.peer: 5} if gave_before else {})
     me.hear(5, time=get_dht_time(), follower=follower)
     me.gradients.add(1.0, 10, 0)
     me.rounds.gather_if_due(samples_per_second=1.0)
@@ -358,7 +358,7 @@ def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path:
     me = Peer(tmp_path)
     for known in (True, False):
         me.averager.result = RoundResult("complete", "ab")
-        me.rounds.stepped([me.other.peer] if known else [])
+        me.rounds.stepped({me.other.peer: 5} if known else {})
         me.hear(5, time=get_dht_time())
         me.gradients.add(1.0, 10, 0)
         me.rounds.gather_if_due(samples_per_second=1.0)
@@ -380,7 +380,7 @@ def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(
         me.rounds.advance()
         me.tracker.suspicion.trust([me.other.peer])
     assert me.rounds.left_out == LeftOut(count=1, some={"QmGone": "fell silent"})
-    me.rounds.stepped([])
+    me.rounds.stepped({})
     me.rounds.gather_if_due(samples_per_second=1.0)
     me.rounds.advance()
     assert me.rounds.left_out is None, "it was the step before that went on without it"
