@@ -273,8 +273,8 @@ MUTATIONS = (
     Mutation(
         "whoever is in the directory and does not come is told as left out",
         "swarm/rounds/missing.py",
-        "dict.fromkeys((awaited & self._gave).difference(members), NOT_COME)",
-        "dict.fromkeys(awaited.difference(members), NOT_COME)",
+        "((awaited | far) & self._gave).difference(members)",
+        "(awaited | far).difference(members)",
         "tests/swarm/rounds/test_rounds.py -k comes_to_no_group",
     ),
     Mutation(
@@ -283,6 +283,13 @@ MUTATIONS = (
         "why != NOT_COME and (why != NOT_COUNTED or self._tracker.is_near(peer))",
         "why != NOT_COME",
         "tests/swarm/rounds/test_other_rows.py -k rows_that_failed",
+    ),
+    Mutation(
+        "who of another row did not come is not told",
+        "swarm/rounds/missing.py",
+        "((awaited | far) & self._gave)",
+        "(awaited & self._gave)",
+        "tests/swarm/rounds/test_other_rows.py -k follows_all",
     ),
     Mutation(
         "who only followed is told as one of a row that failed",

@@ -2,7 +2,8 @@
 
 Nobody's word is taken for it. What this peer has not seen itself it tells only of who gave to the step before: a leader
 may name whom it likes as members, and anybody may say in the directory that it is there. Rows that failed are told as
-rows: nobody can read dozens of names, and of members of other rows this peer has seen little.
+rows: nobody can read dozens of names, and of members of other rows this peer has seen little. Who of them did not come
+is told as far as it follows them, as the coordinator does.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dedloc_kit.records import Absence, AbsentRow, LeftOut
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.training.state import TrainingState
 
 NOT_COME: Absence = "did not come"
 NOT_COUNTED: Absence = "was not counted"
@@ -19,8 +21,8 @@ NOT_COUNTED: Absence = "was not counted"
 class Missing:
     """In the rounds for the next step so far."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
+    def __init__(self, state: TrainingState, tracker: Tracker) -> None:
+        self._state, self._tracker = state, tracker
         self._gave: frozenset[str] = frozenset()
         self._missing: dict[str, Absence] = {}
 
@@ -36,7 +38,8 @@ class Missing:
         """
         others = self._tracker.others()
         absent = {p: why for p, why in outcome.absent.items() if p in self._gave or self._saw(p, why)}
-        absent |= dict.fromkeys((awaited & self._gave).difference(members), NOT_COME)
+        far = {peer for peer in self._tracker.at(*self._state.position) if not self._tracker.is_near(peer)}
+        absent |= dict.fromkeys(((awaited | far) & self._gave).difference(members), NOT_COME)
         self._missing |= {peer: why for peer, why in absent.items() if not (peer in others and others[peer].follower)}
 
     def _saw(self, peer: str, why: Absence) -> bool:

@@ -64,7 +64,7 @@ class Rounds:
         """What passed in the last round from the full batch until the group stood."""
         self.left_out: LeftOut | None = None
         """Who was to come to the last global step and does not count in it."""
-        self._missing = Missing(tracker)
+        self._missing = Missing(state, tracker)
         self._decay_order = ""
 
     @property

@@ -1,6 +1,7 @@
 """A round of which this peer sees only its own row, and what is said of the others; the DHT is a dictionary."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -96,10 +97,7 @@ class Peer:
         """Peers of a row tell that the whole row has so many samples; of this peer's row each tells of itself."""
         now = get_dht_time()
         if row == 0:
-            directory = Directory(self.dht, PROGRESS, self.run_id, reject=pytest.fail)
-            for signer in self.others[0]:
-                told = progress(run_id=self.run_id, step=0, round="", samples=samples // 4, time=now)
-                directory.store(signer, told, peers=0, cells=cells_of(signer.peer, 0))
+            self.tell(self.others[0], samples // 4)
         else:
             summary = RowSummary(
                 run_id=self.run_id,
@@ -135,12 +133,18 @@ class Peer:
             for peer in self.peers(*rows)
         }
 
-    def leave(self, row: int) -> None:
-        """All of a row say that they leave."""
+    def tell(self, signers: Iterable[Signer], samples: int | None) -> None:
+        """Each of these tells that it has so many samples; none: it leaves."""
+        told = progress(run_id=self.run_id, step=0, round="", samples=samples or 0, time=get_dht_time())
         directory = Directory(self.dht, PROGRESS, self.run_id, reject=pytest.fail)
-        for signer in self.others[row]:
-            directory.store(signer, None, peers=0, cells=cells_of(signer.peer, 0))
+        for signer in signers:
+            cells = cells_of(signer.peer, 0)
+            directory.store(signer, told if samples is not None else None, peers=0, cells=cells)
         self.tracker.refresh()
+
+    def follow_all(self) -> None:
+        """As one does that adds no samples."""
+        self.tracker.report(progress(step=0, round="", follower=True), 1.0, DIVISION)
 
     def gather(self) -> GroupRequest:
         assert self.rounds.gather_if_due(samples_per_second=1.0) is None
@@ -304,12 +308,12 @@ def test_of_rows_that_failed_is_told_how_many_they_were_and_of_others_who_gave_t
 @pytest.mark.parametrize("row", [0, 2])
 def test_a_row_that_has_left_is_not_told_of(tmp_path: Path, row: int) -> None:
     me = Peer(tmp_path)
-    me.tracker.report(progress(step=0, round="", follower=True), 1.0, DIVISION)  # it follows all
+    me.follow_all()
     me.rounds.stepped(dict.fromkeys(me.peers(0, 1, 2), 5))
     me.gradients.add(1.0, 80, 0)
     for there in {0, 1, 2} - {row}:
         me.hear(there, 20)
-    me.leave(row)
+    me.tell(me.others[row], None)
     me.gather()
     here = me.peers(*{0, 1, 2} - {row})
     me.pending.members = frozenset([me.me.peer, *here])
@@ -317,3 +321,23 @@ def test_a_row_that_has_left_is_not_told_of(tmp_path: Path, row: int) -> None:
     me.pending.outcome = RoundResult("complete", "ab", me.gives(*{0, 1, 2} - {row}, each=20))
     me.rounds.advance()
     assert me.rounds.left_out is None
+
+
+def test_one_that_follows_all_tells_who_of_another_row_did_not_come_though_it_gave_to_the_step_before(
+    tmp_path: Path,
+) -> None:
+    me = Peer(tmp_path)
+    me.follow_all()
+    late, newcomer = me.peers(2)[2:]
+    me.rounds.stepped(dict.fromkeys(me.peers(0, 2), 5) | {newcomer: 0})
+    me.gradients.add(1.0, 80, 0)
+    for row in (0, 2):
+        me.hear(row, 20)
+    me.tell(me.others[2], 5)
+    me.gather()
+    me.pending.members = frozenset([me.me.peer, *me.peers(0, 2)]) - {late, newcomer}
+    me.rounds.advance()
+    brought = {p: c for p, c in me.gives(0, 2, each=20).items() if p in me.pending.members}
+    me.pending.outcome = RoundResult("complete", "ab", brought)
+    me.rounds.advance()
+    assert me.rounds.left_out == LeftOut(count=1, some={late: "did not come"})
