@@ -334,6 +334,20 @@ MUTATIONS = (
         "tests/organizer/test_round_time.py -k in_rows",
     ),
     Mutation(
+        "a row that failed is not in the status",
+        "cli/commands/status.py",
+        '", ".join(rows + named)',
+        '", ".join(named)',
+        "tests/swarm/hostile/test_terminal.py -k rows_that_failed",
+    ),
+    Mutation(
+        "what a ledger says of one group has rows in it",
+        "ledger/ledger.py",
+        "model_dump_json(exclude_defaults=True)",
+        "model_dump_json()",
+        "tests/test_ledger.py -k written_only",
+    ),
+    Mutation(
         "a row that failed is not on the page",
         "dashboard/live/view.py",
         "AbsentRow(**dict(row)) for row in left_out.rows]",

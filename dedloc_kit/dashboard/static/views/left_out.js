@@ -24,7 +24,7 @@ function item() {
   return build("li", {}, build("details", {}, summary, build("ul")));
 }
 
-function fill(element, { step, time, count: all, some, rows }) {
+function fill(element, { step, time, count: all, some, rows = [] }) {
   const [summary, names] = element.firstChild.children;
   setText(summary.firstChild, `Step ${count(step)}: ${plural(all, "peer")}`);
   setText(summary.lastChild, ago(time));
