@@ -502,6 +502,14 @@ MUTATIONS = (
         "tests/swarm/rounds/test_batch.py -k its_share",
     ),
     Mutation(
+        "whoever has taken a step seems to have computed nothing since",
+        "swarm/rounds/optimizer.py",
+        "self._rounds.stepped(taken)  # before it tells: what it computed since is open\n"
+        "        self._report()",
+        "self._report()\n        self._rounds.stepped(taken)",
+        "tests/swarm/rounds/test_optimizer.py -k first_word",
+    ),
+    Mutation(
         "of others only what they have told is in a batch",
         "swarm/rounds/batch.py",
         "(by_now - then)",

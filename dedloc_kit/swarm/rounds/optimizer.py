@@ -384,6 +384,7 @@ class CollaborativeOptimizer:
             self._rounds.batch.drop_stale()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
+        self._rounds.stepped(taken)  # before it tells: what it computed since is open
         self._report()
         self._tell(receipt, outcome.contributions, parts, self._rounds.left_out)
 
@@ -409,6 +410,7 @@ class CollaborativeOptimizer:
         self._stepped = 0.0
         self._exchange.averager.forget_feedback()
         self.tracker.belief.reached(step, now)
+        self._rounds.stepped({})
         self._report()
         _log.warning(told(rewind))
         self._tell(receipt, {}, {})
@@ -427,7 +429,6 @@ class CollaborativeOptimizer:
         left_out: LeftOut | None = None,
     ) -> None:
         """:param parts: seconds of the parts of the step, as far as this peer took part in them"""
-        self._rounds.stepped({peer: contribution.samples for peer, contribution in contributions.items()})
         decay = self.state.decay
         if decay is not None and decay != self._told_decay:
             _log.warning(falling(decay))
@@ -444,6 +445,7 @@ class CollaborativeOptimizer:
                 self._accumulator.settle([receipt.round])
             else:
                 without.add(receipt.round)  # the round went on, and what this peer brought was left out
+            self._rounds.stepped({peer: contribution.samples for peer, contribution in contributions.items()})
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
         self._accumulator.settle([name for name in self.state.rounds if name not in without])

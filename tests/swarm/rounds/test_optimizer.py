@@ -10,7 +10,7 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, LeftOut
+from dedloc_kit.records import Contribution, GlobalStep, LeftOut, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
@@ -160,6 +160,16 @@ def test_a_device_computes_one_batch_beside_a_round_and_then_waits_for_the_step_
         assert not me.optimizer.ahead
     assert [mine.samples for mine in me.averager.brought] == [BATCH] * 3
     assert me.optimizer.step == 3
+
+
+def test_the_first_word_after_a_step_tells_of_what_was_computed_beside_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, told = Volunteer(tmp_path), list[Progress]()
+    me.compute_until_ahead()
+    monkeypatch.setattr(me.tracker, "report", lambda mine, *_: told.append(mine))
+    me.end_round("complete", me.peer)
+    assert [(each.samples, each.fixed) for each in told if each.step == 1][:1] == [(BATCH, False)]
 
 
 @pytest.mark.parametrize(("overlap", "brings", "mean"), [(True, 2 * BATCH, 2.0), (False, BATCH, 3.0)])
