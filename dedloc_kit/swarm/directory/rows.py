@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dedloc_kit.records import Receipt
-from dedloc_kit.swarm.network.kinds import CELLS, cell_of, cells_of
+from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, cell_of, cells_of
 
 MAX_GROUP = 64
 """More peers than that are divided."""
@@ -29,6 +29,11 @@ class Division:
 
     def row_of(self, peer: str) -> int:
         return cell_of(peer, self.step) % self.rows
+
+    def together(self, one: str, other: str) -> bool:
+        """Are two peers in one row, now or, shortly before an epoch ends, in the next one?"""
+        steps = {self.step, self.step + AHEAD}
+        return any((cell_of(one, step) - cell_of(other, step)) % self.rows == 0 for step in steps)
 
     def cells(self, me: str) -> tuple[int, ...]:
         """Where the records of a peer's row lie, and shortly before an epoch ends those of its next one; none where

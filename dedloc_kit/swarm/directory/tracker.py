@@ -108,7 +108,7 @@ class Tracker(threading.Thread):
         """
         with self._lock:
             before, self._mine = self._mine, mine
-            self._following.divide(division)
+            self._following.divide(Position(mine.step, mine.round), division)
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now = False
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
@@ -185,11 +185,10 @@ class Tracker(threading.Thread):
         return self._summaries.believed(self.division, Position(step, round_id), counts)
 
     def misses_a_row(self) -> bool:
-        """Is there another row in which somebody can be reached, and nobody has said yet that the row is where this
-        peer is?"""
+        """Is there another row of which nobody has said yet that it is where this peer is? Not after some seconds."""
         with self._lock:
-            mine, able = self._mine, {p for p, told in self._others.items() if _alive(told) and not told.client_mode}
-        return mine is not None and self._following.misses_a_row(mine, able)
+            able = {peer for peer, told in self._others.items() if _alive(told) and not told.client_mode}
+        return self._following.misses_a_row(able)
 
     @property
     def division(self) -> Division:
@@ -374,8 +373,9 @@ class Tracker(threading.Thread):
 
     def _connect(self) -> None:
         with self._lock:
-            alive = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
-        self.connections.keep({**self._summaries.told(), **alive})
+            mine, alive = self._mine, {peer: progress for peer, progress in self._others.items() if _alive(progress)}
+        organizer = {peer: alive[peer] for peer in alive.keys() & {self.belief.organizer}}
+        self.connections.keep({**self._following.connected(mine, alive), **organizer})
 
     def _summarise(self) -> None:
         """Tell the other rows of this one, if it is this peer's turn."""
