@@ -249,10 +249,12 @@ class Tracker(threading.Thread):
 
         :param age: as for `Directory.look`
         """
+        copy = self.division.copy_for(self._signer.peer)
         if self.division.rows > 1 or not self._others or age is None:
-            self._summaries.look(DHT_TIMEOUT, age)
+            self._summaries.look(DHT_TIMEOUT, age, copy)
         cells = self._following.cells(self._mine, led=self.belief.organizer in self.others())
-        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age, cells=cells)
+        copy = None if len(cells) == CELLS else copy
+        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age, cells=cells, copy=copy)
         there = {peer: progress for peer, progress in found.items() if progress is not None}
         self.twin.see(there.pop(self._signer.peer, None))
         if len(cells) < CELLS:  # whom a look at all rows has found is there until its record lapses
@@ -394,8 +396,10 @@ class Tracker(threading.Thread):
         me, division = self._signer.peer, self.division
         # By what the record itself says, for nodes take it nowhere else.
         cells = cells_of(me, division.step if mine is None else mine.step) if division.rows > 1 else ()
-        to_all = me == self.belief.organizer
-        return self._directory.store(self._signer, mine, peers=len(self._others), cells=cells, to_all=to_all)
+        organizer = me == self.belief.organizer
+        return self._directory.store(
+            self._signer, mine, peers=len(self._others), cells=cells, to_all=organizer, copied=division.copied
+        )
 
 
 def _alive(progress: Progress) -> bool:

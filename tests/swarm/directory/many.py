@@ -2,6 +2,7 @@
 hands out."""
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -24,15 +25,17 @@ LIVES = 600.0
 
 
 class Counting(PlainDHT):
-    """It knows how many bytes it has handed out."""
+    """It knows how many bytes it has handed out, and how often of which keys."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
+        self.of_keys: Counter[str] = Counter()
 
     def get(self, key: str, **how: object) -> Any:
         found = super().get(key, **how)
         entries = found.result(0.0).value if found.result(0.0) is not None else {}
+        self.of_keys[key] += 1
         self.bytes += sum(len(k) + len(MSGPackSerializer.dumps(e.value)) + SIGNATURE for k, e in entries.items())
         return found
 
@@ -85,7 +88,9 @@ class Many:
         said = self.says[signer.peer]
         directory = Directory(self.dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=LIVES)
         cells = cells_of(signer.peer, said.step) if self.division.rows > 1 else ()
-        directory.store(signer, said, peers=0, cells=cells, to_all=signer is self.organizer)
+        directory.store(
+            signer, said, peers=0, cells=cells, to_all=signer is self.organizer, copied=self.division.copied
+        )
 
     def row(self, number: int) -> list[Any]:
         return [signer for signer in self.signers if self.division.row_of(signer.peer) == number]

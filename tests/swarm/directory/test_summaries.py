@@ -1,6 +1,6 @@
 """What a peer knows of the other rows; the DHT is a dictionary that counts what a look returns."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +44,32 @@ def test_what_a_look_returns_hardly_grows_with_the_number_of_peers_and_everybody
     all_of_them = sum(len(MSGPackSerializer.dumps(said.model_dump())) + 388 + SIGNATURE for said in many.says.values())
     assert most[1000] < 1.7 * most[256], "there are more rows, and they are not all alike"
     assert most[1000] < all_of_them / 6
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+def test_what_all_ask_for_lies_in_copies_where_they_are_many(rows: int) -> None:
+    many = Many(64, rows=rows)
+    asked: Counter[str] = Counter()
+    for signer in many.signers[1:]:
+        many.dht.of_keys.clear()
+        mine = many.tracker(signer)
+        many.dht.of_keys.clear()
+        mine.refresh()
+        of_all = {key for key in many.dht.of_keys if "cell" not in key}
+        assert {key.partition(".")[0] for key in of_all} == {f"{RUN_ID}_rows", f"{RUN_ID}_progress"}
+        assert all(("copy" in key) is (rows == 8) for key in of_all)
+        asked.update(of_all)
+        assert len(mine.rows_at(*NOW)) == rows - 1
+        assert many.organizer.peer in mine.others()
+    assert max(asked.values()) < (63 / 3 if rows == 8 else 64)
+    assert len(asked) == (2 * 8 if rows == 8 else 2)
+
+
+def test_who_was_away_while_most_left_hears_those_who_no_longer_lie_in_copies() -> None:
+    few = Many(64, rows=4)
+    late = a_summary_by(few.dht, few.signers[1])
+    late.look(1.0, None, copy=5)
+    assert {summary.rows for summary in late.told().values()} == {4}
 
 
 def test_the_organizer_and_who_looks_on_follow_all() -> None:
