@@ -35,7 +35,7 @@ class Following:
         self._position: Position | None = None
         self._came = self._got_on = -math.inf  # when it first held a state, and when it came to the one that it holds
         self._saw_all = -math.inf
-        self._behind, self._pause = math.inf, PROOF_SECONDS  # since when
+        self._forget()
 
     def divide(self, position: Position, division: Division) -> None:
         """This peer holds this state, and this is how those are divided who do."""
@@ -43,8 +43,14 @@ class Following:
         if self._position is None:
             self._came = now
         if position != self._position:
-            self._got_on, self._behind, self._pause = now, math.inf, PROOF_SECONDS
+            self._got_on = now
+            self._forget()
         self._position, self.division = position, division
+
+    def _forget(self) -> None:
+        """This peer has got on, or is not behind."""
+        self._some_ahead = self._most_ahead = math.inf  # since when
+        self._pause = PROOF_SECONDS
 
     def near(self, peer: str) -> bool:
         """Is a peer in this one's row?"""
@@ -66,19 +72,22 @@ class Following:
     def _needs_proof(self, mine: Progress) -> bool:
         """Do others say that they are further than this peer, and is it time to look whether that is so?
 
-        At once if most say so: then they may prove it. If that fails again and again, or a few say so, who may be
+        Soon if most say so: then they may prove it. If that fails again and again, or if only some say so, who may be
         wrong, only now and then.
         """
         now, said = time.monotonic(), self._summaries.told().values()
         ahead = sum(row.step > mine.step for row in said)
         if not ahead:
-            self._behind, self._pause = math.inf, PROOF_SECONDS
+            self._forget()
             return False
-        self._behind = min(self._behind, now)
-        pause = self._pause if 2 * ahead >= len(said) else SELDOM_SECONDS
-        if now < max(self._behind + LATE_SECONDS, self._saw_all + pause):
+        self._some_ahead = min(self._some_ahead, now)
+        if 2 * ahead < len(said):
+            self._most_ahead, self._pause = math.inf, PROOF_SECONDS
+            return now >= max(self._some_ahead + LATE_SECONDS, self._saw_all + SELDOM_SECONDS)
+        self._most_ahead = min(self._most_ahead, now)
+        if now < max(self._most_ahead + LATE_SECONDS, self._saw_all + self._pause):
             return False
-        self._pause = min(2 * pause, SELDOM_SECONDS)
+        self._pause = min(2 * self._pause, SELDOM_SECONDS)
         return True
 
     def misses_a_row(self, able: Collection[str]) -> bool:

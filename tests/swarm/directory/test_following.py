@@ -84,6 +84,8 @@ def test_a_few_who_say_that_they_are_ahead_make_nobody_look_often(monkeypatch: p
     found = me.looks_at_all(240.0)
     assert 1 <= len(found) <= 1 + 240.0 / SELDOM_SECONDS
     assert min(later - before for before, later in itertools.pairwise(found)) >= SELDOM_SECONDS
+    me.others_take_a_step()
+    assert LATE_SECONDS <= me.looks_at_all(10.0)[0] <= PROOF_SECONDS, "nor who is behind wait for long"
 
 
 def dialled(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> set[str]:

@@ -216,7 +216,10 @@ def test_who_has_just_come_waits_for_word_of_all_rows_and_not_for_ever(
     assert me.gather().expected == frozenset(me.peers(0))
 
 
-def test_who_has_caught_up_waits_for_word_of_the_rows_that_it_knows_of(tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("hears", [True, False])
+def test_who_has_caught_up_waits_for_word_of_the_rows_that_it_knows_of(
+    tmp_path: Path, clock: Clock, hears: bool
+) -> None:
     me = Peer(tmp_path)
     clock.now += 100.0
     me.hold("bef0")
@@ -224,12 +227,16 @@ def test_who_has_caught_up_waits_for_word_of_the_rows_that_it_knows_of(tmp_path:
     me.hear(0, 100)
     me.hear(1, 0, round="bef0")
     me.hold()
+    clock.now += 14.0
     me.rounds.gather_if_due(samples_per_second=1.0)
     assert not me.rounds.under_way
-    me.hear(1, 0)
+    if hears:
+        me.hear(1, 0)
+    else:
+        clock.now += 1.0
     request = me.gather()
     assert request.rows is not None
-    assert {(row - me.mine) % 4 for row in request.rows.expected} == {1}
+    assert {(row - me.mine) % 4 for row in request.rows.expected} == ({1} if hears else set())
 
 
 def test_a_row_that_is_quick_after_a_step_does_not_think_that_it_is_all_there_is(tmp_path: Path, clock: Clock) -> None:
