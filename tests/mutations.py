@@ -862,8 +862,8 @@ MUTATIONS = (
     Mutation(
         "anybody's notice is kept",
         "swarm/network/keeper.py",
-        "if kind.organizers and peer != self.organizer:",
-        "if False:",
+        "(kind.organizers or (copy and kind is PROGRESS))",
+        "(copy and kind is PROGRESS)",
         "tests/swarm/network/test_keeper.py",
     ),
     Mutation(
