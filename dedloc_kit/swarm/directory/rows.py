@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dedloc_kit.records import Receipt
-from dedloc_kit.swarm.network.kinds import CELLS, cell_of, cells_of
+from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, COPIES, cell_of, cells_of, share_of
 
 MAX_GROUP = 64
 """More peers than that are divided."""
+COPIED_ROWS = 8
+"""From so many rows on what all ask for lies in copies: a thousand peers would ask one node for 4 MB a second."""
 STEPS_LOOKED_AT = 4
 """Of the last steps the one with the most peers says how many there are: one bad round does not move everyone."""
 
@@ -29,6 +31,20 @@ class Division:
 
     def row_of(self, peer: str) -> int:
         return cell_of(peer, self.step) % self.rows
+
+    @property
+    def copied(self) -> bool:
+        """Does what all ask for lie in copies?"""
+        return self.rows >= COPIED_ROWS
+
+    def copy_for(self, peer: str) -> int | None:
+        """Which of these a peer asks for; none if there is but one."""
+        return share_of(peer) % COPIES if self.copied else None
+
+    def together(self, one: str, other: str) -> bool:
+        """Are two peers in one row, now or, shortly before an epoch ends, in the next one?"""
+        steps = {self.step, self.step + AHEAD}
+        return any((cell_of(one, step) - cell_of(other, step)) % self.rows == 0 for step in steps)
 
     def cells(self, me: str) -> tuple[int, ...]:
         """Where the records of a peer's row lie, and shortly before an epoch ends those of its next one; none where

@@ -80,9 +80,11 @@ class Summaries:
         self._told: dict[str, RowSummary] = {}
         self._position, self._since = START, 0.0
 
-    def look(self, timeout: float, age: float | None) -> None:
+    def look(self, timeout: float, age: float | None, copy: int | None = None) -> None:
         """Fetch them; see `Directory.look`."""
-        found = self._directory.look(peers=1, timeout=timeout, age=age)
+        found = self._directory.look(peers=1, timeout=timeout, age=age, copy=copy)
+        if copy is not None and not found:  # the others are few by now
+            found = self._directory.look(peers=1, timeout=timeout, age=age)
         self._told = {peer: said for peer, said in found.items() if said is not None and peer != self._signer.peer}
 
     def told(self) -> dict[str, RowSummary]:
@@ -121,7 +123,7 @@ class Summaries:
         before = first[: first.index(self._signer.peer)]
         if before and self._said_by(before, summary):
             return None
-        return self._directory.store(self._signer, summary, peers=1)
+        return self._directory.store(self._signer, summary, peers=1, copied=division.copied)
 
     def _said_by(self, before: Collection[str], mine: RowSummary) -> bool:
         """Has one of these said what this peer would say, or does it still have the time to?"""

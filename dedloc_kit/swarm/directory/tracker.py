@@ -6,10 +6,9 @@ and volunteers behind firewalls. Ours counts real samples of every peer.
 """
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,13 +20,14 @@ from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.following import Following
 from dedloc_kit.swarm.directory.rows import ONE, Division
+from dedloc_kit.swarm.directory.sightings import DHT_TIMEOUT, FRESH_SECONDS, Sightings
 from dedloc_kit.swarm.directory.summaries import Row, Summaries
 from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.network.kinds import CELLS, PROGRESS, cells_of
+from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.training.state import Position
 
@@ -35,16 +35,9 @@ HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
-SILENT_SECONDS = 10.0
-"""Who is silent for so long has missed a report."""
-FRESH_SECONDS = 2.0
-"""Where somebody has reported in the last so many seconds, probably everybody does."""
-WIDE_LOOK = 10
-"""Every so many looks several nodes are asked, whatever one of them says."""
 SECONDS_PER_PEER, MAX_SECONDS = 0.01, 5.0
 """Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
 time it must stay below what a record lives, or peers would seem to be gone."""
-DHT_TIMEOUT = 10.0
 STORE_SECONDS = 1.0
 """For so long a report is waited for: those who answer have it long before those who do not are given up."""
 ECHOES = 5
@@ -85,6 +78,9 @@ class Tracker(threading.Thread):
         self._summaries = Summaries(dht, signer, run_id, global_batch, incidents.reject, TIME_TO_LIVE)
         self._following = Following(signer.peer, self._summaries)
         self.twin = Twin(session, float(get_dht_time()))
+        self._sightings = Sightings(
+            signer.peer, self._directory, self._summaries, self._following, self.twin, TIME_TO_LIVE
+        )
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -92,13 +88,8 @@ class Tracker(threading.Thread):
         self._mine: Progress | None = None
         self._dirty = self._report_now = False
         self._period = 0.0
-        self._others: dict[str, Progress] = {}
-        self._left: frozenset[str] = frozenset()
-        self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._others})
+        self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._sightings.told})
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
-        self._looks = 0
-        self._looked = math.nan  # when the directory last answered (DHT time)
-        self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
 
     def report(self, mine: Progress, period: float, division: Division = ONE) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
@@ -108,11 +99,11 @@ class Tracker(threading.Thread):
         """
         with self._lock:
             before, self._mine = self._mine, mine
-            self._following.divide(division)
+            self._following.divide(Position(mine.step, mine.round), division)
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now = False
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
-            self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self._others))
+            self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self._sightings.told))
         if news:
             self._wake.set()
 
@@ -132,24 +123,21 @@ class Tracker(threading.Thread):
         this peer knows how far the swarm is.
         """
         backed_off = self.suspicion.backed_off() - {self.belief.organizer}
-        with self._lock:
-            return {
-                peer: progress
-                for peer, progress in self._others.items()
-                if _alive(progress) and self.suspicion.counts(peer, progress.time) and peer not in backed_off
-            }
+        return {
+            peer: progress
+            for peer, progress in self._sightings.alive().items()
+            if self.suspicion.counts(peer, progress.time) and peer not in backed_off
+        }
 
     def gone(self, peers: Collection[str]) -> frozenset[str]:
         """Those of these peers that said that they leave, or were sent away; whose records lapsed may only be slow to
         report."""
-        with self._lock:
-            return frozenset(peer for peer in peers if peer in self._left or self.suspicion.refuses(peer))
+        left = self._sightings.left
+        return frozenset(peer for peer in peers if peer in left or self.suspicion.refuses(peer))
 
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
-        with self._lock:
-            alive = [peer for peer, progress in self._others.items() if _alive(progress)]
-        return not all(map(self.suspicion.refuses, [*alive, *self._summaries.told()]))
+        return not all(map(self.suspicion.refuses, [*self._sightings.alive(), *self._summaries.told()]))
 
     def alone(self) -> bool:
         """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
@@ -157,13 +145,10 @@ class Tracker(threading.Thread):
         That all records have lapsed is not enough: on a machine that slept they have, and a look right after it may
         find its connections dead. Nor do looks count that were made while the line was down.
         """
-        with self._lock:
-            lately = get_dht_time() - self._looked <= TIME_TO_LIVE
-            lonely = self._lonely >= TIME_TO_LIVE
-        if not (lately and lonely) or self.anyone():
+        if not self._sightings.lonely() or self.anyone():
             return False
         if self.connections.cut_off():
-            self._lonely = 0.0
+            self._sightings.line_was_down()
             return False
         return True
 
@@ -185,11 +170,9 @@ class Tracker(threading.Thread):
         return self._summaries.believed(self.division, Position(step, round_id), counts)
 
     def misses_a_row(self) -> bool:
-        """Is there another row in which somebody can be reached, and nobody has said yet that the row is where this
-        peer is?"""
-        with self._lock:
-            mine, able = self._mine, {p for p, told in self._others.items() if _alive(told) and not told.client_mode}
-        return mine is not None and self._following.misses_a_row(mine, able)
+        """Is there another row of which nobody has said yet that it is where this peer is? Not after some seconds."""
+        able = {peer for peer, told in self._sightings.alive().items() if not told.client_mode}
+        return self._following.misses_a_row(able)
 
     @property
     def division(self) -> Division:
@@ -216,7 +199,7 @@ class Tracker(threading.Thread):
     @property
     def looked(self) -> float:
         """When the directory last answered (DHT time); NaN before."""
-        return self._looked
+        return self._sightings.looked
 
     def has_node(self) -> bool:
         """Does the directory's process still run?"""
@@ -229,53 +212,14 @@ class Tracker(threading.Thread):
     def refresh(self) -> None:
         """Fetch everyone's progress now."""
         with self._looking:
-            wide = self._looks % WIDE_LOOK == 0
-            others, left = self._seen(None if wide else FRESH_SECONDS)
-            if wide:
+            if self._sightings.look(self._mine, led=self.belief.organizer in self.others()):
                 for reason, count in self._dht.refused(DHT_TIMEOUT).items():
                     self.reject(reason, count)
-            elif self._misses_anyone(others, left):
-                others, left = self._seen(None)
-            self._looks += 1
-        with self._lock:
-            self._others, self._left = others, left
         now = float(get_dht_time())
-        self._note(now)
-        alive = {p for p, progress in others.items() if _alive(progress) and not self.suspicion.refuses(p)}
+        self._sightings.note(self.anyone(), now)
+        alive = {peer for peer in self._sightings.alive() if not self.suspicion.refuses(peer)}
         self.belief.see(alive | self._following.said_to_be_there(self.belief.taken.samples), now)
         self._doubt_claims()
-
-    def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
-        """What the directory holds: the progress of everyone else who is followed, and who of them has left.
-
-        :param age: as for `Directory.look`
-        """
-        if self.division.rows > 1 or not self._others or age is None:
-            self._summaries.look(DHT_TIMEOUT, age)
-        cells = self._following.cells(self._mine, led=self.belief.organizer in self.others())
-        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age, cells=cells)
-        there = {peer: progress for peer, progress in found.items() if progress is not None}
-        self.twin.see(there.pop(self._signer.peer, None))
-        if len(cells) < CELLS:  # whom a look at all rows has found is there until its record lapses
-            far = {p: v for p, v in self._others.items() if not self.is_near(p) and p not in found and _alive(v)}
-            there = {**far, **there}
-        return there, frozenset(peer for peer, progress in found.items() if progress is None)
-
-    def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
-        """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
-        heard = float(get_dht_time()) - SILENT_SECONDS
-        near = {peer: progress for peer, progress in self._others.items() if self.is_near(peer)}
-        there = [peer for peer, progress in near.items() if _alive(progress) and peer not in left]
-        return not others or any(peer not in others or others[peer].time < heard for peer in there)
-
-    def _note(self, now: float) -> None:
-        """For how long have looks found nobody? Time in which nobody looked does not count, nor what was before it."""
-        anyone = self.anyone()
-        with self._lock:
-            since, self._looked = now - self._looked, now
-            if math.isnan(since):
-                since = 0.0
-            self._lonely = 0.0 if anyone or since > TIME_TO_LIVE else self._lonely + since
 
     def _doubt_claims(self) -> None:
         """Tell of whoever claims to be far ahead without a proof; once."""
@@ -374,8 +318,9 @@ class Tracker(threading.Thread):
 
     def _connect(self) -> None:
         with self._lock:
-            alive = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
-        self.connections.keep({**self._summaries.told(), **alive})
+            mine, alive = self._mine, self._sightings.alive()
+        organizer = {peer: alive[peer] for peer in alive.keys() & {self.belief.organizer}}
+        self.connections.keep({**self._following.connected(mine, alive), **organizer})
 
     def _summarise(self) -> None:
         """Tell the other rows of this one, if it is this peer's turn."""
@@ -394,9 +339,7 @@ class Tracker(threading.Thread):
         me, division = self._signer.peer, self.division
         # By what the record itself says, for nodes take it nowhere else.
         cells = cells_of(me, division.step if mine is None else mine.step) if division.rows > 1 else ()
-        to_all = me == self.belief.organizer
-        return self._directory.store(self._signer, mine, peers=len(self._others), cells=cells, to_all=to_all)
-
-
-def _alive(progress: Progress) -> bool:
-    return progress.time + TIME_TO_LIVE > float(get_dht_time())
+        organizer = me == self.belief.organizer
+        return self._directory.store(
+            self._signer, mine, peers=len(self._sightings.told), cells=cells, to_all=organizer, copied=division.copied
+        )

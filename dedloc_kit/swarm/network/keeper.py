@@ -4,10 +4,11 @@ hivemind's nodes keep what anyone sends: under any key, of any size, for any tim
 cannot be read, wherever it comes from, hides all those under the same key. Ours takes nothing but records of its run
 that their authors have signed, within the limits of `swarm.kinds`, and drops all else one by one.
 
-In all that is at most MAX_RECORDS under each of 67 keys, some 140 MB, and the notice. What is full takes nobody new,
+In all that is at most MAX_RECORDS under each of 75 keys, some 160 MB, and the notice. What is full takes nobody new,
 except for the organizer: whoever is there already can renew its record, and is not pushed out by those who make a
 thousand keys. A peer has one record under each key, and of each kind only a few keys for it: the one for few peers, its
-share and, by the step that its record names, its cells. (Of who leaves, nothing names a step.)
+share, the copies, and, by the step that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys
+more hold copies of the organizer's progress alone.
 """
 
 from collections import Counter
@@ -44,6 +45,7 @@ class _Place(NamedTuple):
     """None: for all peers."""
     cell: int | None = None
     """Likewise."""
+    copy: bool = False
 
 
 class Keeper(RecordValidatorBase):
@@ -62,6 +64,7 @@ class Keeper(RecordValidatorBase):
         for kind in (PROGRESS, SUMMARIES, CONTRIBUTIONS, NOTICE):
             places = {kind.key(names): _Place(kind)}
             places |= {key: _Place(kind, share=share) for share, key in enumerate(kind.shares(names))}
+            places |= {key: _Place(kind, copy=True) for key in kind.copies(names)}
             places |= {key: _Place(kind, cell=cell) for cell, key in enumerate(kind.cells(names))}
             self._places |= {DHTID.generate(key).to_bytes(): place for key, place in places.items()}
         self._rejections = Rejections()
@@ -107,13 +110,13 @@ class Keeper(RecordValidatorBase):
 
     def _look_into(self, record: DHTRecord) -> str:
         """Why this record is refused; empty if its author has signed it, may have it here, and it can be read."""
-        kind, share, cell = self._places[record.key]
+        kind, share, cell, copy = self._places[record.key]
         try:
             subkey = MSGPackSerializer.loads(record.subkey)
             if not isinstance(subkey, bytes) or MSGPackSerializer.dumps(subkey) != record.subkey:
                 raise ValueError("the subkey names no owner")
             peer = author(subkey)
-            if kind.organizers and peer != self.organizer:
+            if (kind.organizers or (copy and kind is PROGRESS)) and peer != self.organizer:
                 raise ValueError("not of the organizer")
             if share is not None and share_of(peer) != share:
                 raise ValueError("under a key for other peers")

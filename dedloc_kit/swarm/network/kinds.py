@@ -15,6 +15,8 @@ SHARES = 16
 CELLS = MAX_ROWS
 """Keys for the progress of peers that are divided into rows. A row is some whole cells, so a record stays where it is
 however many rows there are, and who thinks of another number still finds it."""
+COPIES = 8
+"""Keys under each of which lies what all of them ask for, so that not all ask the same node."""
 EPOCH = 256
 """Global steps in which a peer stays in its cell: nobody can choose by its id whom it stays with."""
 AHEAD = 8
@@ -40,6 +42,9 @@ class Kind(Generic[R]):
     in_cells: bool = False
     """Whether they lie in cells where peers are divided into rows."""
 
+    copied: bool = False
+    """Whether what all ask for where peers are divided into rows lies in copies: of `Progress`, the organizer's."""
+
     def key(self, names: Names) -> str:
         """Where the records lie when they are few."""
         return names.organizers(self.name) if self.organizers else names.records(self.name)
@@ -52,6 +57,10 @@ class Kind(Generic[R]):
         """Where they lie when their peers are divided into rows; see `cells_of`."""
         return tuple(names.cell(self.name, cell) for cell in range(CELLS)) if self.in_cells else ()
 
+    def copies(self, names: Names) -> tuple[str, ...]:
+        """Where what all ask for lies as well when they are many."""
+        return tuple(names.copy(self.name, copy) for copy in range(COPIES)) if self.copied else ()
+
     def read(self, run_id: str, values: object) -> R | None:
         """The record of these plain values, none if its peer has left; raises ValueError."""
         if values is None and self.may_leave:
@@ -62,8 +71,8 @@ class Kind(Generic[R]):
         return record
 
 
-PROGRESS = Kind("progress", Progress, 4096, 60.0, may_leave=True, in_cells=True)
-SUMMARIES = Kind("rows", RowSummary, 4096, 60.0, one_key=True)
+PROGRESS = Kind("progress", Progress, 4096, 60.0, may_leave=True, in_cells=True, copied=True)
+SUMMARIES = Kind("rows", RowSummary, 4096, 60.0, one_key=True, copied=True)
 CONTRIBUTIONS = Kind("contributions", Contribution, 4096, 3600.0)
 NOTICE = Kind("notice", Notice, 12_000, 7 * 86400.0, organizers=True)
 """The last one stays for so long, should the organizer disappear."""

@@ -35,6 +35,10 @@ class Names:
         """The key of one cell of peers that are divided into rows."""
         return f"{self.averaging}_{kind}.cell.{cell:x}"
 
+    def copy(self, kind: str, copy: int) -> str:
+        """The key of one copy of what all peers ask for where they are divided into rows."""
+        return f"{self.averaging}_{kind}.copy.{copy:x}"
+
     def organizers(self, kind: str) -> str:
         """The key of a record that only the organizer has."""
         return f"{self.run_id}_{kind}"

@@ -9,7 +9,7 @@ from dedloc_kit.swarm.averaging.group import Coming, Member, RowCall
 from dedloc_kit.swarm.averaging.grouping import MAX_LEADERS
 from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.summaries import Row
-from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
+from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.training.state import TrainingState
 
@@ -31,12 +31,11 @@ class OtherRows:
         return self._tracker.rows_at(*self._state.position)
 
     def unheard(self) -> bool:
-        """Are there others of which nothing is heard yet since the last step?
+        """Are there others of which nothing is heard yet since the last step, or since this peer has come?
 
-        It takes a moment until they say that they have taken it, above all if the rows are others than before. A quick
-        row would otherwise think that it is all there is, or would not know whom to ask.
+        A quick row would otherwise think that it is all there is, or would not know whom to ask.
         """
-        return time.monotonic() - self._stepped < TIME_TO_LIVE and self._tracker.misses_a_row()
+        return self._tracker.misses_a_row()
 
     def call(self, member: Member) -> RowCall | None:
         """What it takes to meet them; none where there is one group.

@@ -6,7 +6,7 @@ import pytest
 
 from dedloc_kit.records import Receipt
 from dedloc_kit.swarm.directory.rows import MAX_GROUP, STEPS_LOOKED_AT, Division, divided, rows_for
-from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, EPOCH, cell_of, cells_of
+from dedloc_kit.swarm.network.kinds import AHEAD, CELLS, COPIES, EPOCH, cell_of, cells_of
 
 PEERS = [f"peer-{number}" for number in range(1000)]
 
@@ -36,6 +36,12 @@ def test_a_row_is_whole_cells_so_that_a_record_stays_where_it_is_when_their_numb
         assert set(many.cells(peer)) < set(few.cells(peer))
         assert set(cells_of(peer, 7)) <= set(many.cells(peer))
     assert Division(1, step=7).cells("a") == ()
+
+
+def test_all_copies_are_asked_for_about_as_often() -> None:
+    copies = Counter(Division(8, step=7).copy_for(peer) for peer in PEERS)
+    assert copies.keys() == set(range(COPIES))
+    assert max(copies.values()) < 1.5 * 1000 / COPIES
 
 
 def test_peers_are_spread_evenly_and_meet_others_in_the_next_epoch() -> None:

@@ -1,121 +1,26 @@
 """What a peer knows of the other rows; the DHT is a dictionary that counts what a look returns."""
 
-import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from dedloc_kit.records import Progress, RowSummary
+from dedloc_kit.records import RowSummary
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.rows import Division, rows_for
-from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, STALE_SECONDS, Summaries, speakers
+from dedloc_kit.swarm.directory.rows import Division
+from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, STALE_SECONDS, speakers
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
-from dedloc_kit.swarm.network.kinds import PROGRESS, SUMMARIES, cells_of
-from dedloc_kit.training.state import Position
+from dedloc_kit.swarm.network.kinds import SUMMARIES
+from tests.swarm.directory.many import BATCH, LIVES, NOW, SIGNATURE, STEP, Many, a_summary_by
 from tests.swarm.harness import RUN_ID, PlainDHT, a_signer, belief, progress
-
-STEP, BATCH, SIGNATURE = 300, 100_000, 358
-NOW = Position(STEP, "ab")
-LIVES = 600.0
-"""Seconds that a record lives here, for a thousand peers on a slow machine."""
 
 
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", LIVES)
-
-
-class Counting(PlainDHT):
-    """It knows how many bytes it has handed out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def get(self, key: str, **how: object) -> Any:
-        found = super().get(key, **how)
-        entries = found.result(0.0).value if found.result(0.0) is not None else {}
-        self.bytes += sum(len(k) + len(MSGPackSerializer.dumps(e.value)) + SIGNATURE for k, e in entries.items())
-        return found
-
-
-class Many:
-    """Peers of which each has told the directory of itself, and the rows' speakers of their rows.
-
-    :param members: each at this step, with a sample; three in ten can be reached
-    :param rows: into how many they are divided; as many as usual if it is not said
-    """
-
-    def __init__(self, members: int, rows: int | None = None, step: int = STEP) -> None:
-        self.dht: Any = Counting()
-        self.signers = [a_signer(number) for number in range(members)]
-        self.organizer = self.signers[0]
-        self.step, self.division = step, Division(rows or rows_for(members), step)
-        self.says = {s.peer: self._says(number, s.peer) for number, s in enumerate(self.signers)}
-        for signer in self.signers:
-            self.publish(signer)
-        self.summarise()
-
-    def _says(self, number: int, peer: str) -> Progress:
-        reached = number % 10 < 3
-        return progress(
-            step=self.step,
-            round="ab",
-            samples=0 if number == 0 else 1,
-            follower=number == 0,
-            client_mode=not reached,
-            addresses=(f"/ip4/203.0.113.7/tcp/31337/p2p/{peer}",) if reached else (),
-            device="NVIDIA T4, 15 GB",
-            name="Asha from Bangalore",
-            team="Delta",
-            session="ab" * 8,
-            sketch=(1.0,) * 4,
-            upload=1e6,
-            time=get_dht_time(),
-        )
-
-    def publish(self, signer: Any) -> None:
-        said = self.says[signer.peer]
-        directory = Directory(self.dht, PROGRESS, RUN_ID, reject=pytest.fail, seconds=LIVES)
-        cells = cells_of(signer.peer, said.step) if self.division.rows > 1 else ()
-        directory.store(signer, said, peers=0, cells=cells, to_all=signer is self.organizer)
-
-    def row(self, number: int) -> list[Any]:
-        return [signer for signer in self.signers if self.division.row_of(signer.peer) == number]
-
-    def summarise(self) -> None:
-        for number in range(self.division.rows):
-            row = {signer.peer: self.says[signer.peer] for signer in self.row(number)}
-            for signer in self.row(number):
-                others = {peer: said for peer, said in row.items() if peer != signer.peer}
-                a_summary_by(self.dht, signer).tell(row[signer.peer], others, self.division)
-
-    def tracker(self, signer: Any, step: int = STEP) -> Tracker:
-        """One that has looked at all rows before it had the state, has reported and looked again."""
-        mine = belief(signer.peer, self.organizer.peer)
-        tracker = Tracker(self.dht, signer, RUN_ID, BATCH, (), Incidents(), mine)
-        division = Division(self.division.rows, step)
-        tracker.refresh()
-        tracker.report(self.says[signer.peer].model_copy(update={"step": step}), 1.0, division)
-        self.dht.bytes = 0
-        tracker.refresh()
-        return tracker
-
-    def volunteers(self) -> list[Any]:
-        """One in each row."""
-        return [random.Random(row).choice([s for s in self.row(row) if s is not self.organizer]) for row in self.rows]
-
-    @property
-    def rows(self) -> range:
-        return range(self.division.rows)
-
-
-def a_summary_by(dht: Any, signer: Any) -> Summaries:
-    return Summaries(dht, signer, RUN_ID, BATCH, pytest.fail, LIVES)
 
 
 def test_what_a_look_returns_hardly_grows_with_the_number_of_peers_and_everybody_counts() -> None:
@@ -141,6 +46,32 @@ def test_what_a_look_returns_hardly_grows_with_the_number_of_peers_and_everybody
     assert most[1000] < all_of_them / 6
 
 
+@pytest.mark.parametrize("rows", [4, 8])
+def test_what_all_ask_for_lies_in_copies_where_they_are_many(rows: int) -> None:
+    many = Many(64, rows=rows)
+    asked: Counter[str] = Counter()
+    for signer in many.signers[1:]:
+        many.dht.of_keys.clear()
+        mine = many.tracker(signer)
+        many.dht.of_keys.clear()
+        mine.refresh()
+        of_all = {key for key in many.dht.of_keys if "cell" not in key}
+        assert {key.partition(".")[0] for key in of_all} == {f"{RUN_ID}_rows", f"{RUN_ID}_progress"}
+        assert all(("copy" in key) is (rows == 8) for key in of_all)
+        asked.update(of_all)
+        assert len(mine.rows_at(*NOW)) == rows - 1
+        assert many.organizer.peer in mine.others()
+    assert max(asked.values()) < (63 / 3 if rows == 8 else 64)
+    assert len(asked) == (2 * 8 if rows == 8 else 2)
+
+
+def test_who_was_away_while_most_left_hears_those_who_no_longer_lie_in_copies() -> None:
+    few = Many(64, rows=4)
+    late = a_summary_by(few.dht, few.signers[1])
+    late.look(1.0, None, copy=5)
+    assert {summary.rows for summary in late.told().values()} == {4}
+
+
 def test_the_organizer_and_who_looks_on_follow_all() -> None:
     many = Many(128, rows=8)
     coordinator = many.tracker(many.organizer)
@@ -150,38 +81,6 @@ def test_the_organizer_and_who_looks_on_follow_all() -> None:
     observer.refresh()
     observer.refresh()
     assert len(observer.others()) == 128
-
-
-def test_who_is_behind_looks_at_all_rows_for_a_proof_where_the_organizer_says_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    many = Many(128, rows=8)
-    many.says[many.organizer.peer] = progress(time=get_dht_time() - 2 * LIVES)
-    many.publish(many.organizer)
-    volunteer = many.volunteers()[0]
-    assert len(many.tracker(volunteer).row_at(*NOW)) < 40
-    with monkeypatch.context() as at_once:
-        at_once.setattr("dedloc_kit.swarm.directory.following.PROOF_SECONDS", 0.0)
-        behind = many.tracker(volunteer, step=STEP - 1)
-    assert many.dht.bytes > 120_000
-    assert len(behind.others()) == 126
-    behind.belief.took(STEP - 1, get_dht_time(), {signer.peer: 1 for signer in many.signers})
-    assert behind.newest(Position(STEP - 1, "aa")) == NOW
-    many.dht.bytes = 0
-    behind.refresh()
-    assert many.dht.bytes < 60_000, "not again at once"
-    assert len(behind.others()) == 126, "they are there until their records lapse"
-
-
-def test_who_can_be_reached_looks_now_and_then_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = Many(128, rows=8)
-    reached, client = (
-        next(s for s in many.signers[1:] if many.says[s.peer].client_mode is kind) for kind in (False, True)
-    )
-    for signer, seconds, all_rows in ((reached, 600.0, False), (reached, 0.0, True), (client, 0.0, False)):
-        monkeypatch.setattr("dedloc_kit.swarm.directory.following.MEETING_SECONDS", seconds)
-        many.tracker(signer)
-        assert (many.dht.bytes > 120_000) is all_rows
 
 
 def test_a_row_alone_proves_no_step_while_others_are_there_of_whom_it_sees_nothing_but_a_summary() -> None:

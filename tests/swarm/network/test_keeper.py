@@ -122,6 +122,8 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
         in_cell(asha, of=EPOCH, says=EPOCH - AHEAD),
         signed(asha, PROGRESS.cells(NAMES)[0], None, 15.0),
         signed(asha, SUMMARIES.key(NAMES), summary(asha), 15.0),
+        signed(asha, SUMMARIES.copies(NAMES)[3], summary(asha), 15.0),
+        signed(organizer, PROGRESS.copies(NAMES)[3], progress(), 15.0),
         signed(asha, CONTRIBUTIONS.key(NAMES), contribution(), CONTRIBUTIONS.seconds + CLOCK_SECONDS - 1.0),
         signed(asha, CONTRIBUTIONS.shares(NAMES)[share_of(asha.peer)], contribution(), 3600.0),
         signed(organizer, NOTICE.key(NAMES), notice, NOTICE.seconds),
@@ -148,6 +150,14 @@ BAD: dict[str, tuple[str, Callable[[Signer], DHTRecord]]] = {
     "a row of others": (
         "that its author is not in",
         lambda me: signed(me, SUMMARIES.key(NAMES), summary(me, beside=1), 15.0),
+    ),
+    "a copy of what not all ask for": (
+        "not of the organizer",
+        lambda me: signed(me, PROGRESS.copies(NAMES)[3], progress(), 15.0),
+    ),
+    "a copy of another row": (
+        "that its author is not in",
+        lambda me: signed(me, SUMMARIES.copies(NAMES)[3], summary(me, beside=1), 15.0),
     ),
     "another kind": ("Contribution: ", lambda me: signed(me, CONTRIBUTIONS.key(NAMES), progress(), 15.0)),
     "another run": (

@@ -13,6 +13,7 @@ from dedloc_kit.records import Absence, AbsentRow, Contribution, LeftOut, RowSum
 from dedloc_kit.swarm.averaging.group import Coming, GroupRequest
 from dedloc_kit.swarm.averaging.grouping import Rows
 from dedloc_kit.swarm.averaging.result import RoundResult
+from dedloc_kit.swarm.directory import following
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -33,8 +34,25 @@ LIVES = 600.0
 
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("directory.tracker", "rounds.other_rows"):
-        monkeypatch.setattr(f"dedloc_kit.swarm.{module}.TIME_TO_LIVE", LIVES)
+    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", LIVES)
+    monkeypatch.setattr(following, "HEARING_SECONDS", 0.0)  # those here have been there for long
+
+
+class Clock:
+    """By which a peer waits to hear of the other rows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(following, "HEARING_SECONDS", 15.0)
+        monkeypatch.setattr(following, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, _slow_machine: None) -> Clock:
+    return Clock(monkeypatch)
 
 
 class Pending:
@@ -77,13 +95,17 @@ class Peer:
         self.me = Signer(Identity(folder / "me"))
         self.tracker = Tracker(self.dht, self.me, run.run_id, BATCH, (), Incidents(), belief(self.me.peer))
         self.rounds = Rounds(self.state, self.gradients, exchange, self.tracker, self.me, profile())
-        self.tracker.report(progress(step=0, round=""), 1.0, DIVISION)
+        self.hold()
         self.mine = DIVISION.row_of(self.me.peer)
         others = defaultdict[int, list[Any]](list)
         for number in range(60):
             others[DIVISION.row_of((signer := a_signer(number)).peer)].append(signer)
         self.others = {(row - self.mine) % 4: found[:4] for row, found in others.items()}
         """Four of this peer's row (0) and of each other one, counted from it on."""
+
+    def hold(self, round: str = "") -> None:
+        """It comes to this state."""
+        self.tracker.report(progress(step=0, round=round), 1.0, DIVISION)
 
     def _gather(self, request: GroupRequest) -> Any:
         self.asked.append(request)
@@ -185,11 +207,57 @@ def test_a_group_begins_when_the_rows_that_have_come_fill_the_batch(tmp_path: Pa
     assert me.begun
 
 
-def test_a_row_that_is_quick_after_a_step_does_not_think_that_it_is_all_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heard", [(1, 2), ()], ids=["but one", "none"])
+@pytest.mark.parametrize("hears_the_last", [True, False])
+def test_who_has_just_come_waits_for_word_of_all_rows_and_not_for_ever(
+    tmp_path: Path, clock: Clock, heard: tuple[int, ...], hears_the_last: bool
+) -> None:
     me = Peer(tmp_path)
+    me.hear(0, 100)
+    for row in heard:
+        me.hear(row, 0)
+    clock.now += 14.0
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert not me.rounds.under_way
+    if hears_the_last:
+        for row in {1, 2, 3}.difference(heard):
+            me.hear(row, 0)
+    else:
+        clock.now += 1.0
+    assert me.gather().expected == frozenset(me.peers(0))
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_who_has_caught_up_waits_for_word_of_the_rows_that_it_knows_of(
+    tmp_path: Path, clock: Clock, hears: bool
+) -> None:
+    me = Peer(tmp_path)
+    clock.now += 100.0
+    me.hold("bef0")
+    clock.now += 100.0
+    me.hear(0, 100)
+    me.hear(1, 0, round="bef0")
+    me.hold()
+    clock.now += 14.0
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert not me.rounds.under_way
+    if hears:
+        me.hear(1, 0)
+    else:
+        clock.now += 1.0
+    request = me.gather()
+    assert request.rows is not None
+    assert {(row - me.mine) % 4 for row in request.rows.expected} == ({1} if hears else set())
+
+
+def test_a_row_that_is_quick_after_a_step_does_not_think_that_it_is_all_there_is(tmp_path: Path, clock: Clock) -> None:
+    me = Peer(tmp_path)
+    clock.now += 100.0
+    me.hold("bef0")
     me.hear(0, 100)
     for row in (1, 2):
         me.hear(row, 30, round="bef0")
+    me.hold()
     me.rounds.stepped(dict.fromkeys([me.me.peer, *me.peers(0, 1, 2)], 5))
     me.hear(1, 0)
     me.rounds.gather_if_due(samples_per_second=1.0)

@@ -12,7 +12,7 @@ from dedloc_kit.records import MAX_LOSS, Absence, Instructions, LeftOut, Receipt
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.directory import tracker
+from dedloc_kit.swarm.directory import sightings, tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
@@ -213,7 +213,8 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = get_dht_time()
-    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    for module in (sightings, tracker):
+        monkeypatch.setattr(module, "get_dht_time", lambda: now)
     me = Peer(tmp_path)
     me.hear(5, time=now)
     me.gradients.add(1.0, 10, 0)
@@ -232,7 +233,8 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
 
 def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = get_dht_time()
-    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    for module in (sightings, tracker):
+        monkeypatch.setattr(module, "get_dht_time", lambda: now)
     me = Peer(tmp_path)
     me.hear(5, time=now)
     me.gradients.add(1.0, 10, 0)
