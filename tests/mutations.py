@@ -315,8 +315,8 @@ MUTATIONS = (
     Mutation(
         "who only followed a step is told as one who gave to it",
         "swarm/rounds/optimizer.py",
-        "self._rounds.stepped({peer: contribution.samples for peer, contribution in contributions.items()})",
-        "self._rounds.stepped(dict.fromkeys(contributions, 1))",
+        "taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}",
+        "taken = dict.fromkeys(outcome.contributions, 1)",
         "tests/swarm/rounds/test_optimizer.py -k gave_to_the_step_before",
     ),
     Mutation(
@@ -504,8 +504,7 @@ MUTATIONS = (
     Mutation(
         "whoever has taken a step seems to have computed nothing since",
         "swarm/rounds/optimizer.py",
-        "self._rounds.stepped(taken)  # before it tells: what it computed since is open\n"
-        "        self._report()",
+        "self._rounds.stepped(taken)  # before it tells: what it computed since is open\n        self._report()",
         "self._report()\n        self._rounds.stepped(taken)",
         "tests/swarm/rounds/test_optimizer.py -k first_word",
     ),

@@ -90,13 +90,16 @@ def test_steps_that_the_swarm_took_in_place_of_ours_are_told_with_those_after_ou
 
 def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them_and_by_the_state_it_is_in() -> None:
     settled, opened = list[list[str]](), list[None]()
-    missed = [(SimpleNamespace(round="aa"), {"me": None}), (SimpleNamespace(round="bb"), {"another": None})]
+    gave = SimpleNamespace(samples=3)
+    missed = [(SimpleNamespace(round="aa"), {"me": gave}), (SimpleNamespace(round="bb"), {"another": gave})]
     me: Any = SimpleNamespace(
         _catch_up=SimpleNamespace(follow=lambda: missed),
         _accumulator=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),
         _signer=SimpleNamespace(peer="me"),
         state=SimpleNamespace(rounds=("99", "aa", "bb"), rewound=0),
-        _rounds=SimpleNamespace(batch=SimpleNamespace(open=lambda: opened.append(None), drop_stale=lambda: None)),
+        _rounds=SimpleNamespace(
+            batch=SimpleNamespace(open=lambda: opened.append(None), drop_stale=lambda: None), stepped=lambda _: None
+        ),
         _tell=lambda *_: None,
         _report=lambda: None,
     )
