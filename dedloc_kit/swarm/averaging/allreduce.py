@@ -444,6 +444,14 @@ class AllReduce:
         """Average those on the roll, if this peer reduces."""
         self._reducing.begin(roll)
 
+    def pause(self) -> None:
+        """Send no averages as long as it is not known whether they are taken."""
+        self._reducing.pause()
+
+    def resume(self, roll: Roll) -> None:
+        """Those of this roll are."""
+        self._reducing.resume(roll)
+
     def average(self, introductions: Introductions) -> None:
         """Average the rows, if this peer does that."""
         self._reducing.finish(introductions)

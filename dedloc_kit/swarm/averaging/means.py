@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.compression import check, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.plan import Deal, Plan
 from dedloc_kit.training.flat import CHUNK
@@ -35,7 +35,7 @@ class Means:
         begin, end = self._plan.chunks[number]
         if len(encoded) > self._coding.of_means(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
             raise ValueError(f"the mean of chunk {number} takes more bytes than it needs")
-        self._decoded(number, encoded)
+        check(read_part(encoded), end - begin)
         kept = self._kept.setdefault(sender, {})
         if kept.get(number, (b"", b""))[0] == roll and kept[number][1] != encoded:
             raise ValueError(f"the mean of chunk {number} came twice")
@@ -57,13 +57,10 @@ class Means:
         """A row's mean, float32 [numel], until the next call."""
         found = self._found(row, number)
         assert found is not None
-        return self._decoded(number, found)
+        begin, end = self._plan.chunks[number]
+        return decode(read_part(found), end - begin, self._values[: end - begin])
 
     def _found(self, row: int, number: int) -> bytes | None:
         owners = self._deal.owners[row]
         roll, encoded = self._kept.get(owners[number], {}).get(number, (b"", b"")) if owners else (b"", b"")
         return encoded if encoded and roll == self._roll else None
-
-    def _decoded(self, number: int, encoded: bytes) -> Tensor:
-        begin, end = self._plan.chunks[number]
-        return decode(read_part(encoded), end - begin, self._values[: end - begin])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
-from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.compression import check, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.training.flat import CHUNK
@@ -43,7 +43,7 @@ class Parts:
         begin, end = self._plan.chunks[number]
         if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
             raise ValueError(f"part {number} takes more bytes than the run's compression needs")
-        self._decoded(number, encoded)
+        check(read_part(encoded), end - begin)
         if self.room(member, number):
             kept[number] = encoded
 
@@ -63,11 +63,8 @@ class Parts:
 
     def of(self, member: int, number: int) -> Tensor:
         """A member's values, float32 [numel], until the next call."""
-        return self._decoded(number, self._kept[member][number])
-
-    def _decoded(self, number: int, encoded: bytes) -> Tensor:
         begin, end = self._plan.chunks[number]
-        return decode(read_part(encoded), end - begin, self._values[: end - begin])
+        return decode(read_part(self._kept[member][number]), end - begin, self._values[: end - begin])
 
 
 class Averages:
@@ -95,11 +92,13 @@ class Averages:
         if self.messages[number] not in (b"", encoded):
             raise ValueError(f"average {number} came twice")
         if not self.messages[number]:
-            place = self._places[number]
-            decode(read_part(encoded), len(place), place)
+            self.decode(encoded, self._places[number])
             self.messages[number] = encoded
             self._missing.discard(number)
         self.stir()
+
+    def decode(self, encoded: bytes, place: Tensor) -> None:
+        decode(read_part(encoded), len(place), place)
 
     def stir(self, seconds: float = 0.0) -> None:
         """Something has come of the roll, or so many seconds nobody has listened."""

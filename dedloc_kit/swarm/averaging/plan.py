@@ -1,11 +1,12 @@
 """Who reduces which values of the flat vector."""
 
 import hashlib
-import itertools
-from bisect import bisect_right
-from collections.abc import Collection, Sequence
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 
 from hivemind.averaging.load_balancing import load_balance_peers
 
@@ -95,8 +96,9 @@ class Plan:
     def deal(self, living: Collection[int]) -> Deal:
         """Who does what if only these reducers live.
 
-        A chunk of one that is gone goes to the first in its row that lives, in an order of its own, so that it stays
-        there whoever else dies: its values are sent anew as seldom as can be. Likewise with its finisher, and rows.
+        The chunks of one that is gone go to those in its row that have least to do for their shares, and if these are
+        gone as well to the next: so they stay there whoever else dies, and values are sent anew as seldom as can be.
+        Likewise with finishers, and rows.
         """
         key = frozenset(living)
         if key not in self._deals:
@@ -104,21 +106,45 @@ class Plan:
         return self._deals[key]
 
     def _owners_if(self, row: int, living: frozenset[int]) -> tuple[int, ...]:
-        reducers, owners = self.row_reducers[row], []
+        reducers, first = self.row_reducers[row], self.first.owners[row]
+        if living.issuperset(reducers):
+            return first
         if living.isdisjoint(reducers):
             return ()
-        for number, owner in enumerate(self.first.owners[row]):
-            order = (reducers[(number + place) % len(reducers)] for place in range(len(reducers)))
-            owners.append(owner if owner in living else next(reducer for reducer in order if reducer in living))
+        heirs, dealt, owners = self._heirs[row], Counter[int](), []
+        for owner in first:
+            if owner not in living:
+                order = chain(islice(heirs, dealt[owner], None), heirs, reducers)
+                dealt[owner] += 1
+                owner = next(reducer for reducer in order if reducer in living)
+            owners.append(owner)
         return tuple(owners)
 
+    @cached_property
+    def _heirs(self) -> list[tuple[int, ...]]:
+        """Of each row, who would get one chunk more after the other."""
+        count = len(self.chunks)
+        return [
+            tuple(islice(self._turns(team), count, 2 * count)) if owners else ()
+            for team, owners in zip(self.teams, self.first.owners, strict=True)
+        ]
+
     def _dealt_by_shares(self, team: Sequence[int]) -> tuple[int, ...]:
-        ends = list(itertools.accumulate(self.shares[member] for member in team))
-        if not ends[-1]:
+        shares = sum(self.shares[member] for member in team)
+        if not shares:
             return ()
-        if ends[-1] != self.layout.size:
-            raise ValueError(f"the shares of a row are {ends[-1]} values, the vector has {self.layout.size}")
-        return tuple(team[bisect_right(ends, (begin + end - 1) // 2)] for begin, end in self.chunks)
+        if shares != self.layout.size:
+            raise ValueError(f"the shares of a row are {shares} values, the vector has {self.layout.size}")
+        return tuple(sorted(islice(self._turns(team), len(self.chunks))))
+
+    def _turns(self, team: Sequence[int]) -> Iterator[int]:
+        """Who gets one chunk after the other, so that nobody ever has more for its share than need be (d'Hondt)."""
+        turns = [(1 / self.shares[member], member, 1) for member in team if self.shares[member]]
+        heapq.heapify(turns)
+        while True:
+            _, member, chunks = turns[0]
+            yield member
+            heapq.heapreplace(turns, ((chunks + 1) / self.shares[member], member, chunks + 1))
 
     def _with_finishers(self, owners: Sequence[tuple[int, ...]]) -> Deal:
         count = len(owners)

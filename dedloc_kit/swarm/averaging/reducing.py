@@ -41,12 +41,16 @@ class Reducing:
         self._weights: dict[int, float] | None = None
         """Of the rows, once all on the roll are known."""
         self._task: asyncio.Task[None] | None = None
+        self._paused = False
+        self._sent: set[tuple[Link, int]] = set()
 
     def begin(self, roll: Roll) -> None:
         """Average those on the roll, in place of those on the one before; those of this row have been introduced."""
         if self._roll == roll.name and self._averages:
+            self.resume(roll)
             return
         self.stop()
+        self._paused, self._sent = False, set()
         self._roll, self._deal, self._weights = roll.name, self._plan.deal(roll.reducers), None
         loop, owners = asyncio.get_running_loop(), self._deal.owners[self._round.row]
         self._averages = {number: loop.create_future() for number, owner in enumerate(owners) if owner == self._mine}
@@ -84,10 +88,26 @@ class Reducing:
         for link in self._links.down.values():
             link.stop_averages()
 
+    def pause(self) -> None:
+        """There is another ballot. Most often another roll follows, and what that needs must not wait for averages that
+        nobody takes then."""
+        self._paused = True
+        for link in self._links.down.values():
+            link.stop_averages()
+
+    def resume(self, roll: Roll) -> None:
+        """The averages of this roll are taken after all, if it is the one that they are of."""
+        if self._paused and self._roll == roll.name:
+            self._paused = False
+            for member, link in self._links.down.items():
+                self.send(member, link)
+
     def send(self, member: int, link: Link) -> None:
         """Send a member the averages that it gets from this peer, as soon as they are there."""
+        if self._paused:
+            return
         roll, owners = self._roll, self._deal.owners[self._plan.rows[member]]
-        waiting = {average: number for number, average in self._averages.items()}
+        waiting = {average: number for number, average in self._averages.items() if (link, number) not in self._sent}
         if self._plan.rows[member] != self._round.row:
             mine = {number for number, finisher in enumerate(self._deal.finishers) if finisher == self._mine}
             waiting = {a: n for a, n in waiting.items() if owners and owners[n] == member and n in mine}
@@ -97,7 +117,9 @@ class Reducing:
                 while waiting:
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for average in sorted(done, key=waiting.__getitem__):
-                        await link.send(messages.average(waiting.pop(average), roll, average.result()))
+                        number = waiting.pop(average)
+                        await link.send(messages.average(number, roll, average.result()))
+                        self._sent.add((link, number))
 
         if waiting:
             link.send_averages(asyncio.create_task(send()))

@@ -6,10 +6,10 @@ nobody sends a list of all to all.
 """
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,6 +23,10 @@ from dedloc_kit.swarm.network.service import Endpoint
 
 MIN_REDUCERS = 2
 """In a row: with only one of them its death would cost the whole row."""
+UNEVEN = 1.1
+"""So much more than another row may one have to do for its bandwidth."""
+LARGEST = 1.5
+"""So many times the average one may a row become, whatever bandwidth its members claim."""
 MARGIN = 5.0
 """Seconds."""
 MAX_PARTY_BYTES = 1500 * MAX_ROW
@@ -142,7 +146,8 @@ class RowService(GroupService):
 
 
 def evened(members: Mapping[str, Member], rows: Mapping[str, int]) -> dict[str, int]:
-    """The row of each member, after rows that have hardly anybody who reduces have joined others.
+    """The row of each member, after rows that have hardly anybody who reduces have joined others, and clients have left
+    those that have more to do for their bandwidth than others: a round takes as long as its slowest row.
 
     :param rows: in which it has come
     """
@@ -160,7 +165,30 @@ def evened(members: Mapping[str, Member], rows: Mapping[str, int]) -> dict[str, 
         return row_of(joined[number]) if number in joined else number
 
     numbers = {row: number for number, row in enumerate(sorted(sizes))}
-    return {} if len(sizes) == 1 else {peer: numbers[row_of(number)] for peer, number in rows.items()}
+    return {} if len(sizes) == 1 else _spread(members, {peer: numbers[row_of(row)] for peer, row in rows.items()})
+
+
+def _spread(members: Mapping[str, Member], rows: dict[str, int]) -> dict[str, int]:
+    """Mostly the same clients move each time, for those that do have other reducers to find."""
+    usual = fmean([member.bandwidth for member in members.values() if member.bandwidth] or [1.0])
+    sizes, lines, clients = Counter(rows.values()), defaultdict[int, float](float), defaultdict[int, list[str]](list)
+    for peer in sorted(members):
+        if members[peer].client_mode:
+            clients[rows[peer]].append(peer)
+        else:
+            lines[rows[peer]] += members[peer].bandwidth or usual
+    largest = LARGEST * len(rows) / len(sizes)
+    while True:
+        slowest = max((row for row in sizes if clients[row]), key=lambda row: sizes[row] / lines[row], default=None)
+        room = [row for row in sizes if sizes[row] + 1 <= largest]
+        fastest = min(room, key=lambda row: (sizes[row] + 1) / lines[row], default=None)
+        if slowest is None or fastest is None:
+            return rows
+        if sizes[slowest] / lines[slowest] <= UNEVEN * (sizes[fastest] + 1) / lines[fastest]:
+            return rows
+        rows[clients[slowest].pop()] = fastest
+        sizes[slowest] -= 1
+        sizes[fastest] += 1
 
 
 class Matchmaking:

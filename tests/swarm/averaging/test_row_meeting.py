@@ -13,7 +13,7 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.averaging.group import Coming, Group, GroupRequest, Member, RowCall, Verdict
 from dedloc_kit.swarm.averaging.grouping import OneGroup
-from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowJoin, RowService, evened, ranked
+from dedloc_kit.swarm.averaging.row_meeting import LARGEST, Matchmaking, RowJoin, RowService, evened, ranked
 from dedloc_kit.swarm.averaging.search import GroupService, NoGroup
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.identity import Identity, Signer
@@ -325,7 +325,25 @@ def test_rows_with_hardly_anybody_who_reduces_join_others(rows: tuple[str, ...],
     after = evened(made, before) or dict.fromkeys(made, 0)
     found = defaultdict[int, set[str]](set)
     for peer, row in after.items():
-        found[row].add(peer[0])
+        if not made[peer].client_mode or not any(peer[0] == other[0] for other in made if not made[other].client_mode):
+            found[row].add(peer[0])
     assert after.keys() == made.keys()
     assert sorted(found) == list(range(len(found)))
     assert " ".join(sorted("".join(sorted(row)) for row in found.values())) == together
+
+
+def test_clients_leave_a_row_that_has_more_to_do_for_its_bandwidth_than_others() -> None:
+    made, before = members("rrr" + 9 * "c", "rrr" + 9 * "c", "rrr" + 9 * "c")
+    made |= {peer: made[peer].model_copy(update={"bandwidth": 2.0}) for peer in made if peer.startswith("1r")}
+    made |= {peer: made[peer].model_copy(update={"bandwidth": None}) for peer in made if peer.startswith("0c")}
+    after = evened(made, before)
+    sizes = [sum(row == number for row in after.values()) for number in range(3)]
+    assert sizes == [9, 18, 9]
+    assert all(after[peer] == before[peer] for peer in made if not made[peer].client_mode)
+
+
+def test_a_row_that_claims_all_bandwidth_does_not_get_everyone() -> None:
+    made, before = members("rrr" + 9 * "c", "rrr" + 9 * "c", "rrr" + 9 * "c")
+    made["2r0"] = made["2r0"].model_copy(update={"bandwidth": 1e30})
+    after = evened(made, before)
+    assert sum(row == 2 for row in after.values()) == LARGEST * 12

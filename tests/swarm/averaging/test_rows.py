@@ -4,6 +4,7 @@ All of it happens in simulated time: nobody is taken for dead because this machi
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 
 import pytest
@@ -290,6 +291,39 @@ def test_a_mean_is_taken_from_the_owner_of_its_values_alone() -> None:
     assert check(party, range(9), party.run(story)) == set(range(9))
 
 
+class Noting(Rows):
+    """Notes who sends averages of a roll while it takes part in a later ballot."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.early: set[int] = set()
+
+    def wrap(self, stream: Stream, member: int) -> None:
+        send = stream.send
+
+        async def noting(content: bytes | memoryview) -> None:
+            voter = self.members[member]._voter
+            if content[0] == Says.AVERAGE and (voter.roll is None or voter.roll.ballot < voter.ballot):
+                self.early.add(member)
+            await send(content)
+
+        stream.send = noting  # type: ignore[method-assign]
+
+
+def test_averages_wait_while_there_is_another_ballot_and_come_if_its_roll_is_the_same() -> None:
+    async def story() -> None:
+        leader = party.members[party.ranking[0]]
+        await until(has_averages, leader)
+        leader._voter.leading.call(0)
+        called.append(leader._voter.ballot)
+
+    called, usual = list[int](), three_by_three()
+    party = Noting(usual.gradients, usual.samples, rows=usual.rows, organizer=1, patience=PATIENCE)
+    assert check(party, range(9), party.run(story)) == set(range(9))
+    assert not party.early, "averages are sent that may be of no use"
+    assert [member._voter.ballot for member in party.members] == 9 * called, "somebody has waited in vain"
+
+
 # Who reduces what
 
 
@@ -327,6 +361,17 @@ def test_of_an_owner_that_dies_its_chunks_are_dealt_anew_in_its_row_and_nothing_
     assert len(heirs) == 3
     assert all(old in (new, victim) for old, new in zip(plan.first.owners[2], deal.owners[2], strict=True))
     assert all(old in (new, victim) for old, new in zip(plan.first.finishers, deal.finishers, strict=True))
+
+
+def test_chunks_and_those_of_the_dead_go_to_whoever_has_least_to_do_for_its_share() -> None:
+    layout, shares = FlatLayout.of([torch.empty(1_000_000)]), (250_000, 250_000, 250_000, 150_000, 50_000, 50_000)
+    members = tuple(f"peer{number}" for number in range(12))
+    plan = Plan(members, layout, 2 * shares, (0,) * 6 + (1,) * 6)
+    chunks = Counter(plan.first.owners[0])
+    assert all(chunks[a] / shares[a] <= (chunks[b] + 1) / shares[b] for a in range(6) for b in range(6))
+    after = Counter(plan.deal([r for r in plan.reducers if r != 3]).owners[0])
+    assert sum(after.values()) == len(plan.chunks)
+    assert [after[reducer] - chunks[reducer] for reducer in range(6)] == [2, 1, 1, -4, 0, 0]
 
 
 def test_a_row_of_which_no_reducer_lives_has_no_owners_and_finishes_nothing() -> None:

@@ -267,6 +267,8 @@ class Voter:
         """Take part in this ballot, and in none before."""
         self.ballot, self.living, self._reported = call.ballot, tuple(sorted(call.reducers)), False
         self._round.deal(self.living)
+        if self.certified is None:
+            self._round.pause()
         promise = self._votes.promise(call.ballot, self.acknowledged)
         self._joined = Answer(promise=promise, held=self._acknowledged_roll)
         for link in self.heads.below():
@@ -344,6 +346,7 @@ class Voter:
             self.introduced(introduced or {})
             self.telling.take_early()
         else:
+            self._round.resume(roll)
             self._acknowledge()
         self.fetching.fetch()
         if outdated and self.leader != self._mine:  # whoever leads now needs a higher ballot
@@ -405,6 +408,8 @@ class Voter:
         """Raises ValueError unless a quorum holds the same average."""
         if self.certificate is None and not self._round.over:
             self.certified, self.certificate = self._votes.certified(certificate), certificate
+            if self.roll is not None and self.roll.name == self.certified.roll:
+                self._round.resume(self.roll)
             self.telling.certificate()
             self.fetching.fetch()
             self._end_if_certified()
