@@ -22,7 +22,7 @@ LIAR = 3
 def without(roll: Roll, member: int, name: bytes = b"") -> Roll:
     names = list(roll.introductions)
     names[member] = name
-    return roll.model_copy(update={"introductions": tuple(names)})
+    return Roll(**{**roll.model_dump(), "introductions": tuple(names)})
 
 
 class SignsAsAnother(AllReduce):
@@ -53,11 +53,11 @@ class NamesWhoIsNotThere(AltersTheRoll):
 class NamesAStranger(AltersTheRoll):
     """One more than the group has."""
 
-    change = staticmethod(lambda roll: roll.model_copy(update={"introductions": (*roll.introductions, bytes(32))}))
+    change = staticmethod(lambda roll: Roll(**{**roll.model_dump(), "introductions": (*roll.introductions, bytes(32))}))
 
 
 class DealsToAClient(AltersTheRoll):
-    change = staticmethod(lambda roll: roll.model_copy(update={"reducers": (*roll.reducers, 4)}))
+    change = staticmethod(lambda roll: Roll(**{**roll.model_dump(), "reducers": (*roll.reducers, 4)}))
 
 
 class LeavesOut(AltersTheRoll):

@@ -1,0 +1,283 @@
+"""Members of an all-reduce over rows that lie to the others: a step all the same, or none, and never two.
+
+In simulated time, as test_rows.py.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from benchmarks.lib.party import GROUP, Party, PlainSigner
+from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.leader import Ballot
+from dedloc_kit.swarm.averaging.agreement.roll import Held, Proposal, Roll
+from dedloc_kit.swarm.averaging.allreduce import AllReduce
+from dedloc_kit.swarm.averaging.handshake import Introductions
+from dedloc_kit.swarm.averaging.link import Link
+from dedloc_kit.swarm.averaging.messages import Says, say
+from tests.swarm.averaging.test_rows import LIMIT, PATIENCE, Rows, check, head, in_rows, leader, owner, three_by_three
+
+SOON = 15 * PATIENCE.usual
+"""Simulated seconds: a few times somebody is found out, and what was sent is sent anew."""
+
+
+def without(roll: Roll, member: int, name: bytes = b"") -> Roll:
+    names = list(roll.introductions)
+    names[member] = name
+    return Roll(**{**roll.model_dump(), "introductions": tuple(names)})
+
+
+def against(party: Rows, *liars: int, at_first: Callable[[], object] = lambda: None) -> list[BaseException | None]:
+    """A round in which all but the liars come to an end by themselves, and soon."""
+
+    async def story() -> None:
+        began = party.simulated.now
+        at_first()
+        honest = [task for number, task in enumerate(party.tasks) if number not in liars]
+        await asyncio.wait(honest, timeout=LIMIT)
+        assert party.simulated.now - began < SOON
+        for liar in liars:
+            party.tasks[liar].cancel()
+
+    return party.run(story)
+
+
+def others_than(*liars: int, of: int = 9) -> list[int]:
+    return [number for number in range(of) if number not in liars]
+
+
+def culprits(party: Party, honest: Sequence[int]) -> set[str]:
+    return set().union(*(party.members[number].culprits for number in honest))
+
+
+class SignsAsAnother(AllReduce):
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        other = next(peer for peer in self.plan.members if peer != self.handshake.me)
+
+        def propose(roll: Roll) -> bytes:
+            return PlainSigner(other).sign(Proposal(group=GROUP, ballot=roll.ballot, roll=roll.name, average=b""))
+
+        self._voter._votes.propose = propose  # type: ignore[method-assign]
+
+
+class AltersTheRoll(AllReduce):
+    """Of each ballot that it leads."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        leading = self._voter.leading
+        propose = leading._propose
+
+        def lie() -> None:
+            ballot = leading.ballot
+            if ballot is not None and ballot.resumed is None:
+                ballot.roll = lambda: self.change(Ballot.roll(ballot))  # type: ignore[method-assign]
+            propose()
+
+        leading._propose = lie  # type: ignore[method-assign]
+
+    def change(self, roll: Roll) -> Roll:
+        raise NotImplementedError
+
+
+class NamesAStranger(AltersTheRoll):
+    def change(self, roll: Roll) -> Roll:
+        return Roll(**{**roll.model_dump(), "introductions": (*roll.introductions, bytes(32))})
+
+
+class NamesWhoIsNotThere(AltersTheRoll):
+    def change(self, roll: Roll) -> Roll:
+        return without(roll, roll.introductions.index(b""), bytes(32))
+
+
+class NamesWhoIsNotWhole(AltersTheRoll):
+    """Everybody of whom any reducer has something."""
+
+    def change(self, roll: Roll) -> Roll:
+        assert self._voter.leading.ballot is not None
+        for names in self._voter.leading.ballot.reports.values():
+            for member, name in names.items():
+                roll = without(roll, member, name)
+        return roll
+
+
+class LeavesOutARow(AltersTheRoll):
+    def change(self, roll: Roll) -> Roll:
+        for member in self.plan.teams[(self.row + 1) % 3]:
+            roll = without(roll, member)
+        return roll
+
+
+class TellsEachRowAnotherRoll(AllReduce):
+    """Each head gets a roll of its own, and never hears of the others'."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        telling, votes = self._voter.telling, self._voter._votes
+        hand_on = telling._hand_on
+
+        def lie(held: Held, member: int) -> None:
+            if self.plan.rows[member] != self.row:
+                last = self.plan.teams[self.plan.rows[member]][-1]
+                other = without(held.roll, last)
+                held = Held(roll=other, signed=votes.propose(other), promises=held.promises)
+            hand_on(held, member)
+
+        telling._hand_on = lie  # type: ignore[method-assign]
+
+
+class SaysNothing(AllReduce):
+    """It takes what comes, and never answers."""
+
+    async def serve(self, sender: str, introduction: bytes, stream: object) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kind", [SignsAsAnother, NamesAStranger, TellsEachRowAnotherRoll, SaysNothing])
+def test_a_leader_of_all_rows_that_lies_or_is_mute_is_named_and_the_next_one_leads(kind: type[AllReduce]) -> None:
+    party = three_by_three()
+    liar = leader(party)
+    party.kinds[liar] = kind
+    honest = others_than(liar)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    assert culprits(party, honest) == {f"peer{liar}"}
+
+
+def test_a_leader_that_counts_somebody_of_another_row_who_never_came_is_named_and_the_next_one_leads() -> None:
+    party = three_by_three()
+    liar, missing = leader(party), owner(party)
+    party.kinds[liar] = NamesWhoIsNotThere
+    outcomes = against(party, liar, missing, at_first=lambda: party.kill(missing))
+    honest = others_than(liar, missing)
+    assert missing not in check(party, honest, outcomes)
+    assert f"peer{liar}" in culprits(party, honest) <= {f"peer{liar}", f"peer{missing}"}
+
+
+def test_a_roll_that_names_whom_one_reducer_lacks_is_held_against_its_leader_and_not_against_who_hands_it_on() -> None:
+    party = in_rows([0, 1, 2] * 4, clients=3)
+    liar, lacks = leader(party), owner(party)
+    late = next(m for m in party.plan.teams[party.plan.rows[lacks]] if m not in party.plan.reducers)
+    party.kinds[liar] = NamesWhoIsNotWhole
+    outcomes = against(party, liar, at_first=lambda: party.cut([lacks], [late]))
+    honest = others_than(liar, of=12)
+    assert check(party, honest, outcomes) >= set(honest), "without that reducer all is there"
+    assert party.members[lacks].culprits - {f"peer{late}"} == {f"peer{liar}"}
+    assert f"peer{head(party)}" not in culprits(party, honest)
+
+
+def test_a_row_that_a_leader_leaves_out_takes_the_step_and_doubts_the_leader() -> None:
+    party = three_by_three()
+    liar = leader(party)
+    party.kinds[liar] = LeavesOutARow
+    left_out = party.plan.teams[(party.plan.rows[liar] + 1) % 3]
+    outcomes = against(party, liar)
+    assert check(party, others_than(liar), outcomes) == set(range(9)) - set(left_out)
+    for number in left_out:
+        assert f"peer{liar}" in party.members[number].doubted
+    assert not any(party.members[number].doubted for number in others_than(liar, *left_out))
+
+
+def test_the_head_of_a_row_that_is_mute_is_named_and_costs_its_row_nothing() -> None:
+    party = three_by_three()
+    liar = head(party)
+    party.kinds[liar] = SaysNothing
+    honest = others_than(liar)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    assert culprits(party, honest) == {f"peer{liar}"}
+
+
+class Complains(AllReduce):
+    """As soon as it is told the roll, of these reducers of other rows."""
+
+    of: tuple[int, ...] = ()
+
+    def know(self, introductions: Introductions) -> None:
+        super().know(introductions)
+        for link in (*self.links.up.values(), *self.links.down.values()):
+            for accused in self.of:
+                if self.plan.rows[accused] != self.row:
+                    link.post(say(Says.GONE, [accused]))
+
+
+@pytest.mark.parametrize("who", [owner, head])
+@pytest.mark.parametrize("whom", ["the leader", "all"])
+def test_whoever_complains_of_all_and_everybody_keeps_nobody_from_the_step(
+    who: Callable[[Party], int], whom: str
+) -> None:
+    party = three_by_three()
+    liar = who(party)
+    accused = (leader(party),) if whom == "the leader" else party.ranking
+
+    class Complaining(Complains):
+        of = accused
+
+    party.kinds[liar] = Complaining
+    honest = others_than(liar)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    assert not culprits(party, honest) - {f"peer{liar}"}
+    named = set().union(*(party.members[number].named for number in honest))
+    assert len(named) <= (1 if who is owner else 3), "a head speaks for its row"
+
+
+def introducers(party: Party) -> list[int]:
+    """One of each row that gives its introductions to another one."""
+    deal, rows, found = party.plan.first, party.plan.rows, []
+    for row in range(3):
+        there = [n for n, finisher in enumerate(deal.finishers) if rows[finisher] == (row + 1) % 3]
+        found.append(deal.owners[row][there[row % len(there)]])
+    return found
+
+
+class IntroducesFalsely(AllReduce):
+    """What it gives another row is not what its members have said."""
+
+    def post(self, reducer: int, *contents: bytes) -> None:
+        false = []
+        for content in contents:
+            if content[0] == Says.INTRODUCTIONS:
+                roll, signed = messages.read_introductions(content[1:])
+                false += messages.introductions(roll, dict.fromkeys(signed, b"9"))
+            else:
+                false.append(content)
+        super().post(reducer, *false)
+
+
+class IntroducesOthers(AllReduce):
+    """It speaks for members of a row that is not its own."""
+
+    def post(self, reducer: int, *contents: bytes) -> None:
+        false = []
+        for content in contents:
+            if content[0] == Says.INTRODUCTIONS:
+                roll, signed = messages.read_introductions(content[1:])
+                others = self.plan.teams[self.plan.rows[reducer]]
+                false += messages.introductions(roll, dict(zip(others, signed.values(), strict=False)))
+            else:
+                false.append(content)
+        super().post(reducer, *false)
+
+
+class IntroducesNobody(AllReduce):
+    def post(self, reducer: int, *contents: bytes) -> None:
+        super().post(reducer, *(content for content in contents if content[0] != Says.INTRODUCTIONS))
+
+
+@pytest.mark.parametrize("kind", [IntroducesFalsely, IntroducesOthers, IntroducesNobody])
+@pytest.mark.parametrize("place", range(3))
+def test_an_owner_that_introduces_its_row_falsely_or_not_at_all_is_named_and_the_others_take_the_step(
+    kind: type[AllReduce], place: int
+) -> None:
+    party = three_by_three()
+    liar = introducers(party)[place]
+    party.kinds[liar] = kind
+    honest = others_than(liar)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    blamed = set().union(*(m.culprits | m.named for number, m in enumerate(party.members) if number != liar))
+    assert blamed == {f"peer{liar}"}
