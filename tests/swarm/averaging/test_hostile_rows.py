@@ -143,7 +143,7 @@ def test_a_leader_of_all_rows_that_lies_or_is_mute_is_named_and_the_next_one_lea
     party.kinds[liar] = kind
     honest = others_than(liar)
     outcomes = against(party, liar)
-    assert check(party, honest, outcomes) >= set(honest)
+    assert check(party, honest, outcomes) >= set(honest), "its own row as well"
     assert culprits(party, honest) == {f"peer{liar}"}
 
 

@@ -257,7 +257,9 @@ class Leader:
         of whom somebody complains first."""
         usual, rows = self._round.patience.usual, self._plan.rows
         roll, averages = self._voter.roll, self._round.averages
-        if roll is None or roll.average or averages.quiet(now) <= (LACKED if self._plan.one_row else UNTOLD) * usual:
+        if roll is None or roll.average or roll.ballot < self._voter.ballot:
+            return
+        if self._voter.waited(now) <= (LACKED if self._plan.one_row else UNTOLD) * usual:
             return
         deal = self._plan.deal(roll.reducers)
         for number in averages.missing():

@@ -103,14 +103,17 @@ class Voter:
             silent = min(now - self._followed, silence) > usual if begun else now - self._followed > start
             # While averages of its roll come it need say nothing: it may have ended the round, with a quorum, long ago.
             coming = self.roll is not None and any(link.arriving(usual) for link in self._links.up.values())
-            waited = min(self._round.averages.quiet(now), now - self._followed, now - self._moved)
             times = UNFINISHED if self._plan.one_row else STUCK
-            stuck = self.roll is not None and waited > times * usual and not coming
+            stuck = self.roll is not None and self.waited(now) > times * usual and not coming
             if silent and self.certified is None and not coming:
                 self._round.bury(self.leader, "says nothing", blame=self.acknowledged is None)
             elif stuck and self.acknowledged is None:
                 self._round.bury(self.leader, "told a roll of which no average comes", blame=False)
         self.fetching.fetch(silent=usual)
+
+    def waited(self, now: float) -> float:
+        """Seconds in which neither an average has come nor the leader has done anything that takes time."""
+        return min(self._round.averages.quiet(now), now - self._followed, now - self._moved)
 
     def lacks(self, other: int, now: float, times: int) -> None:
         """This reducer waits for another one, which may not have been told the roll.
@@ -322,7 +325,9 @@ class Voter:
         self.check(held)
         leader = self.leader_of(roll.ballot)
         known = before is not None and before.ballot == roll.ballot
-        if known and before != roll:
+        if known and before != roll and leader not in self._links.dead:
+            for link in self._links.down.values():  # who was told only one may follow it still
+                link.post(say(Says.ROLL, held))
             self._round.bury(leader, "told two rolls", blame=True)
         certified = self.certified is not None and self.certified.roll == roll.name
         if known or self._round.over or (roll.ballot < self.ballot and not certified):
