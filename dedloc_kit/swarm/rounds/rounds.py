@@ -17,6 +17,7 @@ from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.batch import Batch, samples_of
+from dedloc_kit.swarm.rounds.companions import Companions
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.other_rows import OtherRows
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
@@ -61,6 +62,7 @@ class Rounds:
         self._awaited: frozenset[str] = frozenset()  # who was expected when this peer began to look for its group
         self._sought: frozenset[str] = frozenset()  # these, and who has come since
         self._other_rows = OtherRows(state, tracker, signer)
+        self._companions = Companions(state, tracker, signer.peer)
         self._awaited_rows: frozenset[int] = frozenset()  # the same of the other rows
         self._sought_rows: frozenset[int] = frozenset()
         self._open_until = 0.0  # the batch is not full before: the group need not stand
@@ -133,6 +135,7 @@ class Rounds:
         if time.monotonic() < self._not_before:
             return None  # until then devices go on, though the batch may be full
         seen = self._other_rows.seen()
+        self._companions.look(seen)
         self._watch_the_batch(self._in_sync(), self._late(), seen.values())
         left, expected, rows = self._probably_left(samples_per_second), self._expected(), frozenset(seen)
         if left > self._timeouts.lead:
@@ -141,7 +144,7 @@ class Rounds:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        if self._other_rows.unheard():
+        if self._other_rows.unheard() or not self._companions.enough({*expected, *self._companions.of(rows)}):
             return None
         self._awaited, self._awaited_rows = frozenset(expected), rows
         self._sought, self._sought_rows = self._awaited, rows
@@ -208,7 +211,8 @@ class Rounds:
         """This peer holds the parameters that these members' round led to."""
         self._missing = {}
         self._last_members = frozenset(members)
-        self._other_rows.stepped(members)
+        self._other_rows.stepped()
+        self._companions.stepped(members)
         self.batch.open()
 
     def heed(self, instructions: Instructions) -> None:
@@ -269,7 +273,9 @@ class Rounds:
         if members is None:
             return
         samples = self.samples + samples_of(in_sync.values(), rows)
-        if self._tracker.gone(members & self._awaited):  # without them the group cannot average
+        self._companions.look(self._other_rows.seen())
+        # Without those who leave the group cannot average, and one half of a swarm must not.
+        if self._tracker.gone(members & self._awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
