@@ -382,8 +382,9 @@ class AllReduce:
         except (OSError, EOFError):
             self.lose(member, "broke off", "left in the middle", blame=not self.whole(member, first=True))
         except Exception as error:
-            self.parts.forget(member)
-            self.handshake.met.pop(member, None)
+            if not self.whole(member):  # else this peer may have reported it already, and who leads would seem to lie
+                self.parts.forget(member)
+                self.handshake.met.pop(member, None)
             self.lose(member, f"sent nonsense ({error!r:.100})", "sent nonsense", blame=True)
             if self.plan.rows[member] != self.row and member in self.plan.reducers and not self.over:
                 self._voter.heads.complain(member)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from benchmarks.lib.party import GROUP, Party, PlainSigner
+from benchmarks.lib.party import GROUP, Party, PlainSigner, keep_the_certificate
 from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.leader import Ballot
 from dedloc_kit.swarm.averaging.agreement.roll import Held, Proposal, Roll
@@ -281,3 +281,150 @@ def test_an_owner_that_introduces_its_row_falsely_or_not_at_all_is_named_and_the
     assert check(party, honest, outcomes) >= set(honest)
     blamed = set().union(*(m.culprits | m.named for number, m in enumerate(party.members) if number != liar))
     assert blamed == {f"peer{liar}"}
+
+
+# Means of rows
+
+
+def encoded(member: AllReduce, values: int) -> bytes:
+    way = member._coding.of_means(0, member.plan.layout)
+    return bytes(way.compress(torch.full((values,), 1e6)).SerializeToString())
+
+
+class SendsMeansOfAnotherLength(AllReduce):
+    def post(self, reducer: int, *contents: bytes) -> None:
+        false = []
+        for content in contents:
+            if content[0] == Says.MEAN:
+                number, roll, _ = messages.read_average(content[1:])
+                begin, end = self.plan.chunks[number]
+                content = messages.mean(number, roll, encoded(self, end - begin - 1))
+            false.append(content)
+        super().post(reducer, *false)
+
+
+class SendsMeansToTheWrongOnes(AllReduce):
+    """Of chunks that it does not own, and to those who do not finish them, before what it should."""
+
+    def post(self, reducer: int, *contents: bytes) -> None:
+        roll = self._voter.roll
+        if roll is not None and any(content[0] == Says.MEAN for content in contents):
+            for number, (begin, end) in enumerate(self.plan.chunks):
+                deal = self.plan.deal(roll.reducers)
+                if deal.owners[self.row][number] != self.mine or deal.finishers[number] != reducer:
+                    super().post(reducer, messages.mean(number, roll.name, encoded(self, end - begin)))
+        super().post(reducer, *contents)
+
+
+class IsAClientThatSendsMeans(AllReduce):
+    """It goes to the reducers of all rows and hands in means of its own."""
+
+    def know(self, introductions: Introductions) -> None:
+        super().know(introductions)
+        roll = self._voter.roll
+        assert roll is not None
+        for reducer in self.plan.reducers:
+            if self.plan.rows[reducer] != self.row:
+                for number, (begin, end) in enumerate(self.plan.chunks):
+                    self.post(reducer, messages.mean(number, roll.name, encoded(self, end - begin)))
+
+
+def test_an_owner_that_sends_means_of_another_length_is_named_and_the_others_take_the_step() -> None:
+    party = three_by_three()
+    liar = owner(party)
+    party.kinds[liar] = SendsMeansOfAnotherLength
+    honest = others_than(liar)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    assert culprits(party, honest) == {f"peer{liar}"}
+
+
+def test_means_for_others_change_nothing_and_take_little_memory() -> None:
+    party = in_rows([0, 1, 2, 3] * 7, clients=12, compression="4bit")
+    liar = owner(party)
+    party.kinds[liar] = SendsMeansToTheWrongOnes
+    honest = others_than(liar, of=28)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes, error=0.3) >= set(honest)
+    for reducer in set(party.plan.reducers) - {liar}:
+        means, parts = party.members[reducer]._reducing.means, party.members[reducer].parts
+        kept = sum(len(mean) for of in means._kept.values() for _, mean in of.values())
+        kept += sum(len(part) for of in parts._kept.values() for part in of.values())
+        assert 0 < kept <= 2 * share_of_the_gradients(party, reducer)
+
+
+def share_of_the_gradients(party: Rows, reducer: int) -> int:
+    """Bytes of what the others in its row send a reducer."""
+    member, row = party.members[reducer], party.plan.rows[reducer]
+    chunks = [n for n, owner in enumerate(party.plan.first.owners[row]) if owner == reducer]
+    each = 0
+    for number in chunks:
+        begin, end = party.plan.chunks[number]
+        each += member._coding.of_gradients(begin, party.plan.layout).byte_count(end - begin)
+    return each * (len(party.plan.teams[row]) - 1)
+
+
+def test_a_client_that_hands_in_means_is_named_by_those_who_get_them_and_keeps_nobody_from_the_step() -> None:
+    party = in_rows([0, 1, 2] * 4, clients=3)
+    liar = 11
+    party.kinds[liar] = IsAClientThatSendsMeans
+    honest = others_than(liar, of=12)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    assert culprits(party, honest) == {f"peer{liar}"}
+
+
+def test_of_a_row_of_clients_alone_nobody_counts_and_all_take_the_step() -> None:
+    """As a hostile leader may put it together."""
+    party = in_rows([0, 1, 0, 1, 0, 1, 2, 2], clients=2)
+    outcomes = against(party)
+    assert check(party, range(8), outcomes) == set(range(6))
+    assert not culprits(party, range(8))
+
+
+# What only another row holds
+
+
+class KeepsNoAverages(AllReduce):
+    """Of the first ballot; it makes its own, and sends them."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        take = self.averages.take
+
+        def keep(number: int, encoded: bytes) -> None:
+            if self._voter.ballot:
+                take(number, encoded)
+
+        self.averages.take = keep  # type: ignore[method-assign]
+
+
+class GivesNothing(AllReduce):
+    """Whoever asks it for averages gets none."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._voter.fetching.give = lambda *_: None  # type: ignore[method-assign]
+
+
+def test_a_step_that_was_taken_is_taken_by_all_though_only_those_hold_it_to_whom_the_next_leader_has_no_stream() -> (
+    None
+):
+    """The leader dies before it has told anybody that a quorum has the average."""
+    party = in_rows([0, 1, 2] * 6, clients=12)
+    first, second = party.ranking[:2]
+    rows = party.plan.rows
+    holders = [number for number in range(6, 18) if rows[number] != rows[second]]
+    party.kinds = {n: KeepsNoAverages for n in range(18) if n != first and n not in holders}
+    party.kinds |= dict.fromkeys(holders[:2], GivesNothing)
+    party.organizer = holders[-1]
+
+    async def story() -> None:
+        keep_the_certificate(party.members[first])
+        async with asyncio.timeout(LIMIT):
+            assert await party.tasks[first] is None
+        party.kill(first)
+
+    outcomes = party.run(story)
+    check(party, [number for number in range(18) if number != first], outcomes)
+    assert torch.equal(party.averages[second], party.averages[first])

@@ -31,6 +31,9 @@ from dedloc_kit.swarm.averaging.messages import Says, say
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
 
+GIVERS = 3
+"""So many of those who hold an average that is taken up again bring it to the leader."""
+
 
 class Voter:
     """Of one peer in one round.
@@ -194,6 +197,7 @@ class Voter:
         self.telling.roll((member,))
         self._round.resend(member, link)
         self._report()
+        self.fetching.fetch()
 
     # What is said
 
@@ -349,6 +353,8 @@ class Voter:
             self._handshake.begin(roll)
             self.fetching.begin()
             self._round.take_early(roll)
+        if roll.average and self._mine in self._votes.holders(held)[:GIVERS]:
+            self._round.connect(leader)  # it may have no stream to anybody who can give it
         self._round.averages.stir()
         self.telling.roll(range(len(self._plan.members)))
         introduced = self._handshake.known(roll, self._plan.teams[self._round.row])
