@@ -1,4 +1,4 @@
-"""Those who took the last step with this peer. Without most of them a group would be half a swarm that was cut in two."""
+"""Those who took the last step with this peer: a group without most of them may be a part that was cut off."""
 
 import logging
 import time

@@ -15,7 +15,6 @@ from dedloc_kit.swarm.averaging.agreement.leader import Ballot
 from dedloc_kit.swarm.averaging.agreement.roll import Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.handshake import Introductions
-from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, say
 from tests.swarm.averaging.test_rows import LIMIT, PATIENCE, Rows, check, head, in_rows, leader, owner, three_by_three
 
