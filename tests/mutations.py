@@ -1168,6 +1168,20 @@ MUTATIONS = (
         "tests/swarm/averaging/test_hostile_rounds.py -k seem_to_lie",
     ),
     Mutation(
+        "introductions may come without end before their roll",
+        "swarm/averaging/agreement/telling.py",
+        "if sum(count for count, _ in early) + len(signed) <= 2 * len(self._round.plan.members):",
+        "if True:",
+        "tests/swarm/averaging/test_hostile_rows.py -k little_is_kept",
+    ),
+    Mutation(
+        "an average that comes before its roll may be of any size",
+        "swarm/averaging/parts.py",
+        "        if len(encoded) > 4 * len(self._places[number]) + _CODEBOOK_BYTES:\n",
+        "        if False:\n",
+        "tests/swarm/averaging/test_hostile_rows.py -k little_is_kept",
+    ),
+    Mutation(
         "a finisher keeps whatever means it is sent",
         "swarm/averaging/means.py",
         "return len(kept) < 2 * max(1, finished) + 2",

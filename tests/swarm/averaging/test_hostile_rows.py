@@ -15,8 +15,20 @@ from dedloc_kit.swarm.averaging.agreement.leader import Ballot
 from dedloc_kit.swarm.averaging.agreement.roll import Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.handshake import Introductions
+from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, say
-from tests.swarm.averaging.test_rows import LIMIT, PATIENCE, Rows, check, head, in_rows, leader, owner, three_by_three
+from tests.swarm.averaging.test_rows import (
+    LIMIT,
+    PATIENCE,
+    SIZE,
+    Rows,
+    check,
+    head,
+    in_rows,
+    leader,
+    owner,
+    three_by_three,
+)
 
 SOON = 15 * PATIENCE.usual
 """Simulated seconds: a few times somebody is found out, and what was sent is sent anew."""
@@ -379,6 +391,44 @@ def test_of_a_row_of_clients_alone_nobody_counts_and_all_take_the_step() -> None
     outcomes = against(party)
     assert check(party, range(8), outcomes) == set(range(6))
     assert not culprits(party, range(8))
+
+
+class FloodsWithWhatIsEarly(AllReduce):
+    """Before there is a roll it sends what would be of one: introductions, averages and means without end."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        for number in range(20):
+            chunk, (begin, end) = number % len(self.plan.chunks), self.plan.chunks[number % len(self.plan.chunks)]
+            for content in messages.introductions(bytes(32), {place: bytes([number]) * 300 for place in range(32)}):
+                await link.send(content)
+            await link.send(messages.average(chunk, bytes(32), encoded(self, end - begin)))
+            await link.send(messages.average(chunk, bytes(32), bytes(60_000)))
+        await super()._send(reducer, link)
+
+
+class NotesWhatIsEarly(AllReduce):
+    introductions_kept = averages_kept = 0
+
+    def take_early(self, roll: Roll) -> None:
+        kept = [content for of in self._voter.telling._early.values() for _, content in of]
+        self.introductions_kept = max(self.introductions_kept, sum(map(len, kept)))
+        kept = [content for of in self.averages._early.values() for _, content in of.values()]
+        self.averages_kept = max(self.averages_kept, sum(map(len, kept)))
+        super().take_early(roll)
+
+
+def test_of_what_comes_before_its_roll_little_is_kept() -> None:
+    party = three_by_three()
+    liar = owner(party)
+    party.kinds = dict.fromkeys(range(9), NotesWhatIsEarly)
+    party.kinds[liar] = FloodsWithWhatIsEarly
+    honest = others_than(liar)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    noting = [member for member in party.members if isinstance(member, NotesWhatIsEarly)]
+    most = max(member.introductions_kept for member in noting)
+    assert most < 2 * 9 * 400, "of each member one, and another one"
+    assert 0 < max(member.averages_kept for member in noting) < 4 * SIZE, "as much as a vector"
 
 
 # What only another row holds

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
 
-MAX_EARLY = 64
-"""Messages of introductions that are kept of each sender until their roll comes."""
-
 
 class Telling:
     """Of one reducer in one round."""
@@ -34,8 +31,8 @@ class Telling:
         """Who was told the roll of which ballot."""
         self._given: dict[int, dict[int, bytes]] = {}
         """The hashes of the introductions that each was told."""
-        self._early: dict[int, list[bytes]] = {}
-        """Introductions of a roll that is to come, by sender."""
+        self._early: dict[int, list[tuple[int, bytes]]] = {}
+        """Introductions of a roll that is to come, by sender: how many, and the message."""
 
     def ask(self, member: int, link: Link) -> None:
         """It wants to know how the round has ended, or will."""
@@ -141,8 +138,10 @@ class Telling:
         if roll is not None and name == roll.name:
             if len(right) < len(signed):
                 raise ValueError("an introduction is not the one on the roll")
-        elif len(early := self._early.setdefault(sender, [])) < MAX_EARLY:
-            early.append(content)
+        else:  # of each member one, and another one if the roll is not the one before
+            early = self._early.setdefault(sender, [])
+            if sum(count for count, _ in early) + len(signed) <= 2 * len(self._round.plan.members):
+                early.append((max(1, len(signed)), content))
         return [right] if right and self._round.introductions is None else []
 
     def take_early(self) -> None:
@@ -150,7 +149,7 @@ class Telling:
         early, self._early = self._early, {}
         for sender, contents in early.items():
             same = self._round.plan.rows[sender] == self._round.row
-            for content in contents:
+            for _, content in contents:
                 with suppress(ValueError):  # whoever sent it is not the one that is being heard
                     (self.hear if same else self.hear_row)(sender, content)
 
