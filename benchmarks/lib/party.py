@@ -65,7 +65,8 @@ class Party:
             team = [n for n in range(reducers) if not self.rows or self.rows[n] == row]
             for number in team:
                 shares[number] = layout.size // len(team)
-            shares[team[-1]] += layout.size - len(team) * shares[team[-1]]
+            if team:
+                shares[team[-1]] += layout.size - len(team) * shares[team[-1]]
         self.plan = Plan(peers, layout, tuple(shares), tuple(self.rows))
 
     def prepare(self) -> None:

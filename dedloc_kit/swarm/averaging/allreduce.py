@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Absence
 from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
 from dedloc_kit.swarm.averaging.feedback import Coding
@@ -217,10 +218,10 @@ class AllReduce:
             elif link is not None and self._silent(member, link, now) > usual:
                 self.lose(member, "stopped sending", "fell silent", blame=not self.whole(member, first=True))
         self._voter.judge(now, starting)
-        for owner in self._reducing.lacking():
-            link = self.links.down.get(owner)
-            if link is None or not link.arriving(usual):
-                self._voter.lacks(owner, now)
+        lacked = self._reducing.lacking() | self._voter.telling.awaited()
+        for other in lacked | self._reducing.unfinished():
+            if not any(link.arriving(usual) for link in self.links.of(other)):
+                self._voter.lacks(other, now, LACKED if other in lacked else UNFINISHED)
 
     def _silent(self, member: int, link: Link, now: float) -> float:
         """Whoever had sent all may not have heard yet that more was dealt out."""
@@ -382,8 +383,9 @@ class AllReduce:
         except (OSError, EOFError):
             self.lose(member, "broke off", "left in the middle", blame=not self.whole(member, first=True))
         except Exception as error:
-            self.parts.forget(member)
-            self.handshake.met.pop(member, None)
+            if not self.whole(member):  # else this peer may have reported it already, and who leads would seem to lie
+                self.parts.forget(member)
+                self.handshake.met.pop(member, None)
             self.lose(member, f"sent nonsense ({error!r:.100})", "sent nonsense", blame=True)
             if self.plan.rows[member] != self.row and member in self.plan.reducers and not self.over:
                 self._voter.heads.complain(member)

@@ -72,6 +72,10 @@ class Handshake:
         names = roll.introductions
         self._told = {m: told for m, told in self._told.items() if names[m] in (b"", hash_of(told))}
 
+    def untold(self, roll: Roll) -> list[int]:
+        """Those on the roll whose introductions were not told to this peer yet."""
+        return [member for member in roll.counted if member not in self._told]
+
     def tell(self, roll: Roll, signed: Mapping[int, bytes]) -> Introductions | None:
         """Some introductions on the roll, by member; all of them, once they are complete.
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Record
-from dedloc_kit.swarm.network.service import decode
+from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, decode
 from dedloc_kit.swarm.network.unpacking import unpack
 
 R = TypeVar("R", bound=Record)
@@ -148,4 +148,6 @@ def read_introductions(content: bytes) -> tuple[bytes, dict[int, bytes]]:
         raise ValueError("these are no introductions")
     if not all(type(place) is int for place in places) or not all(isinstance(each, bytes) for each in signed):
         raise ValueError("these are no introductions")
+    if len(signed) > _TOLD_AT_ONCE or any(len(each) > MAX_RECORD_BYTES for each in signed):
+        raise ValueError("these are too many or too long for introductions")
     return name, dict(zip(places, signed, strict=True))

@@ -15,6 +15,8 @@ from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64
 """That a part may have besides its values."""
+_CODEBOOK_BYTES = 4096
+"""That any encoding adds at most to four bytes for each value."""
 
 
 class Parts:
@@ -111,6 +113,8 @@ class Averages:
     def hold_back(self, sender: int, number: int, roll: bytes, encoded: bytes) -> None:
         """An average came before its roll. From each reducer as much is kept as may be its share at most."""
         early = self._early.setdefault(sender, {})
+        if len(encoded) > 4 * len(self._places[number]) + _CODEBOOK_BYTES:
+            return
         if number in early or len(early) < 2 * self._shares[sender]:
             early[number] = roll, encoded
 

@@ -142,6 +142,12 @@ class Reducing:
         waiting = [n for n, a in self._averages.items() if not a.done() and self._deal.finishers[n] == self._mine]
         return {self._deal.owners[row][n] for n in waiting for row in rows if not self.means.complete(n, [row])}
 
+    def unfinished(self) -> set[int]:
+        """Finishers in other rows whose averages this owner waits for, with all introductions."""
+        if self._plan.one_row or not self._weights:
+            return set()
+        return {self._deal.finishers[n] for n, average in self._averages.items() if not average.done()} - {self._mine}
+
     def _start(self, weights: Mapping[int, float]) -> None:
         numbers = list(self._averages)
         counted = {member: weight for member, weight in weights.items() if weight}

@@ -1,13 +1,11 @@
 """The other rows of a round: what they have, whether they have to come, and whether they did what was said of them."""
 
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.group import Coming, Member, RowCall
 from dedloc_kit.swarm.averaging.grouping import MAX_LEADERS
-from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
@@ -19,12 +17,6 @@ class OtherRows:
 
     def __init__(self, state: TrainingState, tracker: Tracker, signer: Signer) -> None:
         self._state, self._tracker, self._signer = state, tracker, signer
-        self._last_members: frozenset[str] = frozenset()
-        self._stepped = 0.0
-
-    def stepped(self, members: Collection[str]) -> None:
-        """This peer holds the parameters that these members' round led to."""
-        self._last_members, self._stepped = frozenset(members), time.monotonic()
 
     def seen(self) -> dict[int, Row]:
         """Those that hold the same state as this peer, by their numbers."""
@@ -47,10 +39,7 @@ class OtherRows:
             return None
         seen = self.seen()
         others = sum(row.peers for row in seen.values())
-        # No group of less than half of those who took the last step takes the next one, whatever is said of the rows,
-        # until a minute has passed in which they could have been heard of.
-        lately = len(self._last_members) if time.monotonic() - self._stepped < GONE_SECONDS else 0
-        member = member.model_copy(update={"group_size": max(member.group_size + others, lately)})
+        member = member.model_copy(update={"group_size": member.group_size + others})
         coming = Coming(run_id=state.run.run_id, step=state.step + 1, after=state.round, member=member)
         return RowCall(
             division=division,

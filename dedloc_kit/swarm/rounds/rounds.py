@@ -17,6 +17,7 @@ from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.rounds.batch import Batch, samples_of
+from dedloc_kit.swarm.rounds.companions import Companions
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.missing import Missing
 from dedloc_kit.swarm.rounds.other_rows import OtherRows
@@ -58,6 +59,7 @@ class Rounds:
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._other_rows = OtherRows(state, tracker, signer)
         self._sought = Sought(state, tracker, exchange.grouping, self._other_rows)
+        self._companions = Companions(state, tracker, signer.peer)
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
@@ -127,6 +129,7 @@ class Rounds:
         if time.monotonic() < self._not_before:
             return None  # until then devices go on, though the batch may be full
         seen = self._other_rows.seen()
+        self._companions.look(seen)
         self._watch_the_batch(self._sought.in_sync(), self._sought.late(), seen.values())
         left, expected = self._probably_left(samples_per_second), self._sought.expected()
         if left > self._timeouts.lead:
@@ -135,7 +138,7 @@ class Rounds:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        if self._other_rows.unheard():
+        if self._other_rows.unheard() or not self._companions.enough({*expected, *self._companions.of(seen)}):
             return None
         self._sought.begin(expected, seen, left, samples_per_second)
         self._group = self._averager.gather(self._request(expected))
@@ -194,7 +197,7 @@ class Rounds:
     def stepped(self, brought: Mapping[str, int]) -> None:
         """This peer holds the parameters that a round led to, with so many samples of each member."""
         self._sought.stepped(brought)
-        self._other_rows.stepped(brought)
+        self._companions.stepped(brought)
         self._missing.stepped(brought)
         self.batch.open()
 
@@ -232,7 +235,9 @@ class Rounds:
         if members is None:
             return
         samples = self.samples + samples_of(in_sync.values(), rows)
-        if self._tracker.gone(members & self._sought.awaited):  # without them the group cannot average
+        self._companions.look(self._other_rows.seen())
+        # Without those who leave the group cannot average, and one half of a swarm must not.
+        if self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0

@@ -11,6 +11,7 @@ import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.averaging import row_meeting
 from dedloc_kit.swarm.averaging.group import Coming, Group, GroupRequest, Member, RowCall, Verdict
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.row_meeting import LARGEST, Matchmaking, RowJoin, RowService, evened, ranked
@@ -292,6 +293,52 @@ def test_a_leader_that_says_nothing_is_named_and_not_asked_again(signers: list[l
         groups = await asyncio.gather(*(task for tasks in looking for task in tasks))
         assert groups[0].peers == tuple(sorted(rest))
         assert kind.asked == asked
+
+    meet(story)
+
+
+def test_a_leader_of_rows_that_says_nothing_is_named_and_the_rows_meet_without_it(
+    signers: list[list[Signer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_meeting, "MARGIN", 1.0)
+
+    async def story() -> None:
+        meeting = Meeting(signers)
+        silent, kind = meeting.leader(ORDER[0]), Silent(RowService)
+        meeting.network.serve(silent, kind)
+        leaders = [meeting.leader(row) for row in ORDER[1:]]
+        looking = meeting.find(*leaders, window=SHORT / 2, expected=frozenset())
+        for found in await asyncio.gather(*looking, return_exceptions=True):
+            assert isinstance(found, NoGroup)
+            assert found.leader == silent
+        asked, looking = kind.asked, []
+        for row, other in (ORDER[1:], ORDER[:0:-1]):
+            for peer in meeting.rows[row]:
+                request = meeting.request(peer, LONG)
+                assert request.rows is not None
+                call = RowCall(DIVISION, request.rows.signed, request.rows.able, frozenset({other}))
+                looking += meeting.find(peer, rows=call)
+        groups = await asyncio.gather(*looking)
+        assert len(set(groups)) == 1
+        assert groups[0].peers == tuple(sorted(peer for row in ORDER[1:] for peer in meeting.rows[row]))
+        assert kind.asked == asked
+
+    meet(story)
+
+
+def test_fewer_peers_than_rows_meet_in_one_row(signers: list[list[Signer]]) -> None:
+    async def story() -> None:
+        meeting = Meeting(signers)
+        two = {row: meeting.rows[row][0] for row in ORDER[1:]}
+        looking = []
+        for row, peer in two.items():
+            able = {other: (there,) for other, there in two.items() if other != row}
+            call = RowCall(DIVISION, meeting.comes(peer), able, frozenset(able))
+            looking += meeting.find(peer, leaders=(), expected=frozenset(), rows=call)
+        groups = await asyncio.gather(*looking)
+        assert groups[0] == groups[1]
+        assert groups[0].peers == tuple(sorted(two.values()))
+        assert groups[0].rows == ()
 
     meet(story)
 

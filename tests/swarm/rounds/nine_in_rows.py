@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -55,6 +55,19 @@ class InRows(OneGroup):
         return Division(ROWS, step)
 
 
+class View:
+    """The directory as one peer reaches it."""
+
+    def __init__(self, whole: PlainDHT) -> None:
+        self.whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def is_alive(self) -> bool:
+        return True
+
+
 class LocalHost:
     """The other side of an exchange: services in the loop of another thread instead of another process."""
 
@@ -81,8 +94,10 @@ class Peer:
         self._replica = Replica(state, torch.device("cpu"))
         parameters = list(self._replica.model.parameters())
         believed = belief(signer.peer, nine.organizer)
-        self.tracker = Tracker(nine.dht, signer, run.run_id, run.global_batch, (), Incidents(), believed)
-        grouping, vector = InRows(run.global_batch), SharedVector(state.layout)
+        self.view = View(nine.dht)
+        dht: Any = self.view
+        self.tracker = Tracker(dht, signer, run.run_id, run.global_batch, (), Incidents(), believed)
+        grouping, vector = nine.grouping(run.global_batch), SharedVector(state.layout)
         self._services = nine.in_loop(self._serve(signer, grouping, vector))
         host: Any = LocalHost(nine.loop, self._services)
         self.optimizer = CollaborativeOptimizer(
@@ -164,10 +179,11 @@ class Peer:
 class NineInRows:
     """All of them, and the loop that their services live in."""
 
-    def __init__(self, folder: Path, run: RunConfig, loop: asyncio.AbstractEventLoop) -> None:
-        self.run, self.loop, self.task = run, loop, TinyTask(run)
-        self.dht = cast(Any, PlainDHT())
-        self.dht.is_alive = lambda: True
+    def __init__(
+        self, folder: Path, run: RunConfig, loop: asyncio.AbstractEventLoop, grouping: type[OneGroup] = InRows
+    ) -> None:
+        self.run, self.loop, self.task, self.grouping = run, loop, TinyTask(run), grouping
+        self.dht = PlainDHT()
         self.network = LocalNetwork()
         teams = self.teams = set[int]()
         """In how many rows rounds were."""
@@ -188,11 +204,41 @@ class NineInRows:
     def in_loop(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self.loop).result(SECONDS)
 
-    def train(self, steps: int, happens: Callable[["NineInRows"], None] = lambda _: None) -> None:
-        """Until all have taken so many; after each turn of one this happens."""
-        deadline = time.monotonic() + SECONDS
-        while any(peer.optimizer.step < steps for peer in self.peers):
-            assert time.monotonic() < deadline, [peer.optimizer.step for peer in self.peers]
+    def part(self, side: Collection[Peer]) -> None:
+        """Cut all lines between these and the others; what each side knows of the other one it goes on knowing."""
+        for half in (set(side), set(self.peers) - set(side)):
+            apart = PlainDHT()
+            apart.keys = {key: dict(found) for key, found in self.dht.keys.items()}
+            for peer in half:
+                peer.view.whole = apart
+        self._lines_between(side)
+
+    def join(self) -> None:
+        """All reach each other again."""
+        for peer in self.peers:
+            for key, found in peer.view.whole.keys.items():
+                kept = self.dht.keys.setdefault(key, {})
+                newer = {k: v for k, v in found.items() if k not in kept or v.expiration_time > kept[k].expiration_time}
+                kept.update(newer)
+            peer.view.whole = self.dht
+        self._lines_between(())
+
+    def _lines_between(self, side: Collection[Peer]) -> None:
+        async def part() -> None:
+            self.network.part([peer.peer for peer in side])
+
+        self.in_loop(part())
+
+    def train(
+        self,
+        steps: int,
+        happens: Callable[["NineInRows"], None] = lambda _: None,
+        until: Callable[[], bool] | None = None,
+    ) -> None:
+        """Until all have taken so many, or this is so; after each turn of one this happens."""
+        deadline = time.perf_counter() + SECONDS
+        while not until() if until is not None else any(peer.optimizer.step < steps for peer in self.peers):
+            assert time.perf_counter() < deadline, [peer.optimizer.step for peer in self.peers]
             for peer in self.peers:
                 if peer.optimizer.step < steps:
                     peer.turn()
@@ -246,11 +292,11 @@ async def end_all() -> None:
 
 
 @contextmanager
-def nine_in_rows(folder: Path, run: RunConfig) -> Iterator[NineInRows]:
+def nine_in_rows(folder: Path, run: RunConfig, grouping: type[OneGroup] = InRows) -> Iterator[NineInRows]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    nine = NineInRows(folder, run, loop)
+    nine = NineInRows(folder, run, loop, grouping)
     try:
         yield nine
     finally:

@@ -393,3 +393,23 @@ def test_of_hundreds_that_are_left_out_some_are_named() -> None:
     assert left_out is not None
     assert (left_out.count, len(left_out.some)) == (300, 16)
     assert LeftOut.of({}) is None
+
+
+def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and_none_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", 600.0)
+    me = Peer(tmp_path)
+    lost = [Signer(Identity(tmp_path / f"lost {number}")) for number in range(2)]
+    me.rounds.stepped(dict.fromkeys([me.other.peer, *(s.peer for s in lost), me.tracker._signer.peer], 5))
+    me.gradients.add(1.0, 10, 0)
+    me.hear(5, time=get_dht_time())
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    assert not me.rounds.under_way, "two of four"
+    me.hear(5, time=get_dht_time(), who=lost[0])
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    assert me.rounds.under_way, "three of four"
+    group: Any = me.rounds._group
+    group.members = frozenset([me.other.peer])
+    me.rounds.advance()
+    assert me.averager.asked == ["call off"], "but two came"

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
 
+NUDGED, LACKED, UNFINISHED, UNTOLD, STUCK = 1, 2, 3, 4, 5
+"""Who gets no average may wait for somebody who waits for another. So these are found out from the first one on, each
+so many times the patience after the roll: who may not know the roll is told it, then somebody complains of who sends no
+mean or introduction, then of a finisher that sends no average; then owners are given up that hand none on in their row,
+and at last the leader."""
+
 UPWARD = frozenset({Says.REPORT, Says.ANSWER, Says.ACKNOWLEDGEMENT})
 
 
@@ -41,8 +47,9 @@ class Heads:
     # Who it is
 
     def of(self, row: int) -> int | None:
-        """The head of a row, as far as is known here."""
-        return next((r for r in self._ranked[row] if r not in self._links.dead), None)
+        """The head of a row, as far as is known here, also from what the leader says of who reduces."""
+        living = self._voter.living
+        return next((r for r in self._ranked[row] if r in living and r not in self._links.dead), None)
 
     @property
     def mine(self) -> bool:
@@ -78,9 +85,13 @@ class Heads:
                 continue
             if self._since.get(row, (-1, 0.0))[0] != head:
                 self._since[row] = head, now
-            if head not in self._links.down and now - self._since[row][1] > start:
+            if not self.came(head) and now - self._since[row][1] > start:
                 found.append(head)
         return found
+
+    def came(self, head: int) -> bool:
+        """Has the head of another row come to follow this peer?"""
+        return head in self._guests and head in self._links.down
 
     def wait_anew(self) -> None:
         """The others have only begun to find out that this peer leads."""
@@ -150,6 +161,8 @@ class Heads:
 
     def hand_up_again(self, link: Link) -> None:
         """There is a stream to another leader, or there was none before."""
+        for reducer in {reducer for made in self._complaints.values() for reducer in made}:
+            link.post(messages.say(Says.GONE, [reducer]))
         if self._plan.one_row or not self.mine:
             return
         dead = [r for r in self._plan.row_reducers[self._round.row] if r in self._links.dead]
@@ -192,14 +205,20 @@ class Heads:
 
     def _take_complaint(self, member: int, reducer: int) -> None:
         """It is believed, for it costs little: but one of each reducer, and as many of a head as its row has reducers,
-        so that nobody can send them all away."""
-        made = self._complaints.setdefault(member, set())
-        heads = self.of(self._plan.rows[member]) == member and self._plan.rows[member] != self._round.row
-        if reducer in made or len(made) >= (len(self._plan.row_reducers[self._plan.rows[member]]) if heads else 1):
+        so that nobody can send them all away. Whoever leads knows of itself that it is here."""
+        made, row = self._complaints.setdefault(member, set()), self._plan.rows[member]
+        near = row == self._round.row
+        if not near and (self._voter.leader != self._mine or self.of(row) != member):
+            return  # it has a head of its own to tell
+        if reducer in made or len(made) >= (1 if near else len(self._plan.row_reducers[row])):
             return
         made.add(reducer)
         if self._voter.leader == self._mine:
-            self._round.named.add(self._plan.members[reducer])
-            self._round.bury(reducer, "sends another row nothing of use, as that says", blame=False)
+            self._believe(reducer)
         elif self._voter.leader in self._links.up:
             self._links.up[self._voter.leader].post(messages.say(Says.GONE, [reducer]))
+
+    def _believe(self, reducer: int) -> None:
+        if reducer != self._mine:
+            self._round.named.add(self._plan.members[reducer])
+            self._round.bury(reducer, "sends another row nothing of use, as that says", blame=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNTOLD
 from dedloc_kit.swarm.averaging.agreement.roll import (
     MAX_BALLOTS,
     Acknowledgement,
@@ -226,6 +227,7 @@ class Leader:
         if self._voter.certificate is not None:
             return
         usual, rows, heads = self._round.patience.usual, self._plan.rows, self._voter.heads
+        self._judge_averages(now)
         for reducer in self._voter.living:
             if reducer == self._mine or reducer in self._links.dead or rows[reducer] != self._round.row:
                 continue
@@ -239,25 +241,33 @@ class Leader:
             for head in heads.overdue(self._round.patience.start):
                 self._round.bury(head, "does not come for its row", blame=False)
             for head in heads.first_told():
-                if rows[head] != self._round.row and self._links.silent(head) > usual:
+                if heads.came(head) and self._links.silent(head) > usual:
                     self._round.bury(head, "fell silent", blame=True)
 
     def judge(self, now: float) -> None:
-        """Reducers of which no averages come, or most of the members, may be gone."""
+        """Most of the members may be gone."""
         if self._voter.certificate is not None:
             return
-        usual = self._round.patience.usual
-        roll, averages = self._voter.roll, self._round.averages
-        if roll is not None and not roll.average and averages.quiet(now) > 2 * usual:
-            deal = self._plan.deal(roll.reducers)
-            for number in averages.missing():
-                source = deal.source(number, self._round.row, self._mine)
-                link = self._links.up.get(source)
-                if source != self._mine and not (link is not None and link.arriving(usual)):
-                    self._round.bury(source, "sent no averages", blame=self._plan.one_row)
         self._alone = 0 if self._votes.enough(self._voter.heads.present()) else self._alone + 1
         if self._alone > ALONE:
             self._round.fail("too few are left")
+
+    def _judge_averages(self, now: float) -> None:
+        """Owners in this row of which no averages come may be gone. Where there are rows, owners may wait for others,
+        of whom somebody complains first."""
+        usual, rows = self._round.patience.usual, self._plan.rows
+        roll, averages = self._voter.roll, self._round.averages
+        if roll is None or roll.average or roll.ballot < self._voter.ballot:
+            return
+        if self._voter.waited(now) <= (LACKED if self._plan.one_row else UNTOLD) * usual:
+            return
+        deal = self._plan.deal(roll.reducers)
+        for number in averages.missing():
+            source = deal.source(number, self._round.row, self._mine)
+            link = self._links.up.get(source)
+            near = source >= 0 and rows[source] == self._round.row
+            if near and source != self._mine and not (link is not None and link.arriving(usual)):
+                self._round.bury(source, "sent no averages", blame=self._plan.one_row)
 
     def lost(self, member: int) -> None:
         """It cannot give any more what it holds."""

@@ -200,6 +200,13 @@ class Votes:
         if acknowledged != ({(roll.name, roll.average)} if roll.average else set()):
             raise ValueError("a roll is not the one that was acknowledged before")
 
+    def holders(self, held: Held) -> list[int]:
+        """Who holds the average that a roll takes up again, as they have promised."""
+        promises = dict(self.promised(each) for each in held.promises)
+        right = held.roll.name, held.roll.average
+        named = {member: promise.acknowledged for member, promise in promises.items() if promise.acknowledged}
+        return sorted(member for member, found in named.items() if (found.roll, found.average) == right)
+
     def acknowledge(self, roll: Roll, average: bytes) -> Acknowledgement:
         return Acknowledgement(group=self.group, ballot=roll.ballot, roll=roll.name, average=average)
 

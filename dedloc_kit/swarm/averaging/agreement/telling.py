@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
 
-MAX_EARLY = 64
-"""Messages of introductions that are kept of each sender until their roll comes."""
-
 
 class Telling:
     """Of one reducer in one round."""
@@ -34,8 +31,8 @@ class Telling:
         """Who was told the roll of which ballot."""
         self._given: dict[int, dict[int, bytes]] = {}
         """The hashes of the introductions that each was told."""
-        self._early: dict[int, list[bytes]] = {}
-        """Introductions of a roll that is to come, by sender."""
+        self._early: dict[int, list[tuple[int, bytes]]] = {}
+        """Introductions of a roll that is to come, by sender: how many, and the message."""
 
     def ask(self, member: int, link: Link) -> None:
         """It wants to know how the round has ended, or will."""
@@ -89,15 +86,30 @@ class Telling:
 
     def tell_rows(self, signed: Mapping[int, bytes], roll: Roll) -> None:
         """Give those of this row to each other row: to a finisher there, by the owner here that sends it means."""
-        plan, mine, row = self._round.plan, self._round.mine, self._round.row
+        row = self._round.row
+        for other in range(len(self._round.plan.teams)):
+            giver, taker = self._between(row, other, roll)
+            if giver == self._round.mine and other != row:
+                self._round.post(taker, *self._introductions(taker, signed, roll))
+
+    def _between(self, row: int, other: int, roll: Roll) -> tuple[int, int]:
+        """Who gives the introductions of a row to another one, and who takes them there; -1 if there is nobody."""
+        plan = self._round.plan
         deal = plan.deal(roll.reducers)
-        for other in range(len(plan.teams)) if deal.owners[row] else ():
-            there = [n for n, finisher in enumerate(deal.finishers) if plan.rows[finisher] == other]
-            if other == row or not there:
-                continue
-            number = there[row % len(there)]
-            if deal.owners[row][number] == mine:
-                self._round.post(deal.finishers[number], *self._introductions(deal.finishers[number], signed, roll))
+        there = [n for n, finisher in enumerate(deal.finishers) if plan.rows[finisher] == other]
+        if not there or not deal.owners[row]:
+            return -1, -1
+        number = there[row % len(there)]
+        return deal.owners[row][number], deal.finishers[number]
+
+    def awaited(self) -> set[int]:
+        """Who should have introduced another row to this peer, or handed that on to it."""
+        roll, row, mine = self._voter.roll, self._round.row, self._round.mine
+        if roll is None or self._round.introductions is not None or mine not in roll.reducers:
+            return set()
+        missing = {self._round.plan.rows[member] for member in self._round.handshake.untold(roll)} - {row}
+        pairs = (self._between(other, row, roll) for other in missing)
+        return {giver if taker == mine else taker for giver, taker in pairs} - {-1}
 
     def hear_row(self, member: int, content: bytes) -> None:
         """Introductions of another row, for all of this one; raises ValueError."""
@@ -126,8 +138,10 @@ class Telling:
         if roll is not None and name == roll.name:
             if len(right) < len(signed):
                 raise ValueError("an introduction is not the one on the roll")
-        elif len(early := self._early.setdefault(sender, [])) < MAX_EARLY:
-            early.append(content)
+        else:  # of each member one, and another one if the roll is not the one before
+            early = self._early.setdefault(sender, [])
+            if sum(count for count, _ in early) + len(signed) <= 2 * len(self._round.plan.members):
+                early.append((max(1, len(signed)), content))
         return [right] if right and self._round.introductions is None else []
 
     def take_early(self) -> None:
@@ -135,7 +149,7 @@ class Telling:
         early, self._early = self._early, {}
         for sender, contents in early.items():
             same = self._round.plan.rows[sender] == self._round.row
-            for content in contents:
+            for _, content in contents:
                 with suppress(ValueError):  # whoever sent it is not the one that is being heard
                     (self.hear if same else self.hear_row)(sender, content)
 

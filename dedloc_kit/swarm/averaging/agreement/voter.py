@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.fetching import Fetching
-from dedloc_kit.swarm.averaging.agreement.heads import UPWARD, Heads
+from dedloc_kit.swarm.averaging.agreement.heads import NUDGED, STUCK, UNFINISHED, UPWARD, Heads
 from dedloc_kit.swarm.averaging.agreement.leader import Leader
 from dedloc_kit.swarm.averaging.agreement.roll import (
     MAX_BALLOTS,
@@ -31,8 +31,8 @@ from dedloc_kit.swarm.averaging.messages import Says, say
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
 
-STUCK = 3
-"""After so many times the patience without an average of the roll, its leader is given up."""
+GIVERS = 3
+"""So many of those who hold an average that is taken up again bring it to the leader."""
 
 
 class Voter:
@@ -66,7 +66,7 @@ class Voter:
         self._corrected: set[tuple[int, int]] = set()  # who was told that it calls too low a ballot
         self._begun = self._reported = False
         self._awaited = 0  # a member that this reducer does not have everything from
-        self._followed = self._rolled = time.monotonic()
+        self._followed = self._moved = time.monotonic()  # when a leader was followed, and when it did anything
         self.leading = Leader(round, self, votes)
         self.fetching = Fetching(round, self)
         self.telling = Telling(round, self)
@@ -106,19 +106,34 @@ class Voter:
             silent = min(now - self._followed, silence) > usual if begun else now - self._followed > start
             # While averages of its roll come it need say nothing: it may have ended the round, with a quorum, long ago.
             coming = self.roll is not None and any(link.arriving(usual) for link in self._links.up.values())
-            stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual and not coming
+            times = UNFINISHED if self._plan.one_row else STUCK
+            stuck = self.roll is not None and self.waited(now) > times * usual and not coming
             if silent and self.certified is None and not coming:
                 self._round.bury(self.leader, "says nothing", blame=self.acknowledged is None)
             elif stuck and self.acknowledged is None:
                 self._round.bury(self.leader, "told a roll of which no average comes", blame=False)
         self.fetching.fetch(silent=usual)
 
-    def lacks(self, owner: int, now: float) -> None:
-        """This finisher waits for the mean of an owner in another row, which the head there may not have told."""
-        if now - self._rolled > self._round.patience.usual:
-            self.telling.nudge(owner)
-        if now - self._rolled > STUCK * self._round.patience.usual:
-            self.heads.complain(owner)
+    def waited(self, now: float) -> float:
+        """Seconds in which neither an average has come nor the leader has done anything that takes time."""
+        return min(self._round.averages.quiet(now), now - self._followed, now - self._moved)
+
+    def lacks(self, other: int, now: float, times: int) -> None:
+        """This reducer waits for another one, which may not have been told the roll.
+
+        :param times: the patience after which it is given up
+        """
+        waited = (now - self._moved) / self._round.patience.usual
+        if self.roll is None or self.roll.ballot < self.ballot:
+            return
+        if waited > NUDGED:
+            self.telling.nudge(other)
+        if waited <= times or self.certified is not None or self.roll.average:
+            return
+        if self._plan.rows[other] != self._round.row:
+            self.heads.complain(other)
+        elif waited > UNFINISHED and self.heads.mine:
+            self._round.bury(other, "hands on no introductions", blame=False)
 
     def lost(self, member: int) -> None:
         self.leading.lost(member)
@@ -182,6 +197,7 @@ class Voter:
         self.telling.roll((member,))
         self._round.resend(member, link)
         self._report()
+        self.fetching.fetch()
 
     # What is said
 
@@ -265,16 +281,20 @@ class Voter:
 
     def join(self, call: Call) -> None:
         """Take part in this ballot, and in none before."""
+        below = self.heads.below()  # a head that the leader takes for gone hands this on
         self.ballot, self.living, self._reported = call.ballot, tuple(sorted(call.reducers)), False
+        self._moved = time.monotonic()
         self._round.deal(self.living)
         if self.certified is None:
             self._round.pause()
         promise = self._votes.promise(call.ballot, self.acknowledged)
         self._joined = Answer(promise=promise, held=self._acknowledged_roll)
-        for link in self.heads.below():
+        for link in below:
             link.post(say(Says.CALL, call))
         self._say_up(call.ballot, Says.ANSWER, say(Says.ANSWER, self._joined)[1:])
         self._report()
+        if self.leader not in self.living:  # the head of this row, as far as this peer knew
+            self._follow_next()
 
     def _answer(self, reducer: int) -> None:
         """Always the same in a ballot, whoever is told."""
@@ -311,7 +331,9 @@ class Voter:
         self.check(held)
         leader = self.leader_of(roll.ballot)
         known = before is not None and before.ballot == roll.ballot
-        if known and before != roll:
+        if known and before != roll and leader not in self._links.dead:
+            for link in self._links.down.values():  # who was told only one may follow it still
+                link.post(say(Says.ROLL, held))
             self._round.bury(leader, "told two rolls", blame=True)
         certified = self.certified is not None and self.certified.roll == roll.name
         if known or self._round.over or (roll.ballot < self.ballot and not certified):
@@ -322,13 +344,10 @@ class Voter:
             self.leader, self._followed = leader, time.monotonic()
         if roll.ballot > self.ballot:
             self.join(Call(ballot=roll.ballot, reducers=roll.reducers))
-        if roll.ballot == self.ballot and not roll.average:
-            if set(roll.reducers) != set(self.living):
-                raise ValueError("a roll deals the shares to others")
-            team = set(self._plan.teams[self._round.row])
-            if self._mine in roll.reducers and not all(map(self._round.whole, team.intersection(roll.counted))):
-                raise ValueError("a roll names members that were not there")
-        self.held, self._rolled = held, time.monotonic()
+        if roll.ballot == self.ballot and not roll.average and (wrong := self._wrong_with(roll)):
+            self._round.bury(leader, wrong, blame=True)  # whoever handed it on could not know
+            return
+        self.held, self._moved = held, time.monotonic()
         if before is None or before.name != roll.name:
             # A quorum has nothing of an earlier ballot, or this average: what this peer has cannot be taken any more.
             self.acknowledged = self._acknowledged_roll = None
@@ -336,6 +355,8 @@ class Voter:
             self._handshake.begin(roll)
             self.fetching.begin()
             self._round.take_early(roll)
+        if roll.average and self._mine in self._votes.holders(held)[:GIVERS]:
+            self._round.connect(leader)  # it may have no stream to anybody who can give it
         self._round.averages.stir()
         self.telling.roll(range(len(self._plan.members)))
         introduced = self._handshake.known(roll, self._plan.teams[self._round.row])
@@ -356,6 +377,18 @@ class Voter:
         else:
             self._take_pending()
 
+    def _wrong_with(self, roll: Roll) -> str:
+        """What this peer, which knows what it has reported, holds against a new roll; empty if nothing."""
+        if set(roll.reducers) != set(self.living):
+            return "deals the shares to others"
+        rows = self._plan.rows
+        if not {rows[member] for member in roll.counted} <= {rows[reducer] for reducer in roll.reducers}:
+            return "counts members of a row in which nobody reduces"
+        team = set(self._plan.teams[self._round.row])
+        if self._mine in roll.reducers and not all(map(self._round.whole, team.intersection(roll.counted))):
+            return "names members that were not there"
+        return ""
+
     def _take_pending(self) -> None:
         """What the leader has called before this peer followed it."""
         call = self._pending.pop(self.leader, None)
@@ -370,7 +403,8 @@ class Voter:
             return
         left_out = self._mine not in self.held.roll.counted and self._handshake.mine.samples and self._round.delivered
         if left_out:
-            self._round.doubted.add(self._plan.members[self.leader])  # it leaves out who is there
+            leader = self.leader_of(self.held.roll.ballot)
+            self._round.doubted.add(self._plan.members[leader])  # it leaves out who is there
         self._round.know(found)
         self.telling.roll(range(len(self._plan.members)))
         try:
