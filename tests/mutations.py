@@ -189,7 +189,7 @@ MUTATIONS = (
     Mutation(
         "nobody outside a row tells its owners of the roll",
         "swarm/averaging/agreement/voter.py",
-        "            self.telling.nudge(owner)\n",
+        "            self.telling.nudge(other)\n",
         "            pass\n",
         "tests/swarm/averaging/test_rows.py -k hands_on_nothing",
     ),
@@ -203,7 +203,7 @@ MUTATIONS = (
     Mutation(
         "a leader may tell two rolls",
         "swarm/averaging/agreement/voter.py",
-        "        if known and before != roll:\n",
+        "        if known and before != roll and leader not in self._links.dead:\n",
         "        if False:\n",
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
@@ -1170,8 +1170,8 @@ MUTATIONS = (
     Mutation(
         "a quick row gathers before it has heard of the others",
         "swarm/rounds/rounds.py",
-        "if self._other_rows.unheard():",
-        "if False:",
+        "if self._other_rows.unheard() or not",
+        "if not",
         "tests/swarm/rounds/test_other_rows.py -k quick",
     ),
     Mutation(
@@ -1254,7 +1254,7 @@ MUTATIONS = (
     Mutation(
         "a part of a swarm that was cut off steps by itself",
         "swarm/rounds/rounds.py",
-        " or not self._companions.enough({*expected, *self._companions.of(rows)}):",
+        " or not self._companions.enough({*expected, *self._companions.of(seen)}):",
         ":",
         "tests/swarm/rounds/test_rounds.py -k most_of_those",
     ),

@@ -243,7 +243,7 @@ def test_that_somebody_did_not_come_is_told_of_who_gave_to_the_step_before_and_n
     me, told = Volunteer(tmp_path), list[GlobalStep]()
     me.optimizer._on_step = lambda step, _: told.append(step)
     me.compute_until_ahead()
-    me.end_round("complete", me.peer, "QmGave", followers=["QmFollowed"])
+    me.end_round("complete", me.peer, "QmGave", followers=["QmFollowed", me.organizer.peer])
     me.compute_until_ahead()
     me.end_round("complete", me.peer, absent={"QmGave": "did not come", "QmFollowed": "did not come"})
     assert [step.left_out for step in told] == [None, LeftOut(count=1, some={"QmGave": "did not come"})]
