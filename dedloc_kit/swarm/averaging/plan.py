@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
+from statistics import median
 
 from hivemind.averaging.load_balancing import load_balance_peers
 
@@ -88,10 +89,17 @@ class Plan:
         return tuple(tuple(sorted(set(row))) for row in self.first.owners)
 
     def ranking(self, group: str) -> tuple[int, ...]:
-        """Who leads the round, best first: all members rank alike, and no two rounds need be led by the same."""
-        return tuple(
-            sorted(self.reducers, key=lambda r: hashlib.sha256(f"{group} {self.members[r]}".encode()).digest())
-        )
+        """Who leads the round, best first: all members rank alike, and no two rounds need be led by the same.
+
+        Of each row the half with the smaller shares comes last: who leads, or is the head of a row, has much to tell.
+        """
+        usual = [median(self.shares[r] for r in row) if row else 0.0 for row in self.row_reducers]
+
+        def rank(reducer: int) -> tuple[bool, bytes]:
+            slow = self.shares[reducer] < usual[self.rows[reducer]]
+            return slow, hashlib.sha256(f"{group} {self.members[reducer]}".encode()).digest()
+
+        return tuple(sorted(self.reducers, key=rank))
 
     def deal(self, living: Collection[int]) -> Deal:
         """Who does what if only these reducers live.

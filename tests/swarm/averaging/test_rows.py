@@ -374,6 +374,15 @@ def test_chunks_and_those_of_the_dead_go_to_whoever_has_least_to_do_for_its_shar
     assert [after[reducer] - chunks[reducer] for reducer in range(6)] == [2, 1, 1, -4, 0, 0]
 
 
+def test_whoever_reduces_little_leads_last_and_all_others_by_turns() -> None:
+    shares = [60_000, 180_000, 200_000, 250_000, 310_000]
+    plan = Plan(tuple("abcde"), FlatLayout.of([torch.empty(1_000_000)]), tuple(shares))
+    rankings = [plan.ranking(f"{number:040x}") for number in range(40)]
+    assert {frozenset(ranking[:3]) for ranking in rankings} == {frozenset({2, 3, 4})}
+    assert {ranking[0] for ranking in rankings} == {2, 3, 4}
+    assert all(sorted(ranking) == [0, 1, 2, 3, 4] for ranking in rankings)
+
+
 def test_a_row_of_which_no_reducer_lives_has_no_owners_and_finishes_nothing() -> None:
     plan = a_plan([0, 1, 2, 3] * 8, [1.0] * 16 + [0.0] * 16)
     deal = plan.deal([r for r in plan.reducers if plan.rows[r] != 1])
