@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         "a leader may tell two rolls",
         "swarm/averaging/agreement/voter.py",
-        "        if known and before != roll:\n",
+        "        if known and before != roll and leader not in self._links.dead:\n",
         "        if False:\n",
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
@@ -1051,8 +1051,8 @@ MUTATIONS = (
     Mutation(
         "a quick row gathers before it has heard of the others",
         "swarm/rounds/rounds.py",
-        "if self._other_rows.unheard():",
-        "if False:",
+        "if self._other_rows.unheard() or not",
+        "if not",
         "tests/swarm/rounds/test_other_rows.py -k quick",
     ),
     Mutation(

@@ -509,3 +509,6 @@ def test_a_step_that_was_taken_is_taken_by_all_though_only_those_hold_it_to_whom
     outcomes = party.run(story)
     check(party, [number for number in range(18) if number != first], outcomes)
     assert torch.equal(party.averages[second], party.averages[first])
+    voter = party.members[second]._voter
+    assert voter.certified is not None
+    assert voter.leader_of(voter.certified.ballot) == second, "it need not be given up"
