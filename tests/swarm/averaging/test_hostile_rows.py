@@ -147,6 +147,31 @@ class SaysNothing(AllReduce):
         await asyncio.Event().wait()
 
 
+class DoesNothingAfterTheRoll(AllReduce):
+    """But say that it is here."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        leading = self._voter.leading
+        leading.watch = leading.judge = lambda *_: None  # type: ignore[method-assign]
+
+    def reduce(self, roll: Roll) -> None:
+        pass
+
+    def average(self, introductions: Introductions) -> None:
+        pass
+
+
+def test_a_leader_that_does_nothing_after_the_roll_is_given_up_and_the_next_one_has_the_time_to_lead() -> None:
+    party = three_by_three()
+    liar = leader(party)
+    party.kinds[liar] = DoesNothingAfterTheRoll
+    honest = others_than(liar)
+    outcomes = against(party, liar)
+    assert check(party, honest, outcomes) >= set(honest)
+    assert culprits(party, honest) <= {f"peer{liar}"}
+
+
 @pytest.mark.parametrize("kind", [SignsAsAnother, NamesAStranger, TellsEachRowAnotherRoll, SaysNothing])
 def test_a_leader_of_all_rows_that_lies_or_is_mute_is_named_and_the_next_one_leads(kind: type[AllReduce]) -> None:
     party = three_by_three()
@@ -275,6 +300,13 @@ class IntroducesOthers(AllReduce):
 
 
 class IntroducesNobody(AllReduce):
+    """And goes on saying to all that it is here."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        links = self.links
+        self._voter.to_reassure = lambda: [*links.up.values(), *links.down.values()]  # type: ignore[method-assign]
+
     def post(self, reducer: int, *contents: bytes) -> None:
         super().post(reducer, *(content for content in contents if content[0] != Says.INTRODUCTIONS))
 
@@ -477,3 +509,6 @@ def test_a_step_that_was_taken_is_taken_by_all_though_only_those_hold_it_to_whom
     outcomes = party.run(story)
     check(party, [number for number in range(18) if number != first], outcomes)
     assert torch.equal(party.averages[second], party.averages[first])
+    voter = party.members[second]._voter
+    assert voter.certified is not None
+    assert voter.leader_of(voter.certified.ballot) == second, "it need not be given up"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 NUDGED, LACKED, UNFINISHED, UNTOLD, STUCK = 1, 2, 3, 4, 5
 """Who gets no average may wait for somebody who waits for another. So these are found out from the first one on, each
 so many times the patience after the roll: who may not know the roll is told it, then somebody complains of who sends no
-mean or introduction, then of a finisher that sends no average; then owners are given up that hand none on in their row,
-and at last the leader."""
+mean or introduction, then of a finisher that sends no average; then the leader gives up owners that hand none on in its
+row, and at last is given up itself."""
 
 UPWARD = frozenset({Says.REPORT, Says.ANSWER, Says.ACKNOWLEDGEMENT})
 

@@ -227,7 +227,6 @@ class Leader:
         if self._voter.certificate is not None:
             return
         usual, rows, heads = self._round.patience.usual, self._plan.rows, self._voter.heads
-        self._judge_averages(now)
         for reducer in self._voter.living:
             if reducer == self._mine or reducer in self._links.dead or rows[reducer] != self._round.row:
                 continue
@@ -245,9 +244,10 @@ class Leader:
                     self._round.bury(head, "fell silent", blame=True)
 
     def judge(self, now: float) -> None:
-        """Most of the members may be gone."""
+        """Reducers of which no averages come, or most of the members, may be gone."""
         if self._voter.certificate is not None:
             return
+        self._judge_averages(now)
         self._alone = 0 if self._votes.enough(self._voter.heads.present()) else self._alone + 1
         if self._alone > ALONE:
             self._round.fail("too few are left")

@@ -130,7 +130,9 @@ class Voter:
             self.telling.nudge(other)
         if waited <= times or self.certified is not None or self.roll.average:
             return
-        if self._plan.rows[other] != self._round.row:
+        if other == self.leader_of(self.ballot):  # it would hear no complaint of itself
+            self._round.bury(other, "sends no means", blame=False)
+        elif self._plan.rows[other] != self._round.row:
             self.heads.complain(other)
         elif waited > UNFINISHED and self.heads.mine:
             self._round.bury(other, "hands on no introductions", blame=False)
