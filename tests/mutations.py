@@ -355,10 +355,10 @@ MUTATIONS = (
         "tests/swarm/rounds/test_optimizer.py -k gave_to_the_step_before",
     ),
     Mutation(
-        "all rows are said to be as quick as the average one",
+        "the reducers of all rows serve each of them",
         "organizer/round_time.py",
-        "max(MIN_SHARE, 1.0 + lowest * spread)",
-        "1.0",
+        "for line in lines if line.reachable) / rows",
+        "for line in lines if line.reachable)",
         "tests/organizer/test_round_time.py -k slowest_row",
     ),
     Mutation(

@@ -5,14 +5,14 @@ halves a reducer of the share s has s times a vector to exchange with each other
 own; whoever cannot be reached has all of its own. With the shares dealt out at best a half takes as long as the slowest
 line needs for its own values, or all reducers together for everyone's (DeDLOC, section 3.2).
 
-Where there are rows, the same holds in each of them: the reducers of a row have only its members to serve. Between the
-halves the owners of the same values in all rows average these. The slowest row decides; who is in which is chance.
+Where there are rows, the same holds in each of them: the reducers of a row have only its members to serve, and clients
+are spread so that no row has much more to do for its bandwidth than others. Between the halves the owners of the same
+values in all rows average these.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 SHARE_OF_LINE = 1 / 1.4
 """What an all-reduce makes of a line: with four hosts on 25 to 100 Mbit/s it took 1.2 to 1.4 times as long as its bytes
@@ -28,9 +28,8 @@ STAY = 4 * 3600.0
 """Seconds until a volunteer vanishes without a word: an estimate."""
 ROW, MOST_ROWS = 64, 32
 """How swarms are divided: see `swarm/directory/rows.py`, with which a test compares this."""
-MIN_REDUCERS, MIN_SHARE = 2, 0.5
-"""A row with fewer reducers, or with less than this share of what others have, joins another one
-(`swarm/averaging/row_meeting.py`)."""
+MIN_REDUCERS = 2
+"""A row with fewer joins another one (`swarm/averaging/row_meeting.py`)."""
 MEAN_SIZE = 2.0
 """Of a row's mean, which travels in 8 bits, by that of gradients in 4 bits; it is little, so this serves for all."""
 STREAMS_BETWEEN = 3
@@ -114,12 +113,5 @@ def half_seconds(own: Sequence[Line], lines: Sequence[Line], size: float, rows: 
 
 
 def row_rate(lines: Sequence[Line], rows: int = 1) -> float:
-    """Bytes per second of all reducers together, of an average row; of several, of the one that is expected to have the
-    least for its members, who are in it by chance."""
-    members = sum(line.count for line in lines)
-    reducing = [line for line in lines if line.reachable]
-    mean = sum(line.count * line.rate for line in reducing) / members
-    variance = sum(line.count * line.rate**2 for line in reducing) / members / mean**2 - 1.0
-    spread = math.sqrt(max(0.0, variance) * (rows - 1) / members)  # from row to row, of what there is for a member
-    lowest = NormalDist().inv_cdf((1 - 0.375) / (rows + 0.25)) if rows > 1 else 0.0  # of so many (Blom, 1958)
-    return max(MIN_SHARE, 1.0 + lowest * spread) * mean * members / rows
+    """Bytes per second of all reducers of a row together."""
+    return sum(line.count * line.rate for line in lines if line.reachable) / rows

@@ -153,7 +153,7 @@ class DoesNothingAfterTheRoll(AllReduce):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         leading = self._voter.leading
-        leading.watch = leading.judge = lambda *_: None  # type: ignore[method-assign]
+        leading.watch = leading.judge = lambda *_: None  # type: ignore[method-assign, assignment]
 
     def reduce(self, roll: Roll) -> None:
         pass
