@@ -1343,13 +1343,6 @@ MUTATIONS = (
         "tests/swarm/averaging/test_hostile_rows.py -k step_that_was_taken",
     ),
     Mutation(
-        "of those who hold an average one alone is asked",
-        "swarm/averaging/agreement/fetching.py",
-        "            if wanted or not waited:\n",
-        "            if True:\n",
-        "tests/swarm/averaging/test_hostile_rows.py -k step_that_was_taken",
-    ),
-    Mutation(
         "a member can take back what was reported, and makes its leader seem to lie",
         "swarm/averaging/allreduce.py",
         "            if not self.whole(member):  # else",
