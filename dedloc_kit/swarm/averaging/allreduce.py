@@ -125,6 +125,11 @@ class AllReduce:
             if peer not in self.introductions.contributions
         }
 
+    @property
+    def liars(self) -> set[int]:
+        """Members that have sent this peer nonsense."""
+        return {member for member, absence in self._absent.items() if absence == "sent nonsense"}
+
     # The round as a whole
 
     async def complete(self) -> None:

@@ -389,6 +389,8 @@ class Voter:
         team = set(self._plan.teams[self._round.row])
         if self._mine in roll.reducers and not all(map(self._round.whole, team.intersection(roll.counted))):
             return "names members that were not there"
+        if self._round.liars.intersection(roll.counted):  # the leader is one, or this peer is dead to it
+            return "counts members that have sent nonsense"
         return ""
 
     def _take_pending(self) -> None:
