@@ -868,6 +868,20 @@ MUTATIONS = (
         "tests/swarm/directory/test_belief.py",
     ),
     Mutation(
+        "a step that leaves no finite parameters ends every worker",
+        "training/state.py",
+        "tuple(projections.tolist()) if bool(projections.isfinite().all()) else ()",
+        "tuple(projections.tolist())",
+        "tests/training/test_state.py -k differ_only_from_finite",
+    ),
+    Mutation(
+        "peers whose parameters are not finite take each other's for ever",
+        "training/state.py",
+        "        if not sketch:\n            return False\n",
+        "        if not sketch:\n            return True\n",
+        "tests/training/test_state.py -k differ_only_from_finite",
+    ),
+    Mutation(
         "the signs of a sketch are known",
         "training/sketch.py",
         '_signs(seed + b"inner"',

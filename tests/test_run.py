@@ -68,6 +68,7 @@ def test_a_typo_names_the_key_and_the_nearest_one(changes: dict[str, Any], key: 
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas[1] is missing; add it"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate: input should be a finite number"),
         ({"optimizer": {"learning_rate": float("inf")}}, "optimizer.learning_rate: input should be a finite number"),
+        ({"optimizer": {"learning_rate": 1e39}}, "optimizer.learning_rate: input should be less than or equal to 1000"),
         ({"microbatch": 65}, "microbatch must be at most 64, what one step of a peer takes"),
         (
             {"optimizer": {"warmup_steps": 10, "total_steps": 10}},
