@@ -62,7 +62,7 @@ class Variant:
     """The learning rate of local steps relative to that of global steps, whose batch is larger."""
 
 
-_MIXED = Codec(Blockwise4Bit(), Blockwise8Bit(), Float16())
+_MIXED = Codec(Blockwise4Bit(), Blockwise8Bit(), Float16(), Blockwise8Bit())
 VARIANTS = {
     "plain": Variant(),
     "none": Variant(codec_of("none")),

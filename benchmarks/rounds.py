@@ -8,12 +8,13 @@ many come for the next one.
 
 After each round it is checked that all who live have ended it with the same bits, and that these are the average of
 those on the roll, each with its own weight. Seconds of the processor leave out what is only pretended here. What all
-peers compute alike from the same bytes (checking a signature, how shares follow from bandwidths) is computed once, and
-counted for each.
+peers compute alike from the same bytes (checking a signature, reading a roll, decoding an average, how shares follow
+from bandwidths) is computed once, and counted for each. With --processes the rounds are shared out among as many.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import random
@@ -21,8 +22,9 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -30,24 +32,31 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
-from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.utils import MSGPackSerializer
 from torch import Tensor
 
 from benchmarks.lib.lines import Lines, SimulatedTime
 from benchmarks.lib.party import Party
 from dedloc_kit.records import Contribution, Record
+from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.roll import Held
 from dedloc_kit.swarm.averaging.allreduce import Patience
+from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.group import Member
 from dedloc_kit.swarm.averaging.messages import Says
-from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.parts import Averages
+from dedloc_kit.swarm.averaging.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.row_meeting import evened
+from dedloc_kit.swarm.directory.rows import Division, rows_for
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.rounds.timing import BANDWIDTH_STEP
 from dedloc_kit.training import flat
 
 VALUES, STANDS_FOR = 100_000, 18_000_000
 PART = 4 * flat.CHUNK * VALUES // STANDS_FOR
 """Values in one message at most: four times as long as it would be with 18 million, to save time."""
-BYTES_PER_VALUE = 4.125 / 8
+BYTES_PER_VALUE: Mapping[int, float] = {Says.PART: 4.125 / 8, Says.AVERAGE: 4.125 / 8, Says.MEAN: 8.0625 / 8}
 SLOWEST, FASTEST = 10e6 / 8, 100e6 / 8
 """Bytes per second."""
 START = 3.0
@@ -59,6 +68,8 @@ LIMIT = 600.0
 LATE = 0.2
 """Seconds within which all begin."""
 SAMPLES = (4, 12)
+ROUNDS = ((256, 100), (512, 20), (math.inf, 5))
+"""Up to how many peers how many rounds."""
 
 R = TypeVar("R", bound=Record)
 
@@ -66,11 +77,9 @@ R = TypeVar("R", bound=Record)
 def main() -> int:
     options = _parse()
     rows = []
-    with tempfile.TemporaryDirectory(prefix="dedloc-rounds-") as folder:
-        signer = Signer(Identity(Path(folder) / "key"))
     print(_ROW.format(*_HEAD))
     for count in options.peers:
-        row = _measure(count, signer, options)
+        row = _measure(count, options)
         rows.append(row)
         print(_ROW.format(*(_shown(row, name) for name in _COLUMNS)), flush=True)
         for trouble in row["troubles"]:
@@ -130,6 +139,11 @@ class Peer:
     rate: float
     reachable: bool
 
+    @property
+    def bandwidth(self) -> float:
+        """As rounds have shown it: see `AdaptiveTimeouts.bandwidth`."""
+        return float(BANDWIDTH_STEP ** round(math.log(self.rate, BANDWIDTH_STEP)))
+
 
 @dataclass
 class Shared:
@@ -146,10 +160,32 @@ class Shared:
             found, seconds = self._found[key]
             self.seconds += seconds
             return found
-        began = time.perf_counter()
+        began = time.process_time()
         found = compute()
-        self._found[key] = found, time.perf_counter() - began
+        self._found[key] = found, time.process_time() - began
         return found
+
+    @contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """In all that peers do."""
+        record = messages.record
+
+        def read(kind: type[R], content: bytes) -> R:
+            read_: R = self.once((kind, content), lambda: _read(record(kind, content)))
+            return read_
+
+        def decoded(averages: Averages, encoded: bytes, place: Tensor) -> None:
+            place.copy_(self.once(("average", encoded), lambda: decode(read_part(encoded), len(place))))
+
+        with patch.object(messages, "record", read), patch.object(Averages, "decode", decoded):
+            yield
+
+
+def _read(record: R) -> R:
+    if isinstance(record, Held):  # what each peer asks of it
+        assert record.roll.counted
+        assert record.roll.name
+    return record
 
 
 class SharedSigner:
@@ -178,7 +214,7 @@ class Crowd(Party):
         peers: Sequence[Peer],
         lines: Lines,
         signer: Signer,
-        shares: Sequence[int],
+        plan: tuple[Sequence[int], Sequence[int]],
         patience: Patience,
         rng: random.Random,
     ):
@@ -188,7 +224,8 @@ class Crowd(Party):
         samples = [rng.randint(*SAMPLES) for _ in peers]
         gradients = _gradients(len(peers), rng.randrange(2**31))
         super().__init__(gradients, samples, compression="4bit", patience=patience)
-        self.plan = Plan(self.plan.members, self.plan.layout, tuple(shares))
+        shares, rows = plan
+        self.plan = Plan(self.plan.members, self.plan.layout, tuple(shares), tuple(rows))
         self._signers = [SharedSigner(name, signer, self.shared) for name in self.plan.members]
         self._introductions = [self._introduction(number) for number in range(len(peers))]
 
@@ -270,18 +307,54 @@ class Result:
     seconds: float
     cpu: float
     pretended: float
-    lines: Lines
+    sent: int
+    messages: int
+    ends: list[int]
     told: int
     left_out: int
     troubles: list[str]
 
 
-def _measure(count: int, signer: Signer, options: argparse.Namespace) -> dict[str, Any]:
-    rng = random.Random(options.seed)
-    numbers = iter(range(2**31))
+def _measure(count: int, options: argparse.Namespace) -> dict[str, Any]:
+    rounds = options.rounds or next(rounds for most, rounds in ROUNDS if count <= most)
+    each = [len(range(n, rounds, options.processes)) for n in range(min(options.processes, rounds))]
+    if len(each) == 1:
+        found = [_simulate(count, rounds, options.seed, options)]
+    else:
+        with ProcessPoolExecutor(len(each)) as pool:
+            tasks = [pool.submit(_simulate, count, n, options.seed + place, options) for place, n in enumerate(each)]
+            found = [task.result() for task in tasks]
+    results = [result for some, _ in found for result in some]
+    return {
+        "peers": count,
+        "rounds": len(results),
+        "ended": sum(result.ended for result in results),
+        "same_bits": sum(result.same_bits for result in results),
+        "counted_share": fmean(result.counted for result in results),
+        "bytes_per_peer": fmean(result.sent for result in results) / count,
+        "told_bytes_per_peer": fmean(result.told for result in results) / count,
+        "messages_per_peer": fmean(result.messages for result in results) / count,
+        "streams_per_peer": fmean(sum(result.ends) for result in results) / count,
+        "most_streams": max(max(result.ends) for result in results),
+        "cpu_seconds_per_peer": fmean(result.cpu for result in results) / count,
+        "memory_per_peer": max(memory for _, memory in found) / count,
+        "modelled_seconds": median(result.seconds for result in results),
+        "slowest_seconds": max(result.seconds for result in results),
+        "left_out": sum(result.left_out for result in results),
+        "pretended_seconds": sum(result.pretended for result in results),
+        "troubles": [f"round {n}: {why}" for n, result in enumerate(results) for why in result.troubles],
+    }
+
+
+def _simulate(count: int, rounds: int, seed: int, options: argparse.Namespace) -> tuple[list[Result], int]:
+    """Some rounds, one after the other, and the memory that they took."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="dedloc-rounds-") as folder:
+        signer = Signer(Identity(Path(folder) / "key"))
+    rng, numbers = random.Random(seed), itertools.count()
     peers = [_newcomer(next(numbers), rng, n < options.reachable * count) for n in range(count)]
     before, guess, results = _resident(), FIRST_GUESS, list[Result]()
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         with patch.object(flat, "CHUNK", PART):
             result, dead = _round(peers, signer, rng, guess, options)
         results.append(result)
@@ -290,26 +363,8 @@ def _measure(count: int, signer: Signer, options: argparse.Namespace) -> dict[st
         peers = [peer for number, peer in enumerate(peers) if number not in dead]
         peers += [_newcomer(next(numbers), rng, reachable) for reachable in gone]
         if options.verbose:
-            print(f"    {result.seconds:.1f} s, CPU {result.cpu:.1f} s, {result.troubles}", flush=True)
-    return {
-        "peers": count,
-        "rounds": len(results),
-        "ended": sum(result.ended for result in results),
-        "same_bits": sum(result.same_bits for result in results),
-        "counted_share": fmean(result.counted for result in results),
-        "bytes_per_peer": fmean(sum(result.lines.sent) for result in results) / count,
-        "told_bytes_per_peer": fmean(result.told for result in results) / count,
-        "messages_per_peer": fmean(sum(result.lines.messages) for result in results) / count,
-        "streams_per_peer": fmean(sum(result.lines.ends) for result in results) / count,
-        "most_streams": max(max(result.lines.ends) for result in results),
-        "cpu_seconds_per_peer": fmean(result.cpu for result in results) / count,
-        "memory_per_peer": max(0, _resident() - before) / count,
-        "modelled_seconds": median(result.seconds for result in results),
-        "slowest_seconds": max(result.seconds for result in results),
-        "left_out": sum(result.left_out for result in results),
-        "pretended_seconds": sum(result.pretended for result in results),
-        "troubles": [f"round {n}: {why}" for n, result in enumerate(results) for why in result.troubles],
-    }
+            print(f"    {count}: {result.seconds:.1f} s, CPU {result.cpu:.1f} s, {result.troubles}", flush=True)
+    return results, max(0, _resident() - before)
 
 
 def _newcomer(number: int, rng: random.Random, reachable: bool) -> Peer:
@@ -328,21 +383,22 @@ def _round(
 
     def size_of(message: bytes) -> int:
         nonlocal told
-        if message[0] in (Says.PART, Says.AVERAGE) and len(message) > 40:
+        if message[0] in BYTES_PER_VALUE and len(message) > 40:
             begin, end = crowd.plan.chunks[int.from_bytes(message[1:5], "big")]
-            return math.ceil((end - begin) * STANDS_FOR / VALUES * BYTES_PER_VALUE) + 64
+            return math.ceil((end - begin) * STANDS_FOR / VALUES * BYTES_PER_VALUE[message[0]]) + 64
         told += len(message)
         return len(message)
 
     lines = Lines(simulated, [peer.rate for peer in peers], size_of)
     reducing = {n for n, peer in enumerate(peers) if peer.reachable} or {0}
-    bandwidths = [2.0 ** round(math.log2(peer.rate)) if n in reducing else 0.0 for n, peer in enumerate(peers)]
+    bandwidths = [peer.bandwidth if n in reducing else 0.0 for n, peer in enumerate(peers)]
     began = time.process_time()
-    shares = load_balance_peers(VALUES, bandwidths, 0)
+    rows = _rows(peers, options.rows)
+    shares = balanced(VALUES, bandwidths, rows)
     balancing = time.process_time() - began
-    crowd = Crowd(peers, lines, signer, shares, Patience(options.patience, options.patience + START), rng)
+    crowd = Crowd(peers, lines, signer, (shares, rows), Patience(options.patience, options.patience + START), rng)
     dead = set(rng.sample(range(len(peers)), round(options.deaths * len(peers) + rng.random() - 0.5)))
-    with simulated.running() as runner:
+    with crowd.shared.everywhere(), simulated.running() as runner:
         crowd.shared.seconds = 0.0
         began, start = time.process_time(), simulated.now
         outcomes = runner.run(_meet(crowd, {n: rng.uniform(0.0, guess) for n in dead}, rng, options.break_off))
@@ -365,12 +421,27 @@ def _round(
         seconds=max((crowd.ended[n] for n in living), default=simulated.now) - start,
         cpu=cpu - lines.seconds + crowd.shared.seconds + balancing * len(peers),
         pretended=lines.seconds,
-        lines=lines,
+        sent=sum(lines.sent),
+        messages=sum(lines.messages),
+        ends=lines.ends,
         told=told,
         left_out=left_out,
         troubles=troubles,
     )
     return result, dead
+
+
+def _rows(peers: Sequence[Peer], forced: int | None) -> list[int]:
+    """Of each peer, as the leader of all divides them."""
+    division = Division(forced or rows_for(len(peers)))
+    members = {
+        (name := f"peer{peer.number}"): Member(
+            peer=name, bandwidth=peer.bandwidth, client_mode=not peer.reachable, group_size=len(peers)
+        )
+        for peer in peers
+    }
+    numbers = evened(members, {name: division.row_of(name) for name in members})
+    return [numbers.get(name, 0) for name in members]
 
 
 async def _meet(
@@ -422,12 +493,14 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--peers", type=int, nargs="+", default=[16, 32, 64])
-    add("--rounds", type=int, default=5)
+    add("--rounds", type=int, help="so many in any case; 100 up to 256 peers, 20 up to 512, 5 beyond as a rule")
     add("--deaths", type=float, default=0.02, help="the share of peers that die in a round")
     add("--reachable", type=float, default=0.3, help="the share of peers that reduce")
+    add("--rows", type=int, help="so many in any case")
     add("--patience", type=float, default=3.0, help="seconds of silence after which a member is gone")
     add("--break-off", action="store_true", help="whoever dies closes its streams")
     add("--seed", type=int, default=0)
+    add("--processes", type=int, default=2)
     add("--verbose", action="store_true", help="tell of each round")
     add("--json", type=Path, help="a file for the results")
     return parser.parse_args()

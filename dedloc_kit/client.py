@@ -195,10 +195,16 @@ class AbsentPeer(Shown):
     why: Absence
 
 
+class AbsentRow(Shown):
+    peers: Count
+    why: Absence
+
+
 class LeftOut(Shown):
     step: Count
     count: Count
     some: tuple[AbsentPeer, ...]
+    rows: tuple[AbsentRow, ...] = ()
 
 
 class Rounds(Shown):

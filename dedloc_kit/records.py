@@ -333,6 +333,39 @@ class Progress(Record):
     time: Time
 
 
+MAX_ROWS = 32
+"""Of a swarm."""
+
+
+class RowSummary(Record):
+    """What one of a row's peers says of the row, signed, for those who follow only their own; it lives in the DHT for
+    some seconds only."""
+
+    run_id: RunId
+    step: Count
+    """The global step whose parameters the peers that are counted hold."""
+    round: Digest
+    """The all-reduce that led to it."""
+    rows: Annotated[int, Field(ge=2, le=MAX_ROWS)]
+    """Into how many rows the swarm is divided."""
+    row: Annotated[int, Field(ge=0, lt=MAX_ROWS)]
+    able: Annotated[tuple[PeerId, ...], Field(max_length=3, strict=False)]
+    """Some of the row who can be asked who leads it."""
+    peers: Annotated[int, Field(ge=1, le=2**20)]
+    samples: Count
+    """Toward the next global step."""
+    samples_per_second: Annotated[float, Field(ge=0, le=1e12)]
+    filling: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    """Of these, how many go into the next global step: not those of peers whose part of it is fixed."""
+    boundary_seconds: Annotated[float, Field(ge=0, le=3600)]
+    """The longest; see `Progress`."""
+    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
+    """Where others reach the author."""
+    reached: Base64 = ""
+    """See `Progress`."""
+    time: Time
+
+
 TOKEN_SECONDS = 3600.0
 """How long a token lasts; who was sent away gets no other."""
 
@@ -512,9 +545,17 @@ class Receipt(Record):
 
 
 Absence = Literal["did not come", "fell silent", "left in the middle", "sent nonsense", "was not counted"]
-"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, but
-it is not on the roll."""
+"""Why a peer does not count in a global step, as another peer saw it itself; the last one: that saw nothing amiss, or
+is in another row, but it is not on the roll."""
 MAX_ABSENT = 16
+
+
+class AbsentRow(Record):
+    """A row of which nobody counts in a global step."""
+
+    peers: Annotated[int, Field(ge=1, le=2**53)]
+    """That gave to the step before."""
+    why: Absence
 
 
 class LeftOut(Record):
@@ -522,13 +563,15 @@ class LeftOut(Record):
 
     count: Annotated[int, Field(ge=1, le=2**53)]
     some: Annotated[dict[PeerId, Absence], Field(max_length=MAX_ABSENT)]
-    """The first of them."""
+    """The first of them, without those of whose rows nobody counts."""
+    rows: Annotated[tuple[AbsentRow, ...], Field(max_length=MAX_ROWS, strict=False)] = ()
 
     @classmethod
-    def of(cls, absent: Mapping[str, Absence]) -> Self | None:
+    def of(cls, absent: Mapping[str, Absence], rows: Sequence[AbsentRow] = ()) -> Self | None:
         """None if there is nobody."""
         some = dict(itertools.islice(sorted(absent.items()), MAX_ABSENT))
-        return cls(count=len(absent), some=some) if absent else None
+        count = len(absent) + sum(row.peers for row in rows)
+        return cls(count=count, some=some, rows=tuple(rows)) if count else None
 
 
 class GlobalStep(Record):

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig, parse_run, seed_of
+from tests.in_rows import divide
 
 WIDTH = 8
 
@@ -27,6 +29,7 @@ class TinyTask:
     `TINY_LOST_AT=5` lets it run out for good with the fifth microbatch of a host's second device,
     `TINY_SAME=1` makes all samples the same one, so that a step does not depend on who gave how many,
     `TINY_HOLD=PATH` lets it wait with every microbatch while that file exists,
+    `TINY_ROWS=PATH` divides the few peers of a test into rows, and notes there how they met,
     `TINY_FAULT` is described in tests/faults.py,
     `TINY_JOIN=PATH` lets it wait until that file exists before it connects to the others,
     `START_FILE=PATH` holds its data back until that file exists, so that several volunteers begin together.
@@ -40,6 +43,8 @@ class TinyTask:
         self._lost_at = int(os.environ.get("TINY_LOST_AT", "0"))
         self._pause = float(os.environ.get("TINY_PAUSE", "0"))
         self._batches = 0
+        if "TINY_ROWS" in os.environ:
+            divide(Path(os.environ["TINY_ROWS"]))
         wait_for("TINY_JOIN")
 
     def build_model(self) -> torch.nn.Module:

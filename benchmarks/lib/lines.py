@@ -131,7 +131,7 @@ class _Way:
         self._busy = False
 
     def put(self, peer: int, size: int, parcel: Parcel, then: Callable[[], None]) -> None:
-        began = time.perf_counter()
+        began = time.process_time()
         if peer in self._waiting:
             self._waiting[peer].append((size, parcel, then))
         else:
@@ -139,7 +139,7 @@ class _Way:
             (self._first if size <= PACKET_BYTES else self._turns).append(peer)
         if not self._busy:
             self._next()
-        self._lines.seconds += time.perf_counter() - began
+        self._lines.seconds += time.process_time() - began
 
     def _next(self) -> None:
         turns = self._first or self._turns
@@ -147,7 +147,8 @@ class _Way:
         if not turns:
             return
         peer = turns.popleft()
-        waiting, total, through = self._waiting[peer], 0, list[Callable[[], None]]()
+        through: list[Callable[[], None]] = []
+        waiting, total = self._waiting[peer], 0
         while waiting and (not through or total + waiting[0][0] <= PIECE_BYTES):
             size, parcel, then = waiting.popleft()
             total += 0 if parcel.dropped else size
@@ -159,11 +160,11 @@ class _Way:
         asyncio.get_running_loop().call_later(total / self._rate, self._through, through)
 
     def _through(self, through: list[Callable[[], None]]) -> None:
-        began = time.perf_counter()
+        began = time.process_time()
         for then in through:
             then()
         self._next()
-        self._lines.seconds += time.perf_counter() - began
+        self._lines.seconds += time.process_time() - began
 
 
 class Wire(Stream):
@@ -211,14 +212,15 @@ class Wire(Stream):
         self._lines.sent[self.me] += size
         self._lines.messages[self.me] += 1
         parcel = Parcel() if self._cut else self._lines.carry(self, message, size)
-        try:
-            async with asyncio.timeout(SEND_SECONDS):
-                while self._waiting > BUFFER_BYTES and not self._broken:
-                    self._room.clear()
-                    await self._room.wait()
-        except asyncio.CancelledError:
-            parcel.dropped = size > MOST_BYTES
-            raise
+        if self._waiting > BUFFER_BYTES:
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    while self._waiting > BUFFER_BYTES and not self._broken:
+                        self._room.clear()
+                        await self._room.wait()
+            except asyncio.CancelledError:
+                parcel.dropped = size > MOST_BYTES
+                raise
         if self._broken:
             raise ConnectionResetError("the stream is closed")
 

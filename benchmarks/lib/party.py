@@ -43,6 +43,8 @@ class Party:
     make_reducer: MakeReducer = MeanReducer
     clients: int = 0
     """The last ones reduce nothing."""
+    rows: Sequence[int] = ()
+    """Of each member; one row if there are none."""
     organizer: int | None = None
     patience: Patience = Patience(5.0, 10.0)  # noqa: RUF009
     kinds: dict[int, type[AllReduce]] = field(default_factory=dict)
@@ -58,10 +60,14 @@ class Party:
     def __post_init__(self) -> None:
         layout, count = FlatLayout.of([self.gradients[0]]), len(self.gradients)
         peers = tuple(f"peer{number}" for number in range(count))
-        reducers = count - self.clients
-        shares = [layout.size // reducers] * reducers + [0] * self.clients
-        shares[reducers - 1] += layout.size - sum(shares)
-        self.plan = Plan(peers, layout, tuple(shares))
+        reducers, shares = count - self.clients, [0] * count
+        for row in set(self.rows or (0,)):
+            team = [n for n in range(reducers) if not self.rows or self.rows[n] == row]
+            for number in team:
+                shares[number] = layout.size // len(team)
+            if team:
+                shares[team[-1]] += layout.size - len(team) * shares[team[-1]]
+        self.plan = Plan(peers, layout, tuple(shares), tuple(self.rows))
 
     def prepare(self) -> None:
         layout, peers = self.plan.layout, self.plan.members

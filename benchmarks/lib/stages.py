@@ -37,7 +37,7 @@ def inject(path: Path) -> None:
 
     async def sending(self: AllReduce, reducer: int, link: Link) -> None:
         plain = link.send
-        parts = sum(owner != self.mine for owner in self.plan.first_owners)
+        parts = sum(owner != self.mine for owner in self.plan.first.owners[self.row])
 
         async def send_and_die(message: bytes) -> None:
             await plain(message)

@@ -152,7 +152,7 @@ class Ledger(Reader):
             query = "SELECT 1 FROM steps WHERE step = ? AND round != ?"
             if self._connection.execute(query, (step.step, step.round)).fetchone() is not None:
                 self._rewind(step.step - 1)
-            left_out = None if step.left_out is None else step.left_out.model_dump_json()
+            left_out = None if step.left_out is None else step.left_out.model_dump_json(exclude_defaults=True)
             added = self._connection.execute(
                 "INSERT OR IGNORE INTO steps VALUES (:step, :round, :time, :samples, :loss, :peers, :seconds,"
                 " :compute, :gather, :average, :apply, :left_out)",

@@ -134,11 +134,12 @@ def describe_prediction(run: RunConfig, predicted: Prediction) -> list[str]:
     steps = f"{run.optimizer.total_steps:,} global steps"
     if run.optimizer.schedule == "warmup-stable-decay":
         steps += " at most, or sooner by 'dedloc decay' (without it the rate never falls)"
+    rows = f" in {predicted.rows} rows" if predicted.rows > 1 else ""
     weekend = f"a weekend     {count(int(WEEKEND / predicted.step), 'global step')} in 48 hours"
     return [
         f"computing     {predicted.computing:,.1f} s of a global step",
-        f"network       {predicted.network:,.1f} s on the slowest line, {predicted.matchmaking:,.1f} s to find each "
-        f"other and begin, {predicted.vanishing:,.1f} s for those who vanish in the middle"
+        f"network       {predicted.network:,.1f} s on the slowest line{rows}, {predicted.matchmaking:,.1f} s to find "
+        f"each other and begin, {predicted.vanishing:,.1f} s for those who vanish in the middle"
         f"{', meanwhile' if run.averaging.overlap else ''}",
         f"global step   {predicted.step:,.1f} s, limited by {predicted.limit}",
         *([weekend] if predicted.days * DAY > WEEKEND else []),

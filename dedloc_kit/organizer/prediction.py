@@ -89,6 +89,8 @@ class Prediction:
     step: float
     days: float
     """Until the last step, if so many are at work all the time."""
+    rows: int = 1
+    """In which a round is."""
 
     @property
     def limit(self) -> Literal["computing", "network", "matchmaking"]:
@@ -171,4 +173,4 @@ def predict(
     whole = averaging.network + matchmaking + averaging.vanishing
     step = max(computing, whole) if run.averaging.overlap else computing + whole
     days = step * run.optimizer.total_steps / DAY
-    return Prediction(computing, averaging.network, matchmaking, averaging.vanishing, step, days)
+    return Prediction(computing, averaging.network, matchmaking, averaging.vanishing, step, days, averaging.rows)

@@ -4,8 +4,13 @@ Reducers average nothing before it is agreed who counts, so gradients and averag
 halves a reducer of the share s has s times a vector to exchange with each other member, and every other value of its
 own; whoever cannot be reached has all of its own. With the shares dealt out at best a half takes as long as the slowest
 line needs for its own values, or all reducers together for everyone's (DeDLOC, section 3.2).
+
+Where there are rows, the same holds in each of them: the reducers of a row have only its members to serve, and clients
+are spread so that no row has much more to do for its bandwidth than others. Between the halves the owners of the same
+values in all rows average these.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +26,14 @@ PATIENCE = 3.0
 """Seconds of silence after which somebody is gone, where nothing took longer before."""
 STAY = 4 * 3600.0
 """Seconds until a volunteer vanishes without a word: an estimate."""
+ROW, MOST_ROWS = 64, 32
+"""How swarms are divided: see `swarm/directory/rows.py`, with which a test compares this."""
+MIN_REDUCERS = 2
+"""A row with fewer joins another one (`swarm/averaging/row_meeting.py`)."""
+MEAN_SIZE = 2.0
+"""Of a row's mean, which travels in 8 bits, by that of gradients in 4 bits; it is little, so this serves for all."""
+STREAMS_BETWEEN = 3
+"""Of a reducer, for each other row: 10, 16 and 27 more than within its own were the most with 2, 4 and 8 rows."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,7 @@ class Line:
 class RoundTime:
     """Of one round, in seconds.
 
+    :ivar rows: in which it is
     :ivar collecting: until reducers have the gradients
     :ivar averaging: until everyone has the averages
     :ivar telling: what is said on the way there
@@ -49,6 +63,7 @@ class RoundTime:
     :ivar vanishing: what those who vanish in the middle cost, on average over rounds
     """
 
+    rows: int
     collecting: float
     averaging: float
     telling: float
@@ -61,7 +76,7 @@ class RoundTime:
 
 
 def round_time(lines: Sequence[Line], gradients: float, averages: float, stay: float = STAY) -> RoundTime:
-    """Of a round of one group with these members.
+    """Of a round with these members, in one group or in as many rows as the swarm would make of them.
 
     :param gradients: bytes of a whole vector, as they are sent
     :param averages: the same of their averages
@@ -70,19 +85,33 @@ def round_time(lines: Sequence[Line], gradients: float, averages: float, stay: f
     members = sum(line.count for line in lines)
     reducers = sum(line.count for line in lines if line.reachable)
     mortal = sum(line.count for line in lines if line.reachable and line.gives)
-    collecting = half_seconds([line for line in lines if line.gives], lines, gradients) / SHARE_OF_LINE
-    averaging = half_seconds(lines, lines, averages) / SHARE_OF_LINE
+    rows = rows_of(members, reducers)
+    collecting = half_seconds([line for line in lines if line.gives], lines, gradients, rows) / SHARE_OF_LINE
+    between = (rows - 1) / rows * (MEAN_SIZE * gradients + averages) / row_rate(lines, rows)
+    averaging = (between + half_seconds(lines, lines, averages, rows)) / SHARE_OF_LINE
     telling = TOLD_BYTES * members / min(line.rate for line in lines) / SHARE_OF_LINE
-    streams = STREAM_SECONDS * (members - 1 + reducers - 1)
-    # A dead member is waited for; after a dead reducer all averages are made and sent once more.
-    deaths = members * (collecting + averaging + telling + streams) / stay
-    vanishing = min(1.0, deaths) * PATIENCE + deaths * mortal / members * averaging
-    return RoundTime(collecting, averaging, telling, streams, vanishing)
+    streams = STREAM_SECONDS * ((members + reducers) / rows - 2 + STREAMS_BETWEEN * (rows - 1))
+    # A dead member is waited for. When a reducer dies, all averages are made and sent once more, in all rows: what was
+    # there of them is lost, by the last one who dies meanwhile.
+    silence = min(1.0, members * (collecting + averaging + telling + streams) / stay) * PATIENCE
+    lost = averaging + math.expm1(-averaging * mortal / stay) * stay / mortal if mortal else 0.0
+    return RoundTime(rows, collecting, averaging, telling, streams, silence + lost)
 
 
-def half_seconds(own: Sequence[Line], lines: Sequence[Line], size: float) -> float:
+def rows_of(members: int, reducers: int) -> int:
+    """Into how many rows so many members are divided, of whom so many reduce."""
+    rows = 1 if members <= ROW else min(MOST_ROWS, 2 ** math.ceil(math.log2(members / ROW)))
+    return min(rows, max(1, reducers // MIN_REDUCERS))
+
+
+def half_seconds(own: Sequence[Line], lines: Sequence[Line], size: float, rows: int = 1) -> float:
     """The least time in which these exchange their own values of a vector of so many bytes with the reducers."""
-    members = sum(line.count for line in lines)
+    members = sum(line.count for line in lines) / rows
     besides = (members - 1) / members
     slowest = max(size * (besides if line.reachable else 1.0) / line.rate for line in own)
-    return max(slowest, (members - 1) * size / sum(line.count * line.rate for line in lines if line.reachable))
+    return max(slowest, (members - 1) * size / row_rate(lines, rows))
+
+
+def row_rate(lines: Sequence[Line], rows: int = 1) -> float:
+    """Bytes per second of all reducers of a row together."""
+    return sum(line.count * line.rate for line in lines if line.reachable) / rows

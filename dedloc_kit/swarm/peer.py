@@ -15,8 +15,9 @@ from dedloc_kit.access.office import Office
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.group import GroupService
-from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.grouping import Rows
+from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
+from dedloc_kit.swarm.averaging.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
@@ -178,15 +179,15 @@ def connected(
 def exchange_of(
     node: Node, signer: Signer, run: RunConfig, layout: FlatLayout, source: StateSource, rules: Rules | None = None
 ) -> Exchange:
-    """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`
-    and `allreduce`; those of the directory, of reachability and of admission live in the node's process.
+    """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
+    `rows` and `allreduce`; those of the directory, of reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
 
     :param source: of the state that is handed out
     :param rules: the usual ones if none are given
     """
-    rules = rules or Rules(OneGroup(run.global_batch))
+    rules = rules or Rules(Rows(run.global_batch))
     vector = SharedVector(layout)
 
     @asynccontextmanager
@@ -201,10 +202,14 @@ def exchange_of(
             donor = Donor(owner.query, source.layout)
             transfer = TransferService(endpoint, donor)
             groups = GroupService(signer.peer, endpoint, client_mode=bool(node.client_mode))
-            averaging = AveragingService(endpoint, groups, signer, run, vector, donor, rules, node.gate.organizer)
+            rows = RowService(
+                signer.peer, endpoint, client_mode=bool(node.client_mode), followed=lambda: groups.followed
+            )
+            matchmaking = Matchmaking(groups, rows)
+            averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, rules, node.gate.organizer)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
-            for service in (transfer, groups, averaging):
+            for service in (transfer, groups, rows, averaging):
                 await endpoint.add(service)
             yield node.gate, transfer, averaging
         finally:

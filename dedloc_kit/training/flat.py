@@ -51,12 +51,13 @@ class FlatLayout:
         ends = list(itertools.accumulate(shares))
         if ends[-1] != self.size:
             raise ValueError(f"the shares are {ends[-1]} values, the vector has {self.size}")
-        return [list(self._pieces(end - share, end)) for share, end in zip(shares, ends, strict=True)]
+        return [list(self.pieces(end - share, end, CHUNK)) for share, end in zip(shares, ends, strict=True)]
 
-    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    def pieces(self, begin: int, end: int, length: int) -> Iterator[tuple[int, int]]:
+        """These values in pieces of this length at most; none has values of both large and small tensors."""
         while begin < end:
             border = self.large if begin < self.large else self.size
-            stop = min(end, border, begin + CHUNK)
+            stop = min(end, border, begin + length)
             yield begin, stop
             begin = stop
 

@@ -10,6 +10,7 @@ import pytest
 from dedloc_kit.events import Peers, PeerSeen
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.records import (
+    AbsentRow,
     Announcement,
     Continuation,
     Contribution,
@@ -76,7 +77,11 @@ def seen(number: int, step: int = STEPS, samples: int = 0) -> PeerSeen:
     )
 
 
-LEFT_OUT = LeftOut(count=40, some={peer_id(0): "fell silent", peer_id(900): "did not come"})
+LEFT_OUT = LeftOut(
+    count=40,
+    some={peer_id(0): "fell silent", peer_id(900): "did not come"},
+    rows=(AbsentRow(peers=34, why="did not come"),),
+)
 COORDINATOR = PeerSeen(
     peer=peer_id(1000),
     name="organizer",

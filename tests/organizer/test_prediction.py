@@ -88,6 +88,7 @@ def test_a_round_has_the_volunteers_and_the_coordinator_as_its_members() -> None
     found, predicted = round_time(lines, V, V), predict(run(), rehearsed(), mix, 100 * MBIT)
     assert (predicted.network, predicted.vanishing) == (found.network, found.vanishing)
     assert predicted.matchmaking == ROUND_SECONDS + found.streams
+    assert predict(run(), rehearsed(), [Volunteers(127, "t4", reachable=True)], 100 * MBIT).rows == 2
 
 
 def test_a_gpu_is_estimated_by_its_peak_and_this_machine_by_what_it_did() -> None:

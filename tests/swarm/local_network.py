@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
@@ -12,6 +12,8 @@ class LocalNetwork:
     def __init__(self) -> None:
         self._services: dict[tuple[str, str], Service] = {}
         self._lines: dict[str, set[Stream]] = {}
+        self._between: list[tuple[str, str, Stream]] = []
+        self._side: frozenset[str] = frozenset()
         self._serving: set[asyncio.Task[None]] = set()
 
     def endpoint(self, peer: str) -> "LocalEndpoint":
@@ -24,15 +26,27 @@ class LocalNetwork:
         for stream in self._lines.pop(peer, set()):
             stream.writer.transport.abort()
 
+    def part(self, side: Collection[str]) -> None:
+        """From now on these reach each other alone, and the others each other; nobody at all: all do again."""
+        self._side = frozenset(side)
+        for me, peer, stream in self._between:
+            if self._apart(me, peer):
+                stream.writer.transport.abort()
+        self._between.clear()
+
+    def _apart(self, me: str, peer: str) -> bool:
+        return (me in self._side) != (peer in self._side)
+
     def serve(self, peer: str, service: Service) -> None:
         self._services[peer, service.name] = service
 
     async def connect(self, me: str, peer: str, name: str) -> Stream:
         service = self._services.get((peer, name))
-        if service is None or (me, name) not in self._services:
+        if service is None or (me, name) not in self._services or self._apart(me, peer):
             raise ConnectionError(f"{peer} is not there")
         ends = [await asyncio.open_connection(sock=end) for end in socket.socketpair()]
         here, there = (Stream(*end) for end in ends)
+        self._between += [(me, peer, stream) for stream in (here, there)]
         self._lines.setdefault(me, set()).update({here, there})
         self._lines.setdefault(peer, set()).update({here, there})
         task = asyncio.create_task(self._serve(service, me, there))

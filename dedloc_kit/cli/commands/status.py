@@ -7,6 +7,7 @@ from rich.table import Table
 
 from dedloc_kit.cli.options import INVITATION, Commands
 from dedloc_kit.display.console import Console
+from dedloc_kit.display.human import count
 
 if TYPE_CHECKING:
     from dedloc_kit.client import LeftOut
@@ -45,10 +46,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _absent(step: "LeftOut") -> str:
-    """Who was left out of a step and why, in words; of many only the first."""
+    """Who was left out of a step and why, in words: the rows, and of many peers only the first."""
+    rows = [f"a row of {count(row.peers, 'peer')} {row.why}" for row in step.rows]
     named = [f"{peer.name or f'...{peer.peer[-4:]}'} {peer.why}" for peer in step.some[:SHOWN_ABSENT]]
-    more = step.count - len(named)
-    return ", ".join(named) + (f", and {more:,} more" if more > 0 else "")
+    more = step.count - sum(row.peers for row in step.rows) - len(named)
+    return ", ".join(rows + named) + (f", and {more:,} more" if more > 0 else "")
 
 
 def _number(value: float | None) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Absence
 from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
 from dedloc_kit.swarm.averaging.feedback import Coding
@@ -74,13 +75,17 @@ class AllReduce:
         self.plan, self.handshake, self.patience = plan, handshake, patience
         self.mine = plan.members.index(handshake.me)
         """This peer's place among the members."""
+        self.row = plan.rows[self.mine]
         self.links, self.parts, self.averages = Links(), Parts(plan, coding), Averages(plan, average)
         self._values = [flat[begin:end] for begin, end in plan.chunks]
         self._coding, self._open_stream = coding, open_stream
-        self._window = SendWindow(counts(plan.first_owners, len(plan.members)))
+        self._window = SendWindow(counts(plan.first.owners[self.row], len(plan.members)))
         self._sent: set[tuple[int, int]] = set()
         self._dealt = asyncio.Event()
+        self._exchanges: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, list[bytes]] = {}
         self._since = self._began = time.monotonic()
+        self._running = False
         self._why = ""
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.introductions: Introductions | None = None
@@ -111,7 +116,8 @@ class AllReduce:
 
     @property
     def absent(self) -> dict[str, Absence]:
-        """Who of the group is not on the roll that the round ended with, and why, as far as this peer saw it itself."""
+        """Who of the group is not on the roll that the round ended with, and why, as far as this peer saw it itself; of
+        most members of other rows it has seen nothing, so that they were just not counted."""
         assert self.introductions is not None
         return {
             peer: self._absent.get(member, "was not counted")
@@ -119,13 +125,21 @@ class AllReduce:
             if peer not in self.introductions.contributions
         }
 
+    @property
+    def liars(self) -> set[int]:
+        """Members that have sent this peer nonsense."""
+        return {member for member, absence in self._absent.items() if absence == "sent nonsense"}
+
     # The round as a whole
 
     async def complete(self) -> None:
         """Fill the average; raises GroupRefused, or Fault if it cannot be had here."""
         self._since = self._began = time.monotonic()
-        tasks = [asyncio.create_task(self._exchange(r)) for r in self.plan.reducers if r != self.mine]
-        tasks.append(asyncio.create_task(self._watch()))
+        watching = asyncio.create_task(self._watch())
+        self._running = True
+        for reducer in (*self.plan.row_reducers[self.row], self._voter.leader):
+            self.connect(reducer)
+        self._connect_finishers()
         try:
             self._voter.begin()
             await asyncio.shield(self._end)
@@ -134,10 +148,30 @@ class AllReduce:
             if isinstance(self._end.exception(), Fault):
                 for link in self.links.down.values():
                     link.post(gave_up(self.plan.members[self.mine], self.culprits, self.named))
+            if self._end.exception() is not None:
                 self._reducing.stop()
+            self._running = False
+            tasks = [watching, *self._exchanges.values()]
             for task in tasks:
                 task.cancel()  # closes every stream of this peer; those of the others it goes on serving
             await asyncio.wait(tasks)
+
+    def connect(self, reducer: int) -> None:
+        """Have a stream to this reducer, if there can be one."""
+        if self._running and reducer not in self._exchanges and reducer not in self.links.dead | {self.mine}:
+            self._exchanges[reducer] = asyncio.create_task(self._exchange(reducer))
+
+    def _connect_finishers(self) -> None:
+        for number in self.parts.mine:
+            self.connect(self._finishers[number])
+
+    def post(self, reducer: int, *messages: bytes) -> None:
+        """To a reducer of another row, as soon as there is a stream to it."""
+        if reducer in self.links.up:
+            self.links.up[reducer].post(*messages)
+        elif reducer not in self.links.dead:
+            self.connect(reducer)
+            self._waiting.setdefault(reducer, []).extend(messages)
 
     def finish(self, failure: Exception | None = None) -> None:
         """The round is over here."""
@@ -180,7 +214,7 @@ class AllReduce:
 
     def _judge(self, now: float) -> None:
         usual, starting = self.patience.usual, now - self._began < self.patience.start
-        for member in range(len(self.plan.members)) if self.mine in self.plan.reducers else ():
+        for member in self.plan.teams[self.row] if self.mine in self.plan.reducers else ():
             link = self.links.down.get(member)
             if member in self.links.lost or self.whole(member):
                 continue
@@ -189,6 +223,10 @@ class AllReduce:
             elif link is not None and self._silent(member, link, now) > usual:
                 self.lose(member, "stopped sending", "fell silent", blame=not self.whole(member, first=True))
         self._voter.judge(now, starting)
+        lacked = self._reducing.lacking() | self._voter.telling.awaited()
+        for other in lacked | self._reducing.unfinished():
+            if not any(link.arriving(usual) for link in self.links.of(other)):
+                self._voter.lacks(other, now, LACKED if other in lacked else UNFINISHED)
 
     def _silent(self, member: int, link: Link, now: float) -> float:
         """Whoever had sent all may not have heard yet that more was dealt out."""
@@ -230,6 +268,7 @@ class AllReduce:
                 async with asyncio.timeout(self.patience.start + self.patience.usual):
                     stream = await stack.enter_async_context(self._open_stream(self.plan.members[reducer]))
                 link = self.links.up[reducer] = Link(stream)
+                link.post(*self._waiting.pop(reducer, ()))
                 self._voter.reached(reducer)
                 sending = asyncio.create_task(self._send(reducer, link))
                 stack.callback(sending.cancel)
@@ -248,7 +287,8 @@ class AllReduce:
                 self.lose(reducer, "gave the round up", "left in the middle", blame=False)
             self.bury(reducer, "failed" if ended.by_itself else "gave the round up", blame=ended.by_itself)
         except Exception as error:
-            self.bury(reducer, f"broke off ({error!r:.100})", blame=True)
+            over_there = self._voter.certified is not None
+            self.bury(reducer, f"broke off ({error!r:.100})", blame=not over_there)
             if reducer not in self.links.down:  # if it comes all the same, it counts
                 begun = reducer in self.links.up
                 self.lose(reducer, "is not there", "left in the middle" if begun else "did not come", blame=False)
@@ -290,6 +330,7 @@ class AllReduce:
             self.averages.hold_back(sender, number, name, encoded)
         elif self._voter.fetching.may_have(sender, number):
             self.averages.take(number, encoded)
+            self._reducing.has(number, encoded)
             self._voter.average_came(number)
 
     @property
@@ -303,7 +344,7 @@ class AllReduce:
     async def serve(self, sender: str, introduction: bytes, stream: Stream) -> None:
         """Serve one member: take its gradients for our share, answer with the averages."""
         member = self.plan.members.index(sender) if sender in self.plan.members else self.mine
-        if member in self.handshake.met or self.over:
+        if member in self.handshake.met or (self.over and self._end.exception() is not None):
             return
         link = Link(stream)
         try:
@@ -331,7 +372,7 @@ class AllReduce:
         try:
             while True:
                 says, content = messages.read(await link.receive(MAX_PART_BYTES + 1024 * len(self.plan.members)))
-                if says == Says.PART:
+                if says == Says.PART and self.plan.rows[member] == self.row:
                     self.longest_silence = max(self.longest_silence, link.measure(says))
                     number, encoded = messages.read_numbered(content)
                     await self._await_deal(member, number)
@@ -340,14 +381,19 @@ class AllReduce:
                     self._voter.part_came()
                 elif says == Says.AVERAGE:
                     self.take_average(member, content)
+                elif says == Says.MEAN and self.plan.rows[member] != self.row:
+                    self._reducing.take_mean(member, content)
                 else:
                     self._voter.hear_member(member, link, says, content)
         except (OSError, EOFError):
             self.lose(member, "broke off", "left in the middle", blame=not self.whole(member, first=True))
         except Exception as error:
-            self.parts.forget(member)
-            self.handshake.met.pop(member, None)
+            if not self.whole(member):  # else this peer may have reported it already, and who leads would seem to lie
+                self.parts.forget(member)
+                self.handshake.met.pop(member, None)
             self.lose(member, f"sent nonsense ({error!r:.100})", "sent nonsense", blame=True)
+            if self.plan.rows[member] != self.row and member in self.plan.reducers and not self.over:
+                self._voter.heads.complain(member)
             if not self.over:
                 link.post(gave_up(self.plan.members[self.mine], self.culprits, self.named))
                 await link.flushed()
@@ -364,7 +410,7 @@ class AllReduce:
 
         :param first: or would reduce if all lived: of what is dealt anew it may not have heard
         """
-        if member == self.mine:
+        if member == self.mine or self.plan.rows[member] != self.row:
             return True
         brought = self.handshake.met.get(member)
         return brought is not None and (not brought.samples or self.parts.all_of(member, first=first))
@@ -373,10 +419,12 @@ class AllReduce:
 
     def deal(self, living: Sequence[int]) -> None:
         """These reduce from now on."""
-        self._owners = self.plan.owners(living)
+        deal = self.plan.deal(living)
+        self._owners, self._finishers = deal.owners[self.row], deal.finishers
         self.parts.deal(self.mine, self._owners)
         shares = counts(self._owners, len(self.plan.members))
         self._window.deal([0 if p == self.mine or p in self.links.dead else n for p, n in enumerate(shares)])
+        self._connect_finishers()
         self._since = time.monotonic()
         self.links.measure_anew()
         self._dealt.set()
@@ -393,13 +441,28 @@ class AllReduce:
         """All on the roll have been introduced."""
         self.introductions = introductions
 
-    def reduce(self, roll: Roll, introductions: Introductions) -> None:
-        """Average those on the roll, if this peer reduces, and take what came early."""
-        self._reducing.begin(roll, introductions)
+    def take_early(self, roll: Roll) -> None:
+        """Averages of this roll that came before it."""
         for sender, number, encoded in self.averages.held_back(roll.name):
-            if self._voter.fetching.may_have(sender, number):
-                self.averages.take(number, encoded)
+            with contextlib.suppress(ValueError):  # whoever sent it is not the one that is being heard
+                self.take_average(sender, messages.average(number, roll.name, encoded)[1:])
 
-    def resend(self, link: Link) -> None:
+    def reduce(self, roll: Roll) -> None:
+        """Average those on the roll, if this peer reduces."""
+        self._reducing.begin(roll)
+
+    def pause(self) -> None:
+        """Send no averages as long as it is not known whether they are taken."""
+        self._reducing.pause()
+
+    def resume(self, roll: Roll) -> None:
+        """Those of this roll are."""
+        self._reducing.resume(roll)
+
+    def average(self, introductions: Introductions) -> None:
+        """Average the rows, if this peer does that."""
+        self._reducing.finish(introductions)
+
+    def resend(self, member: int, link: Link) -> None:
         """The averages, to a member that has come late."""
-        self._reducing.send(link)
+        self._reducing.send(member, link)

@@ -120,6 +120,9 @@ class Coding:
     def of_averages(self, begin: int, layout: FlatLayout) -> ChunkCompression:
         return self.codec.small if begin >= layout.large else self.codec.averages
 
+    def of_means(self, begin: int, layout: FlatLayout) -> ChunkCompression:
+        return self.codec.small if begin >= layout.large else self.codec.means
+
 
 def _untouched(size: int) -> Tensor:
     """Zeros that take no memory until they are written to: a reducer writes to its own part only."""

@@ -1,10 +1,12 @@
-"""Who belongs to a round, who leads it, and when its members may take a step: a seam, and the one group of all."""
+"""Who belongs to a round, who leads it, and when its members may take a step: a seam, the one group of all, and rows
+where there are many."""
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from dedloc_kit.records import Progress
+from dedloc_kit.records import Progress, Receipt
+from dedloc_kit.swarm.directory.rows import ONE, Division, divided
 
 MAX_LEADERS = 3
 """Peers that may lead a group: if everyone asked everyone, requests would grow with the square of the peers."""
@@ -14,8 +16,15 @@ class Grouping(ABC):
     """Decides alike on all peers that know the same; it lives in the training's process and in the averager's."""
 
     @abstractmethod
+    def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
+        """How those are divided into rows who hold the parameters of this step.
+
+        :param receipts: of the steps that led to it, the last one last
+        """
+
+    @abstractmethod
     def expected(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> dict[str, Progress]:
-        """The others that have to come to the next round.
+        """The others of this peer's row that have to come to the next round.
 
         :param in_sync: who holds the same state as this peer
         :param late: who contributed to the step that led to it, and is about to finish it
@@ -25,7 +34,8 @@ class Grouping(ABC):
     def leaders(
         self, after: str, me: str, follower: bool, others: Mapping[str, Progress], client: bool
     ) -> tuple[str, ...]:
-        """Whom to ask to lead the round after this one, best first; everyone who knows the same peers ranks them alike.
+        """Whom to ask to lead this peer's row in the round after this one, best first; everyone who knows the same
+        peers ranks them alike.
 
         :param follower: whether this peer is one
         :param client: whether it makes outgoing connections only, so that it cannot lead
@@ -45,6 +55,9 @@ class OneGroup(Grouping):
 
     def __init__(self, global_batch: int) -> None:
         self._global_batch = global_batch
+
+    def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
+        return ONE
 
     def expected(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> dict[str, Progress]:
         # Without the late ones a quick peer would begin with the few who were as quick, and the swarm would part.
@@ -66,3 +79,10 @@ class OneGroup(Grouping):
 
     def enough_samples(self, samples: int) -> bool:
         return samples >= self._global_batch
+
+
+class Rows(OneGroup):
+    """The same where there are few; from some dozens on those who hold the same state meet in rows."""
+
+    def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
+        return divided(step, receipts)

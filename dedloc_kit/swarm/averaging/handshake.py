@@ -1,6 +1,6 @@
 """What the members of a group bring to an all-reduce: signed, and read alike by all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dedloc_kit.records import Contribution
@@ -53,45 +53,44 @@ class Handshake:
         """The same as it came."""
         self.names = {number: hash_of(introduction)}
         """The hashes of those."""
-        self._told: list[bytes] = []
+        self._told: dict[int, bytes] = {}
+        """Those on the roll, whoever told them."""
 
     def meet(self, member: int, introduction: bytes) -> None:
         """A member has come; raises ValueError."""
         self.met[member] = self._introduced(self.members[member], introduction)
         self.signed[member], self.names[member] = introduction, hash_of(introduction)
 
-    def known(self, roll: Roll) -> list[bytes] | None:
-        """The introductions on the roll, if all of them were given to this peer."""
-        right = all(self.names.get(member) == roll.introductions[member] for member in roll.counted)
-        return [self.signed[member] for member in roll.counted] if right else None
+    def known(self, roll: Roll, members: Iterable[int] | None = None) -> dict[int, bytes] | None:
+        """The introductions on the roll, of these members or of all, if all of them were given to this peer."""
+        counted = [member for member in (roll.counted if members is None else members) if roll.introductions[member]]
+        right = all(self.names.get(member) == roll.introductions[member] for member in counted)
+        return {member: self.signed[member] for member in counted} if right else None
 
-    @property
-    def told_so_far(self) -> int:
-        """How many of those on the roll are known."""
-        return len(self._told)
+    def begin(self, roll: Roll) -> None:
+        """A roll has come; most of what was told for the one before is on it as well."""
+        names = roll.introductions
+        self._told = {m: told for m, told in self._told.items() if names[m] in (b"", hash_of(told))}
 
-    def begin(self) -> None:
-        """A roll has come; what was told for another one is of no use."""
-        self._told = []
+    def untold(self, roll: Roll) -> list[int]:
+        """Those on the roll whose introductions were not told to this peer yet."""
+        return [member for member in roll.counted if member not in self._told]
 
-    def tell(self, roll: Roll, signed: Sequence[bytes]) -> Introductions | None:
-        """The next introductions on the roll; all of them, once they are complete.
+    def tell(self, roll: Roll, signed: Mapping[int, bytes]) -> Introductions | None:
+        """Some introductions on the roll, by member; all of them, once they are complete.
 
         Raises ValueError, before it keeps anything, if one is not that on the roll.
         """
-        for introduction in signed:
-            at = len(self._told)
-            if at >= len(roll.counted) or not isinstance(introduction, bytes):
-                raise ValueError("more introductions than there are members on the roll")
-            if hash_of(introduction) != roll.introductions[roll.counted[at]]:
+        for member, introduction in signed.items():
+            if not 0 <= member < len(self.members) or hash_of(introduction) != roll.introductions[member]:
                 raise ValueError("an introduction is not the one on the roll")
-            self._told.append(introduction)
-        if len(self._told) < len(roll.counted):
+        self._told.update(signed)
+        if not self._told.keys() >= set(roll.counted):
             return None
         contributions = {
             self.members[member]: self.met[member]
-            if self.signed.get(member) == introduction
-            else self._introduced(self.members[member], introduction)
-            for member, introduction in zip(roll.counted, self._told, strict=True)
+            if member in self.met and self.signed[member] == self._told[member]
+            else self._introduced(self.members[member], self._told[member])
+            for member in roll.counted
         }
-        return Introductions(contributions, tuple(self._told))
+        return Introductions(contributions, tuple(self._told[member] for member in roll.counted))

@@ -134,11 +134,14 @@ class Links:
             if member not in self.dead:
                 link.count_from(moment)
 
+    def of(self, member: int) -> list[Link]:
+        """Those to and from this member that there are."""
+        return [link for link in (self.up.get(member), self.down.get(member)) if link is not None]
+
     def begun(self, member: int) -> bool:
         """Was anything ever heard of it?"""
-        return any(link is not None and link.heard is not None for link in (self.up.get(member), self.down.get(member)))
+        return any(link.heard is not None for link in self.of(member))
 
     def silent(self, member: int) -> float:
         """Seconds since anything was heard of it, on whichever stream; 0 if nothing ever was."""
-        links = (link for link in (self.up.get(member), self.down.get(member)) if link is not None)
-        return min((link.silent() for link in links if link.heard is not None), default=0.0)
+        return min((link.silent() for link in self.of(member) if link.heard is not None), default=0.0)

@@ -1,14 +1,14 @@
 """What members of an all-reduce say to each other: a byte for the kind, and the content."""
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import TypeVar
 
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Record
-from dedloc_kit.swarm.network.service import decode
+from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, decode
 from dedloc_kit.swarm.network.unpacking import unpack
 
 R = TypeVar("R", bound=Record)
@@ -38,7 +38,7 @@ class Says(IntEnum):
     ROLL = 9
     """A `Held`."""
     INTRODUCTIONS = 10
-    """The roll's name, how many of those on it came before, and the next ones, as their authors signed them."""
+    """The roll's name, and some of those on it: their places in the group, and what their authors signed."""
     AVERAGE = 11
     """Which chunk (4 bytes), the name of the roll (32 bytes), and the values, encoded."""
     ACKNOWLEDGEMENT = 12
@@ -49,6 +49,11 @@ class Says(IntEnum):
     """The round is over here; whose fault it was, as far as known."""
     FAILED = 16
     """The same, and it was the sender's own."""
+    GONE = 17
+    """From the head of a row to the leader: reducers of the row from which nothing more comes."""
+    MEAN = 18
+    """From the owner of a chunk to its finisher: which chunk (4 bytes), the name of the roll (32 bytes), and the mean
+    of those on the roll that are of the owner's row, encoded."""
 
 
 class Ended(Exception):
@@ -112,17 +117,37 @@ def average(number: int, roll: bytes, encoded: bytes) -> bytes:
     return _AVERAGE.pack(Says.AVERAGE, number, roll) + encoded
 
 
+def mean(number: int, roll: bytes, encoded: bytes) -> bytes:
+    return _AVERAGE.pack(Says.MEAN, number, roll) + encoded
+
+
 def read_average(content: bytes) -> tuple[int, bytes, bytes]:
-    """Which chunk, the name of the roll, and the values, encoded; raises ValueError."""
+    """Which chunk, the name of the roll, and the values, encoded; raises ValueError. A mean is read alike."""
     number, rest = read_numbered(content)
     if len(rest) < 32:
         raise ValueError("an average of no roll")
     return number, rest[:32], rest[32:]
 
 
-def introductions(roll: bytes, signed: Sequence[bytes]) -> list[bytes]:
-    """Those on the roll of this name, as several messages."""
+def introductions(roll: bytes, signed: Mapping[int, bytes]) -> list[bytes]:
+    """Some of those on the roll of this name, as several messages."""
+    each = list(signed.items())
     return [
-        say(Says.INTRODUCTIONS, [roll, first, list(signed[first : first + _TOLD_AT_ONCE])])
-        for first in range(0, len(signed), _TOLD_AT_ONCE)
+        say(Says.INTRODUCTIONS, [roll, [m for m, _ in some], [s for _, s in some]])
+        for some in (each[first : first + _TOLD_AT_ONCE] for first in range(0, len(each), _TOLD_AT_ONCE))
     ]
+
+
+def read_introductions(content: bytes) -> tuple[bytes, dict[int, bytes]]:
+    """The roll's name, and some of those on it, by member; raises ValueError."""
+    found = decode(content)
+    if not isinstance(found, list | tuple) or len(found) != 3:
+        raise ValueError("these are no introductions")
+    name, places, signed = found
+    if not isinstance(places, list | tuple) or not isinstance(signed, list | tuple) or len(places) != len(signed):
+        raise ValueError("these are no introductions")
+    if not all(type(place) is int for place in places) or not all(isinstance(each, bytes) for each in signed):
+        raise ValueError("these are no introductions")
+    if len(signed) > _TOLD_AT_ONCE or any(len(each) > MAX_RECORD_BYTES for each in signed):
+        raise ValueError("these are too many or too long for introductions")
+    return name, dict(zip(places, signed, strict=True))

@@ -1,19 +1,22 @@
 """What travels in a round, kept as it came: the members' parts at their reducer, and the averages at everyone."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
-from dedloc_kit.swarm.averaging.compression import decode, read_part
+from dedloc_kit.swarm.averaging.compression import check, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64
 """That a part may have besides its values."""
+_CODEBOOK_BYTES = 4096
+"""That any encoding adds at most to four bytes for each value."""
 
 
 class Parts:
@@ -42,14 +45,15 @@ class Parts:
         begin, end = self._plan.chunks[number]
         if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
             raise ValueError(f"part {number} takes more bytes than the run's compression needs")
-        self._decoded(number, encoded)
+        check(read_part(encoded), end - begin)
         if self.room(member, number):
             kept[number] = encoded
 
     def deal(self, mine: int, owners: Sequence[int]) -> None:
         """Who reduces which chunk from now on."""
         self.mine = tuple(number for number, owner in enumerate(owners) if owner == mine)
-        self._first = tuple(number for number, owner in enumerate(self._plan.first_owners) if owner == mine)
+        first = self._plan.first.owners[self._plan.rows[mine]]
+        self._first = tuple(number for number, owner in enumerate(first) if owner == mine)
 
     def all_of(self, member: int, *, first: bool = False) -> bool:
         """Has this member sent all that this peer reduces, or would reduce if all lived?"""
@@ -61,11 +65,8 @@ class Parts:
 
     def of(self, member: int, number: int) -> Tensor:
         """A member's values, float32 [numel], until the next call."""
-        return self._decoded(number, self._kept[member][number])
-
-    def _decoded(self, number: int, encoded: bytes) -> Tensor:
         begin, end = self._plan.chunks[number]
-        return decode(read_part(encoded), end - begin, self._values[: end - begin])
+        return decode(read_part(self._kept[member][number]), end - begin, self._values[: end - begin])
 
 
 class Averages:
@@ -76,7 +77,7 @@ class Averages:
 
     def __init__(self, plan: Plan, average: Tensor) -> None:
         self._places = [average[begin:end] for begin, end in plan.chunks]
-        self._shares = [plan.first_owners.count(member) for member in range(len(plan.members))]
+        self._shares = counts([owner for row in plan.first.owners for owner in row], len(plan.members))
         self.messages: list[bytes] = []
         """Encoded, in the order of the vector; empty for those that are missing."""
         self._early: dict[int, dict[int, tuple[bytes, bytes]]] = {}
@@ -93,11 +94,13 @@ class Averages:
         if self.messages[number] not in (b"", encoded):
             raise ValueError(f"average {number} came twice")
         if not self.messages[number]:
-            place = self._places[number]
-            decode(read_part(encoded), len(place), place)
+            self.decode(encoded, self._places[number])
             self.messages[number] = encoded
             self._missing.discard(number)
         self.stir()
+
+    def decode(self, encoded: bytes, place: Tensor) -> None:
+        decode(read_part(encoded), len(place), place)
 
     def stir(self, seconds: float = 0.0) -> None:
         """Something has come of the roll, or so many seconds nobody has listened."""
@@ -110,6 +113,8 @@ class Averages:
     def hold_back(self, sender: int, number: int, roll: bytes, encoded: bytes) -> None:
         """An average came before its roll. From each reducer as much is kept as may be its share at most."""
         early = self._early.setdefault(sender, {})
+        if len(encoded) > 4 * len(self._places[number]) + _CODEBOOK_BYTES:
+            return
         if number in early or len(early) < 2 * self._shares[sender]:
             early[number] = roll, encoded
 
@@ -135,4 +140,5 @@ class Averages:
 
 def counts(owners: Sequence[int], members: int) -> list[int]:
     """How many chunks each member reduces."""
-    return [owners.count(member) for member in range(members)]
+    count = Counter(owners)
+    return [count[member] for member in range(members)]

@@ -57,6 +57,10 @@ class Reducer(ABC):
         """As soon as everyone has sent it; raises RoundOver if the round fails."""
         return await asyncio.shield(self._results[part])
 
+    def made(self, part: int) -> Tensor:
+        """The result, once everyone has sent the part."""
+        return self._results[part].result()
+
     def abandon(self) -> None:
         """Let go of whoever still waits."""
         for result in self._results:

@@ -1,8 +1,12 @@
-"""A reducer's own work: it averages those on the roll, and sends all members the same encoded average."""
+"""A reducer's own work: it averages those on the roll, and sends all members the same encoded average.
+
+With several rows the owner of a chunk averages those of its row, and hands that mean in to the chunk's finisher, which
+averages the rows and encodes what comes of it, once for all. The other owners hand on its very bytes in their rows.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -12,6 +16,8 @@ from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Introductions
 from dedloc_kit.swarm.averaging.link import Link
+from dedloc_kit.swarm.averaging.means import Means
+from dedloc_kit.swarm.averaging.plan import Deal
 from dedloc_kit.swarm.averaging.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -27,65 +33,178 @@ class Reducing:
     def __init__(self, round: "AllReduce", values: Sequence[Tensor], coding: Coding, make_reducer: MakeReducer) -> None:
         self._round, self._values, self._coding, self._make_reducer = round, values, coding, make_reducer
         self._plan, self._mine, self._links = round.plan, round.mine, round.links
+        self.means = Means(round.plan, coding, round.mine)
         self._roll = b""
-        self._numbers: list[int] = []
-        self._averages: list[asyncio.Future[bytes]] = []
+        self._deal: Deal = self._plan.first
+        self._averages: dict[int, asyncio.Future[bytes]] = {}
+        """Of the chunks that this peer owns."""
+        self._weights: dict[int, float] | None = None
+        """Of the rows, once all on the roll are known."""
         self._task: asyncio.Task[None] | None = None
+        self._paused = False
+        self._sent: set[tuple[Link, int]] = set()
 
-    def begin(self, roll: Roll, introductions: Introductions) -> None:
-        """Average those on the roll, in place of those on the one before."""
-        self.stop()
-        owners = self._plan.owners(roll.reducers)
-        self._numbers = [number for number, owner in enumerate(owners) if owner == self._mine]
-        if not self._numbers:
+    def begin(self, roll: Roll) -> None:
+        """Average those on the roll, in place of those on the one before; those of this row have been introduced."""
+        if self._roll == roll.name and self._averages:
+            self.resume(roll)
             return
-        self._roll = roll.name
+        self.stop()
+        self._paused, self._sent = False, set()
+        self._roll, self._deal, self._weights = roll.name, self._plan.deal(roll.reducers), None
+        loop, owners = asyncio.get_running_loop(), self._deal.owners[self._round.row]
+        self._averages = {number: loop.create_future() for number, owner in enumerate(owners) if owner == self._mine}
+        if not self._averages:
+            return
+        for number in self._averages:
+            if self._round.averages.messages[number]:
+                self.has(number, self._round.averages.messages[number])
+        self.means.begin(roll.name, self._deal)
+        if not self._plan.one_row:
+            met = self._round.handshake.met
+            team = [m for m in self._plan.teams[self._round.row] if roll.introductions[m]]
+            self._start({member: float(met[member].samples) for member in team})
+        for member, link in self._links.down.items():
+            self.send(member, link)
+
+    def finish(self, introductions: Introductions) -> None:
+        """All on the roll have been introduced: now it is known how much each row counts."""
+        if not self._averages:
+            return
         self._coding.averaged.begin(float(introductions.samples))
-        loop = asyncio.get_running_loop()
-        self._averages = [loop.create_future() for _ in self._numbers]
-        self._task = asyncio.create_task(self._reduce(introductions))
-        for link in self._links.down.values():
-            self.send(link)
+        weights = {self._plan.members.index(p): float(c.samples) for p, c in introductions.contributions.items()}
+        self._weights = dict.fromkeys(range(len(self._plan.teams)), 0.0)
+        for member, weight in weights.items():
+            self._weights[self._plan.rows[member]] += weight
+        if self._plan.one_row:
+            self._start(weights)
+        for number in self._averages:
+            self._finish(number)
 
     def stop(self) -> None:
-        self._numbers = []
+        self._averages = {}
         if self._task is not None:
             self._task.cancel()
         for link in self._links.down.values():
             link.stop_averages()
 
-    def send(self, link: Link) -> None:
-        """Send a member the averages, as soon as they are made."""
-        numbers, averages, roll = list(self._numbers), list(self._averages), self._roll
+    def pause(self) -> None:
+        """There is another ballot. Most often another roll follows, and what that needs must not wait for averages that
+        nobody takes then."""
+        self._paused = True
+        for link in self._links.down.values():
+            link.stop_averages()
+
+    def resume(self, roll: Roll) -> None:
+        """The averages of this roll are taken after all, if it is the one that they are of."""
+        if self._paused and self._roll == roll.name:
+            self._paused = False
+            for member, link in self._links.down.items():
+                self.send(member, link)
+
+    def send(self, member: int, link: Link) -> None:
+        """Send a member the averages that it gets from this peer, as soon as they are there."""
+        if self._paused:
+            return
+        roll, owners = self._roll, self._deal.owners[self._plan.rows[member]]
+        waiting = {average: number for number, average in self._averages.items() if (link, number) not in self._sent}
+        if self._plan.rows[member] != self._round.row:
+            mine = {number for number, finisher in enumerate(self._deal.finishers) if finisher == self._mine}
+            waiting = {a: n for a, n in waiting.items() if owners and owners[n] == member and n in mine}
 
         async def send() -> None:
             with contextlib.suppress(OSError):
-                for number, average in zip(numbers, averages, strict=True):
-                    await link.send(messages.average(number, roll, await asyncio.shield(average)))
+                while waiting:
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for average in sorted(done, key=waiting.__getitem__):
+                        number = waiting.pop(average)
+                        await link.send(messages.average(number, roll, average.result()))
+                        self._sent.add((link, number))
 
-        if numbers:
+        if waiting:
             link.send_averages(asyncio.create_task(send()))
 
-    async def _reduce(self, introductions: Introductions) -> None:
-        weights = {p: float(c.samples) for p, c in introductions.contributions.items() if c.samples}
+    def has(self, number: int, encoded: bytes) -> None:
+        """The average is there; those who get it from this peer wait for it."""
+        average = self._averages.get(number)
+        if average is not None and not average.done():
+            average.set_result(encoded)
+
+    def take_mean(self, sender: int, content: bytes) -> None:
+        """From the owner in another row; raises ValueError."""
+        self._finish(self.means.take(sender, *messages.read_average(content)))
+
+    def lacking(self) -> set[int]:
+        """Owners in other rows whose means this finisher waits for."""
+        if self._plan.one_row or not self._weights:
+            return set()
+        rows = [row for row, weight in self._weights.items() if weight and row != self._round.row]
+        waiting = [n for n, a in self._averages.items() if not a.done() and self._deal.finishers[n] == self._mine]
+        return {self._deal.owners[row][n] for n in waiting for row in rows if not self.means.complete(n, [row])}
+
+    def unfinished(self) -> set[int]:
+        """Finishers in other rows whose averages this owner waits for, with all introductions."""
+        if self._plan.one_row or not self._weights:
+            return set()
+        return {self._deal.finishers[n] for n, average in self._averages.items() if not average.done()} - {self._mine}
+
+    def _start(self, weights: Mapping[int, float]) -> None:
+        numbers = list(self._averages)
+        counted = {member: weight for member, weight in weights.items() if weight}
+        self._task = asyncio.create_task(self._reduce(numbers, counted))
+
+    async def _reduce(self, numbers: Sequence[int], weights: Mapping[int, float]) -> None:
+        """Of this row, one chunk after the other."""
         try:
-            reducer = self._make_reducer([self._plan.chunks[number] for number in self._numbers])
-            reducer.expect(weights)
-            for index, number in enumerate(self._numbers):
+            reducer = self._make_reducer([self._plan.chunks[number] for number in numbers])
+            reducer.expect({self._plan.members[member]: weight for member, weight in weights.items()})
+            for index, number in enumerate(numbers if weights else ()):
                 begin = self._plan.chunks[number][0]
-                for peer, weight in weights.items():
-                    member = self._plan.members.index(peer)
+                for member, weight in weights.items():
                     if member == self._mine:
                         values = self._coding.sent.exact(self._values[number], begin)
                     else:
                         values = self._round.parts.of(member, number)
-                    reducer.add(peer, index, values, weight)
-                way, place = self._coding.of_averages(begin, self._plan.layout), self._round.averages.place(number)
-                average = self._coding.averaged.encode(way, await reducer.result(index), begin, place)
-                self._averages[index].set_result(bytes(average.SerializeToString()))
-                self._round.take_average(
-                    self._mine, messages.average(number, self._roll, self._averages[index].result())[1:]
-                )
+                    reducer.add(self._plan.members[member], index, values, weight)
+                mean = await reducer.result(index)
+                if self._plan.one_row:
+                    self._encode(number, mean)
+                else:
+                    self._hand_in(number, mean)
                 await asyncio.sleep(0)  # messages must not wait for all of it
         except Exception as error:
             self._round.fail_here(f"adding up failed here ({error!r:.100})")
+
+    def _hand_in(self, number: int, mean: Tensor) -> None:
+        way = self._coding.of_means(self._plan.chunks[number][0], self._plan.layout)
+        encoded, finisher = way.compress(mean).SerializeToString(), self._deal.finishers[number]
+        if finisher == self._mine:
+            self.means.take(self._mine, number, self._roll, encoded)
+            self._finish(number)
+        else:
+            self._round.post(finisher, messages.mean(number, self._roll, encoded))
+
+    def _finish(self, number: int) -> None:
+        """If this peer is the one to do it, and the means of all rows are there."""
+        if self._plan.one_row or self._weights is None or number not in self._averages or self._averages[number].done():
+            return
+        rows = {row: weight for row, weight in self._weights.items() if weight}
+        if self._deal.finishers[number] != self._mine or not self.means.complete(number, rows):
+            return
+        try:
+            reducer = self._make_reducer([self._plan.chunks[number]])
+            reducer.expect({f"row {row}": weight for row, weight in rows.items()})
+            for row, weight in rows.items():
+                reducer.add(f"row {row}", 0, self.means.of(row, number), weight)
+            self._encode(number, reducer.made(0))
+        except Exception as error:
+            self._round.fail_here(f"adding up failed here ({error!r:.100})")
+
+    def _encode(self, number: int, average: Tensor) -> None:
+        begin, place = self._plan.chunks[number][0], self._round.averages.place(number)
+        encoded = self._coding.averaged.encode(
+            self._coding.of_averages(begin, self._plan.layout), average, begin, place
+        )
+        self._round.take_average(
+            self._mine, messages.average(number, self._roll, bytes(encoded.SerializeToString()))[1:]
+        )

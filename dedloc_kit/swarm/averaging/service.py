@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.utils import MSGPackSerializer
 from pydantic import Field
 from torch import Tensor
@@ -22,12 +21,15 @@ from dedloc_kit.swarm.averaging.agreement.roll import Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest, GroupService, RoundResult
+from dedloc_kit.swarm.averaging.group import Group, GroupRequest
 from dedloc_kit.swarm.averaging.grouping import Grouping
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.messages import gave_up
-from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
+from dedloc_kit.swarm.averaging.result import RoundResult
+from dedloc_kit.swarm.averaging.row_meeting import Matchmaking
+from dedloc_kit.swarm.averaging.search import NoGroup
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
@@ -103,7 +105,7 @@ class AveragingService(Service):
     def __init__(
         self,
         endpoint: Endpoint,
-        groups: GroupService,
+        groups: Matchmaking,
         signer: Signer,
         run: RunConfig,
         vector: SharedVector,
@@ -137,8 +139,8 @@ class AveragingService(Service):
             return await self._find_and_average(current)
         except asyncio.CancelledError:
             return RoundResult("failed", detail="called off")
-        except TimeoutError as error:
-            return RoundResult("failed", detail=str(error))
+        except NoGroup as error:
+            return RoundResult("failed", detail=str(error), named=frozenset({error.leader} - {""}))
         finally:
             current.end()
             del self._rounds[number]
@@ -265,8 +267,8 @@ class AveragingService(Service):
         me, layout = self._signer.peer, self._vector.layout
         bandwidths = [0.0 if member.client_mode else member.bandwidth for member in group.members]
         loop = asyncio.get_running_loop()
-        shares = await loop.run_in_executor(None, load_balance_peers, layout.size, bandwidths, 0)
-        plan = Plan(group.peers, layout, tuple(shares))
+        shares = await loop.run_in_executor(None, balanced, layout.size, bandwidths, group.rows)
+        plan = Plan(group.peers, layout, shares, group.rows)
 
         def introduced(peer: str, introduction: bytes) -> Contribution:
             return self._introduced(peer, introduction, step)

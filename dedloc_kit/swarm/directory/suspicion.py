@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from dedloc_kit.records import Notice, Progress
+from dedloc_kit.records import Notice, Progress, RowSummary
 
 MAX_SUSPICION = 600.0
 FORGIVEN = 2
@@ -20,10 +20,10 @@ FORGIVEN = 2
 class Suspicion:
     """What this peer holds against others.
 
-    :param told: everyone's newest progress, by peer id
+    :param told: what everyone has told last, by peer id
     """
 
-    def __init__(self, told: Callable[[], Mapping[str, Progress]]) -> None:
+    def __init__(self, told: Callable[[], Mapping[str, Progress | RowSummary]]) -> None:
         self._told = told
         self._lock = threading.Lock()
         self._suspects: dict[str, float] = {}  # what they told up to then (DHT time) does not count

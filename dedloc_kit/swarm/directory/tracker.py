@@ -6,10 +6,9 @@ and volunteers behind firewalls. Ours counts real samples of every peer.
 """
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,12 +18,16 @@ from dedloc_kit.records import Progress
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory.belief import STEPS_AT_ONCE, Belief
 from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.directory.following import Following
+from dedloc_kit.swarm.directory.rows import ONE, Division
+from dedloc_kit.swarm.directory.sightings import DHT_TIMEOUT, FRESH_SECONDS, Sightings
+from dedloc_kit.swarm.directory.summaries import Row, Summaries
 from dedloc_kit.swarm.directory.suspicion import Suspicion
 from dedloc_kit.swarm.directory.twin import Twin
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.network.kinds import PROGRESS
+from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.training.state import Position
 
@@ -32,16 +35,9 @@ HEARTBEAT = 4.0
 """Seconds between two reports of a peer that has nothing new to say."""
 TIME_TO_LIVE = 15.0
 """A peer that was silent for so long is gone."""
-SILENT_SECONDS = 10.0
-"""Who is silent for so long has missed a report."""
-FRESH_SECONDS = 2.0
-"""Where somebody has reported in the last so many seconds, probably everybody does."""
-WIDE_LOOK = 10
-"""Every so many looks several nodes are asked, whatever one of them says."""
 SECONDS_PER_PEER, MAX_SECONDS = 0.01, 5.0
 """Added to the time between two looks at the DHT for each peer there is: all their records are fetched. With the usual
 time it must stay below what a record lives, or peers would seem to be gone."""
-DHT_TIMEOUT = 10.0
 STORE_SECONDS = 1.0
 """For so long a report is waited for: those who answer have it long before those who do not are given up."""
 ECHOES = 5
@@ -51,7 +47,8 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(threading.Thread):
-    """Publishes this peer's progress and follows everyone else's, in the background.
+    """Publishes this peer's progress and follows everyone else's, in the background; where peers are divided into
+    rows, that of its own row and of the organizer: see `Following`.
 
     :param known: addresses of peers that this one joined through; they are looked for when they are not seen
     :param incidents: told about records that are ignored
@@ -78,7 +75,12 @@ class Tracker(threading.Thread):
         self._directory = Directory(
             dht, PROGRESS, run_id, reject=incidents.reject, check=self._check, seconds=TIME_TO_LIVE
         )
+        self._summaries = Summaries(dht, signer, run_id, global_batch, incidents.reject, TIME_TO_LIVE)
+        self._following = Following(signer.peer, self._summaries)
         self.twin = Twin(session, float(get_dht_time()))
+        self._sightings = Sightings(
+            signer.peer, self._directory, self._summaries, self._following, self.twin, TIME_TO_LIVE
+        )
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -86,25 +88,22 @@ class Tracker(threading.Thread):
         self._mine: Progress | None = None
         self._dirty = self._report_now = False
         self._period = 0.0
-        self._others: dict[str, Progress] = {}
-        self._left: frozenset[str] = frozenset()
-        self.suspicion = Suspicion(lambda: self._others)
+        self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._sightings.told})
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
-        self._looks = 0
-        self._looked = math.nan  # when the directory last answered (DHT time)
-        self._lonely = math.inf  # seconds over which looks have found nobody alive; at first nobody has ever been there
 
-    def report(self, mine: Progress, period: float) -> None:
+    def report(self, mine: Progress, period: float, division: Division = ONE) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
 
         :param period: seconds between two looks at the DHT
+        :param division: how those are divided who hold this peer's state
         """
         with self._lock:
             before, self._mine = self._mine, mine
+            self._following.divide(Position(mine.step, mine.round), division)
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now = False
             self._dirty = self._dirty or news or before is None or mine != before.model_copy(update={"time": mine.time})
-            self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self._others))
+            self._period = period + min(MAX_SECONDS, SECONDS_PER_PEER * len(self._sightings.told))
         if news:
             self._wake.set()
 
@@ -124,23 +123,21 @@ class Tracker(threading.Thread):
         this peer knows how far the swarm is.
         """
         backed_off = self.suspicion.backed_off() - {self.belief.organizer}
-        with self._lock:
-            return {
-                peer: progress
-                for peer, progress in self._others.items()
-                if _alive(progress) and self.suspicion.counts(peer, progress.time) and peer not in backed_off
-            }
+        return {
+            peer: progress
+            for peer, progress in self._sightings.alive().items()
+            if self.suspicion.counts(peer, progress.time) and peer not in backed_off
+        }
 
     def gone(self, peers: Collection[str]) -> frozenset[str]:
         """Those of these peers that said that they leave, or were sent away; whose records lapsed may only be slow to
         report."""
-        with self._lock:
-            return frozenset(peer for peer in peers if peer in self._left or self.suspicion.refuses(peer))
+        left = self._sightings.left
+        return frozenset(peer for peer in peers if peer in left or self.suspicion.refuses(peer))
 
     def anyone(self) -> bool:
         """Is anybody else alive, as far as known?"""
-        with self._lock:
-            return any(_alive(v) for p, v in self._others.items() if not self.suspicion.refuses(p))
+        return not all(map(self.suspicion.refuses, [*self._sightings.alive(), *self._summaries.told()]))
 
     def alone(self) -> bool:
         """Have looks found nobody alive for as long as a record lives, or ever? May take some seconds.
@@ -148,19 +145,43 @@ class Tracker(threading.Thread):
         That all records have lapsed is not enough: on a machine that slept they have, and a look right after it may
         find its connections dead. Nor do looks count that were made while the line was down.
         """
-        with self._lock:
-            lately = get_dht_time() - self._looked <= TIME_TO_LIVE
-            lonely = self._lonely >= TIME_TO_LIVE
-        if not (lately and lonely) or self.anyone():
+        if not self._sightings.lonely() or self.anyone():
             return False
         if self.connections.cut_off():
-            self._lonely = 0.0
+            self._sightings.line_was_down()
             return False
         return True
 
     def at(self, step: int, round_id: str) -> dict[str, Progress]:
         """The others who hold the state that this round led to."""
         return {p: v for p, v in self.others().items() if (v.step, v.round) == (step, round_id)}
+
+    def row_at(self, step: int, round_id: str) -> dict[str, Progress]:
+        """Those of them who are in this peer's row: all where there is one group."""
+        return {peer: progress for peer, progress in self.at(step, round_id).items() if self.is_near(peer)}
+
+    def rows_at(self, step: int, round_id: str) -> dict[int, Row]:
+        """What is believed of the other rows that hold this state, by their numbers."""
+        backed_off = self.suspicion.backed_off()
+
+        def counts(peer: str, told: float) -> bool:
+            return peer not in backed_off and self.suspicion.counts(peer, told)
+
+        return self._summaries.believed(self.division, Position(step, round_id), counts)
+
+    def misses_a_row(self) -> bool:
+        """Is there another row of which nobody has said yet that it is where this peer is? Not after some seconds."""
+        able = {peer for peer, told in self._sightings.alive().items() if not told.client_mode}
+        return self._following.misses_a_row(able)
+
+    @property
+    def division(self) -> Division:
+        """How those are divided who hold the state that this peer last reported."""
+        return self._following.division
+
+    def is_near(self, peer: str) -> bool:
+        """Is a peer in this one's row?"""
+        return self._following.near(peer)
 
     def newest(self, mine: Position) -> Position:
         """The newest state that the swarm has provably come to; this peer's own (`mine`) if there is no newer one."""
@@ -178,7 +199,7 @@ class Tracker(threading.Thread):
     @property
     def looked(self) -> float:
         """When the directory last answered (DHT time); NaN before."""
-        return self._looked
+        return self._sightings.looked
 
     def has_node(self) -> bool:
         """Does the directory's process still run?"""
@@ -191,46 +212,14 @@ class Tracker(threading.Thread):
     def refresh(self) -> None:
         """Fetch everyone's progress now."""
         with self._looking:
-            wide = self._looks % WIDE_LOOK == 0
-            others, left = self._seen(None if wide else FRESH_SECONDS)
-            if wide:
+            if self._sightings.look(self._mine, led=self.belief.organizer in self.others()):
                 for reason, count in self._dht.refused(DHT_TIMEOUT).items():
                     self.reject(reason, count)
-            elif self._misses_anyone(others, left):
-                others, left = self._seen(None)
-            self._looks += 1
-        with self._lock:
-            self._others, self._left = others, left
         now = float(get_dht_time())
-        self._note(now)
-        alive = {p for p, progress in others.items() if _alive(progress) and not self.suspicion.refuses(p)}
-        self.belief.see(alive, now)
+        self._sightings.note(self.anyone(), now)
+        alive = {peer for peer in self._sightings.alive() if not self.suspicion.refuses(peer)}
+        self.belief.see(alive | self._following.said_to_be_there(self.belief.taken.samples), now)
         self._doubt_claims()
-
-    def _seen(self, age: float | None) -> tuple[dict[str, Progress], frozenset[str]]:
-        """What the directory holds: everyone else's progress, and who has left.
-
-        :param age: as for `Directory.look`
-        """
-        found = self._directory.look(peers=len(self._others), timeout=DHT_TIMEOUT, age=age)
-        there = {peer: progress for peer, progress in found.items() if progress is not None}
-        self.twin.see(there.pop(self._signer.peer, None))
-        return there, frozenset(peer for peer, progress in found.items() if progress is None)
-
-    def _misses_anyone(self, others: Mapping[str, Progress], left: Collection[str]) -> bool:
-        """Is nobody there, or is one who was there missing or silent? The node that was asked may not have heard."""
-        heard = float(get_dht_time()) - SILENT_SECONDS
-        there = [peer for peer, progress in self._others.items() if _alive(progress) and peer not in left]
-        return not others or any(peer not in others or others[peer].time < heard for peer in there)
-
-    def _note(self, now: float) -> None:
-        """For how long have looks found nobody? Time in which nobody looked does not count, nor what was before it."""
-        anyone = self.anyone()
-        with self._lock:
-            since, self._looked = now - self._looked, now
-            if math.isnan(since):
-                since = 0.0
-            self._lonely = 0.0 if anyone or since > TIME_TO_LIVE else self._lonely + since
 
     def _doubt_claims(self) -> None:
         """Tell of whoever claims to be far ahead without a proof; once."""
@@ -277,6 +266,7 @@ class Tracker(threading.Thread):
         if time.monotonic() < due:
             return due
         self.refresh()
+        self._summarise()
         self._connect()
         return time.monotonic() + self._period
 
@@ -328,15 +318,28 @@ class Tracker(threading.Thread):
 
     def _connect(self) -> None:
         with self._lock:
-            alive = {peer: progress for peer, progress in self._others.items() if _alive(progress)}
-        self.connections.keep(alive)
+            mine, alive = self._mine, self._sightings.alive()
+        organizer = {peer: alive[peer] for peer in alive.keys() & {self.belief.organizer}}
+        self.connections.keep({**self._following.connected(mine, alive), **organizer})
+
+    def _summarise(self) -> None:
+        """Tell the other rows of this one, if it is this peer's turn."""
+        with self._lock:
+            mine, division = self._mine, self.division
+        if mine is not None and division.rows > 1:
+            told = self._summaries.tell(mine, self.row_at(mine.step, mine.round), division)
+            if told is not None:
+                with suppress(TimeoutError):
+                    told.result(STORE_SECONDS)
 
     def _publish(self, mine: Progress) -> Any:
         return self._store(mine.model_copy(update={"time": get_dht_time()}))
 
     def _store(self, mine: Progress | None) -> Any:
-        return self._directory.store(self._signer, mine, peers=len(self._others))
-
-
-def _alive(progress: Progress) -> bool:
-    return progress.time + TIME_TO_LIVE > float(get_dht_time())
+        me, division = self._signer.peer, self.division
+        # By what the record itself says, for nodes take it nowhere else.
+        cells = cells_of(me, division.step if mine is None else mine.step) if division.rows > 1 else ()
+        organizer = me == self.belief.organizer
+        return self._directory.store(
+            self._signer, mine, peers=len(self._sightings.told), cells=cells, to_all=organizer, copied=division.copied
+        )

@@ -87,16 +87,21 @@ class Signer:
         return bytes(record.value + _SIGNATURE + self._key.sign(_content(record)) + _END)
 
     def open(self, kind: type[R], data: bytes) -> tuple[str, R]:
-        """Author (peer id) and record; raises ValueError if the signature or the record is not valid."""
-        if not isinstance(data, bytes) or len(data) > MAX_RECORD_BYTES:
-            raise ValueError(f"{kind.__name__}: not a signed record")
-        try:
-            subkey, value = MSGPackSerializer.loads(data)
-            body = verified(_envelope(kind, subkey, value), subkey)
-            plain = MSGPackSerializer.loads(body)
-        except Exception as error:  # hostile bytes make msgpack raise nearly anything
-            raise ValueError(f"{kind.__name__}: cannot be read ({error})") from None
-        return author(subkey), kind.parse(plain)
+        """As `opened`."""
+        return opened(kind, data)
+
+
+def opened(kind: type[R], data: bytes) -> tuple[str, R]:
+    """Author (peer id) and record; raises ValueError if the signature or the record is not valid."""
+    if not isinstance(data, bytes) or len(data) > MAX_RECORD_BYTES:
+        raise ValueError(f"{kind.__name__}: not a signed record")
+    try:
+        subkey, value = MSGPackSerializer.loads(data)
+        body = verified(_envelope(kind, subkey, value), subkey)
+        plain = MSGPackSerializer.loads(body)
+    except Exception as error:  # hostile bytes make msgpack raise nearly anything
+        raise ValueError(f"{kind.__name__}: cannot be read ({error})") from None
+    return author(subkey), kind.parse(plain)
 
 
 def verified(record: DHTRecord, subkey: bytes) -> bytes:

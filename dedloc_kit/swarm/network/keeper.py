@@ -4,9 +4,11 @@ hivemind's nodes keep what anyone sends: under any key, of any size, for any tim
 cannot be read, wherever it comes from, hides all those under the same key. Ours takes nothing but records of its run
 that their authors have signed, within the limits of `swarm.kinds`, and drops all else one by one.
 
-In all that is at most MAX_RECORDS under each of 34 keys, some 70 MB, and the notice. What is full takes nobody new,
+In all that is at most MAX_RECORDS under each of 75 keys, some 160 MB, and the notice. What is full takes nobody new,
 except for the organizer: whoever is there already can renew its record, and is not pushed out by those who make a
-thousand keys. A peer has one record under each key, and of each kind only two keys for it.
+thousand keys. A peer has one record under each key, and of each kind only a few keys for it: the one for few peers, its
+share, the copies, and, by the step that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys
+more hold copies of the organizer's progress alone.
 """
 
 from collections import Counter
@@ -22,9 +24,10 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from dedloc_kit.records import Progress, RowSummary
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.identity import MAX_OWNER_BYTES, Signer, author, parted, verified
-from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, Kind, share_of
+from dedloc_kit.swarm.network.kinds import CONTRIBUTIONS, NOTICE, PROGRESS, SUMMARIES, Kind, cell_of, cells_of, share_of
 from dedloc_kit.swarm.network.names import Names
 
 MAX_RECORDS = 512
@@ -38,8 +41,11 @@ REMEMBERED_RECORDS = 1024
 
 class _Place(NamedTuple):
     kind: Kind[Any]
-    share: int | None
+    share: int | None = None
     """None: for all peers."""
+    cell: int | None = None
+    """Likewise."""
+    copy: bool = False
 
 
 class Keeper(RecordValidatorBase):
@@ -55,9 +61,12 @@ class Keeper(RecordValidatorBase):
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
         names = Names(run_id)
-        for kind in (PROGRESS, CONTRIBUTIONS, NOTICE):
-            for share, key in [(None, kind.key(names)), *enumerate(kind.shares(names))]:
-                self._places[DHTID.generate(key).to_bytes()] = _Place(kind, share)
+        for kind in (PROGRESS, SUMMARIES, CONTRIBUTIONS, NOTICE):
+            places = {kind.key(names): _Place(kind)}
+            places |= {key: _Place(kind, share=share) for share, key in enumerate(kind.shares(names))}
+            places |= {key: _Place(kind, copy=True) for key in kind.copies(names)}
+            places |= {key: _Place(kind, cell=cell) for cell, key in enumerate(kind.cells(names))}
+            self._places |= {DHTID.generate(key).to_bytes(): place for key, place in places.items()}
         self._rejections = Rejections()
         # The same records come with answer after answer.
         self._reason_to_refuse = lru_cache(REMEMBERED_RECORDS)(self._look_into)
@@ -101,13 +110,13 @@ class Keeper(RecordValidatorBase):
 
     def _look_into(self, record: DHTRecord) -> str:
         """Why this record is refused; empty if its author has signed it, may have it here, and it can be read."""
-        kind, share = self._places[record.key]
+        kind, share, cell, copy = self._places[record.key]
         try:
             subkey = MSGPackSerializer.loads(record.subkey)
             if not isinstance(subkey, bytes) or MSGPackSerializer.dumps(subkey) != record.subkey:
                 raise ValueError("the subkey names no owner")
             peer = author(subkey)
-            if kind.organizers and peer != self.organizer:
+            if (kind.organizers or (copy and kind is PROGRESS)) and peer != self.organizer:
                 raise ValueError("not of the organizer")
             if share is not None and share_of(peer) != share:
                 raise ValueError("under a key for other peers")
@@ -115,9 +124,13 @@ class Keeper(RecordValidatorBase):
         except Exception as error:  # hostile bytes make msgpack raise nearly anything
             return f"{kind.record.__name__}: {error}"
         try:
-            kind.read(self._run_id, values)
+            read = kind.read(self._run_id, values)
         except ValueError as error:
             return str(error)
+        if isinstance(read, Progress) and cell is not None and cell not in cells_of(peer, read.step):
+            return "Progress: in a cell of other peers"
+        if isinstance(read, RowSummary) and read.row != cell_of(peer, read.step) % read.rows:
+            return "RowSummary: of a row that its author is not in"
         return ""
 
 

@@ -31,6 +31,14 @@ class Names:
         """The key in the directory of this kind of the part's records; `share`: one of the keys for many peers."""
         return f"{self.averaging}_{kind}" + ("" if share is None else f".{share:x}")
 
+    def cell(self, kind: str, cell: int) -> str:
+        """The key of one cell of peers that are divided into rows."""
+        return f"{self.averaging}_{kind}.cell.{cell:x}"
+
+    def copy(self, kind: str, copy: int) -> str:
+        """The key of one copy of what all peers ask for where they are divided into rows."""
+        return f"{self.averaging}_{kind}.copy.{copy:x}"
+
     def organizers(self, kind: str) -> str:
         """The key of a record that only the organizer has."""
         return f"{self.run_id}_{kind}"

@@ -4,11 +4,12 @@ the one after."""
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Progress
+from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.flat import SharedVector
@@ -25,6 +26,11 @@ DISTRUSTED_STEPS = 8
 """Global steps for which only what is told counts, after that."""
 
 _log = logging.getLogger(__name__)
+
+
+def samples_of(peers: Iterable[Progress], rows: Iterable[Row]) -> int:
+    """All that these have told."""
+    return sum(told.samples for told in peers) + sum(row.samples for row in rows)
 
 
 class Batch:
@@ -45,6 +51,7 @@ class Batch:
         self.fixed = False
         self._fixed_at = 0.0
         self._distrusted_until = 0  # a global step
+        self._rows: Collection[Row] = ()  # what was last said of the other ones
 
     @property
     def samples(self) -> int:
@@ -60,19 +67,24 @@ class Batch:
         if averaging.overfull:
             return False
         mine = self._own_rate()
-        rate = mine + sum(progress.samples_per_second for progress in self._tracker.others().values())
+        near = [told for peer, told in self._tracker.others().items() if self._tracker.is_near(peer)]
+        told: Iterable[Progress | Row] = (*near, *self._rows)
+        rate = mine + sum(said.samples_per_second for said in told)
         return mine > 0 and self._tally.fresh * rate >= self._run.global_batch * mine
 
-    def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress]) -> None:
+    def watch(self, in_sync: Mapping[str, Progress], late: Iterable[Progress], rows: Collection[Row] = ()) -> None:
         """Fix this peer's part as soon as the batch is full; open it if it is not. Not while a round has begun.
 
         :param in_sync: whose samples count
         :param late: who is about to have finished the last round: it has computed about as long since as this peer
+        :param rows: the others whose samples count, where peers are divided into rows
         """
+        self._rows = rows
         if self._run.averaging.overfull:
             return
-        told, now = self.samples + sum(progress.samples for progress in in_sync.values()), time.monotonic()
-        untold = self._untold(in_sync.values(), late) if self._state.step >= self._distrusted_until else 0.0
+        told, now = self.samples + samples_of(in_sync.values(), rows), time.monotonic()
+        trusted = self._state.step >= self._distrusted_until
+        untold = self._untold(in_sync.values(), late) + sum(map(self._row_since, rows)) if trusted else 0.0
         if told + untold < self._run.global_batch:
             self.open()
         elif not self.fixed:
@@ -114,6 +126,11 @@ class Batch:
             return 0.0
         then, by_now = (max(0, math.floor((t - progress.computed) / each - LATE)) for t in (progress.time, now))
         return progress.samples_per_second * each * (by_now - then)
+
+    def _row_since(self, row: Row) -> float:
+        """The same of a row, whose peers may all be in the middle of a microbatch."""
+        since = float(get_dht_time()) - row.time - row.boundary_seconds
+        return row.filling * max(0.0, since) if self._tracker.looked - row.time <= QUIET_SECONDS else 0.0
 
     def _own_rate(self) -> float:
         return self._tracker.mine.samples_per_second if self._tracker.mine is not None else 0.0

@@ -19,7 +19,7 @@ from hivemind.utils.performance_ema import PerformanceEMA
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, LeftOut, Progress, Receipt, Rewind
 from dedloc_kit.run import MAX_BATCHES
-from dedloc_kit.swarm.averaging.group import RoundResult
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
@@ -384,7 +384,7 @@ class CollaborativeOptimizer:
             self._rounds.batch.drop_stale()
         taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
         self.tracker.belief.took(receipt.step, receipt.time, taken)
-        self._rounds.stepped(outcome.contributions)  # before it tells: what it computed since is open
+        self._rounds.stepped(taken)  # before it tells: what it computed since is open
         self._report()
         self._tell(receipt, outcome.contributions, parts, self._rounds.left_out)
 
@@ -410,7 +410,7 @@ class CollaborativeOptimizer:
         self._stepped = 0.0
         self._exchange.averager.forget_feedback()
         self.tracker.belief.reached(step, now)
-        self._rounds.stepped(())
+        self._rounds.stepped({})
         self._report()
         _log.warning(told(rewind))
         self._tell(receipt, {}, {})
@@ -445,7 +445,7 @@ class CollaborativeOptimizer:
                 self._accumulator.settle([receipt.round])
             else:
                 without.add(receipt.round)  # the round went on, and what this peer brought was left out
-            self._rounds.stepped(contributions)
+            self._rounds.stepped({peer: contribution.samples for peer, contribution in contributions.items()})
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
         self._accumulator.settle([name for name in self.state.rounds if name not in without])
@@ -480,4 +480,5 @@ class CollaborativeOptimizer:
                 time=get_dht_time(),
             ),
             self._rounds.look_period(self.samples_per_second),
+            self._exchange.grouping.division(self.step, self.state.receipts),
         )

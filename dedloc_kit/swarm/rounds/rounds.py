@@ -3,35 +3,37 @@
 import hashlib
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import MAX_LOSS, Absence, Contribution, Instructions, LeftOut, Progress
+from dedloc_kit.records import MAX_LOSS, Contribution, Instructions, LeftOut, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.averager import PendingGroup
-from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.group import GroupRequest, Member
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.rounds.batch import Batch
+from dedloc_kit.swarm.rounds.batch import Batch, samples_of
+from dedloc_kit.swarm.rounds.companions import Companions
 from dedloc_kit.swarm.rounds.exchange import Exchange
+from dedloc_kit.swarm.rounds.missing import Missing
+from dedloc_kit.swarm.rounds.other_rows import OtherRows
+from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.state import TrainingState
 
 START_MARGIN = 5.0
 """Seconds between the first and the last member that sees a full batch, on a slow line."""
-OPEN_SHARE = 0.5
-"""Of the time that is left until the batch is full a group takes in whoever comes; the rest is for it to stand in."""
 POLL_SECONDS = 0.02
 MIN_PERIOD, USUAL_PERIOD, MAX_PERIOD = 0.3, 1.0, 4.0
 """Seconds between two looks into the directory. If one member sees a full batch soon, it calls the others."""
 LOOKS_LEFT, LOOKS_PER_BATCH = 3, 20
 """Looks in the time that is left until the batch is full, and at most in the whole time: often near its end, seldom
 before, for each is work for all who are asked."""
-
-NOT_COME: Absence = "did not come"
 
 
 class Rounds:
@@ -55,18 +57,16 @@ class Rounds:
         self.batch = Batch(state, accumulator, exchange.averager.vector, tracker)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
-        self._awaited: frozenset[str] = frozenset()  # who was expected when this peer began to look for its group
-        self._sought: frozenset[str] = frozenset()  # these, and who has come since
-        self._open_until = 0.0  # the batch is not full before: the group need not stand
-        self._speed = 0.0  # samples per second of this peer when it began to look
+        self._other_rows = OtherRows(state, tracker, signer)
+        self._sought = Sought(state, tracker, exchange.grouping, self._other_rows)
+        self._companions = Companions(state, tracker, signer.peer)
         self._not_before = 0.0  # when the next round may begin
         self._full_at = 0.0  # when the batch was first seen to be full; 0 if it is not
         self.gather_seconds = 0.0
         """What passed in the last round from the full batch until the group stood."""
         self.left_out: LeftOut | None = None
         """Who was to come to the last global step and does not count in it."""
-        self._missing: dict[str, Absence] = {}  # in the rounds for the next one so far
-        self._last_members: frozenset[str] = frozenset()  # of the global step whose parameters this peer holds
+        self._missing = Missing(state, tracker)
         self._decay_order = ""
 
     @property
@@ -91,7 +91,7 @@ class Rounds:
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known."""
-        return self.samples + sum(progress.samples for progress in self._in_sync().values())
+        return self.samples + samples_of(self._sought.in_sync().values(), self._other_rows.seen().values())
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
@@ -105,13 +105,12 @@ class Rounds:
         """
         now = get_dht_time()
         untold = sum(
-            progress.samples_per_second * min(MAX_PERIOD, max(0.0, now - progress.time))
-            for progress in self._in_sync().values()
+            told.samples_per_second * min(MAX_PERIOD, max(0.0, now - told.time)) for told in self._sought.told()
         )
         return self._seconds_for(self._run.global_batch - self.swarm_samples() - untold, samples_per_second)
 
     def _seconds_for(self, samples: float, samples_per_second: float) -> float:
-        rate = samples_per_second + sum(progress.samples_per_second for progress in self._in_sync().values())
+        rate = samples_per_second + sum(told.samples_per_second for told in self._sought.told())
         return 0.0 if samples <= 0 else samples / rate if rate else float("inf")
 
     def look_period(self, samples_per_second: float) -> float:
@@ -129,30 +128,38 @@ class Rounds:
         """Begin to gather if the batch is nearly full; a peer that is all alone gets its round at once."""
         if time.monotonic() < self._not_before:
             return None  # until then devices go on, though the batch may be full
-        self._watch_the_batch(self._in_sync(), self._late())
-        left, expected = self._probably_left(samples_per_second), self._expected()
+        seen = self._other_rows.seen()
+        self._companions.look(seen)
+        self._watch_the_batch(self._sought.in_sync(), self._sought.late(), seen.values())
+        left, expected = self._probably_left(samples_per_second), self._sought.expected()
         if left > self._timeouts.lead:
             return None
-        if not expected:
+        if not expected and not seen:
             # Cut off, or the others are busy: a step on our own would part our ways.
             alone = left == 0.0 and not self._profile.client_mode and self._tracker.alone()
             return self._alone() if alone else None
-        self._awaited = self._sought = frozenset(expected)
-        self._open_until, self._speed = time.monotonic() + OPEN_SHARE * left, samples_per_second
+        if self._other_rows.unheard() or not self._companions.enough({*expected, *self._companions.of(seen)}):
+            return None
+        self._sought.begin(expected, seen, left, samples_per_second)
         self._group = self._averager.gather(self._request(expected))
         return None
 
     def _request(self, expected: Mapping[str, Progress]) -> GroupRequest:
         after, follower, client = self._state.round, self._profile.follower, self._profile.client_mode
+        me, bandwidth = self._signer.peer, self._timeouts.bandwidth
+        boundary = self._until_all_can_begin((*expected.values(), *self._other_rows.seen().values()))
+        leaders = self._grouping.leaders(after, me, follower, expected, client)
+        mine = Member(peer=me, bandwidth=bandwidth, client_mode=client, group_size=1 + len(self._sought.peers))
         return GroupRequest(
             step=self._state.step + 1,
             after=after,
-            leaders=self._grouping.leaders(after, self._signer.peer, follower, expected, client),
-            expected=self._sought,
+            leaders=leaders or (self._other_rows.hosts() if client else ()),
+            expected=self._sought.peers,
             unwelcome=self._suspicion.backed_off(),
-            window=self._timeouts.window + 2 * self._until_all_can_begin(expected),
-            open_for=max(0.0, self._open_until - time.monotonic()),
-            bandwidth=self._timeouts.bandwidth,
+            window=self._timeouts.window + 2 * boundary,
+            open_for=self._sought.open_for,
+            bandwidth=bandwidth,
+            rows=self._other_rows.call(mine),
         )
 
     def advance(self) -> RoundResult | None:
@@ -166,19 +173,15 @@ class Rounds:
         return self._finish(group) if group.done or (not self._begun and self._in_vain(group)) else None
 
     def _widen(self, group: PendingGroup) -> None:
-        """Who gets to this state while the group is being found belongs to it, and may be the one to lead it. Once the
-        batch is full the group waits for nobody of whom this peer does not know."""
-        expected, left = self._expected(), self._probably_left(self._speed)
-        full = left == 0.0 and self._open_until > time.monotonic()
-        if group.members is None and expected and (full or not expected.keys() <= self._sought):
-            self._sought |= expected.keys()
-            self._open_until = min(self._open_until, time.monotonic() + OPEN_SHARE * left)
+        expected, left = self._sought.expected(), self._probably_left(self._sought.speed)
+        rows = self._other_rows.seen().keys()
+        if group.members is None and self._sought.widen(expected.keys(), rows, left):
             self._averager.widen(group, self._request(expected))
 
     def _in_vain(self, group: PendingGroup) -> bool:
         """While we look for a group, or wait in one, the swarm may move on, or somebody vanish for whom we look: a
         window may be a minute long, and who leads us there may be the one who is gone."""
-        vanished = group.members is None and not self._sought <= self._tracker.others().keys()
+        vanished = group.members is None and self._sought.vanished()
         return vanished or self._tracker.newest(self._state.position).step > self._state.step
 
     def leave(self) -> RoundResult | None:
@@ -191,10 +194,11 @@ class Rounds:
         self.call_off()
         return None
 
-    def stepped(self, members: Collection[str]) -> None:
-        """This peer holds the parameters that these members' round led to."""
-        self._missing = {}
-        self._last_members = frozenset(members)
+    def stepped(self, brought: Mapping[str, int]) -> None:
+        """This peer holds the parameters that a round led to, with so many samples of each member."""
+        self._sought.stepped(brought)
+        self._companions.stepped(brought)
+        self._missing.stepped(brought)
         self.batch.open()
 
     def heed(self, instructions: Instructions) -> None:
@@ -206,53 +210,41 @@ class Rounds:
         if self._group is not None and not self._begun:
             self._finish(self._group)
 
-    def _in_sync(self) -> dict[str, Progress]:
-        """The others who hold the same state as this peer: their samples fill the same batch."""
-        in_sync, backed_off = self._tracker.at(*self._state.position), self._suspicion.backed_off()
-        return {peer: progress for peer, progress in in_sync.items() if peer not in backed_off}
-
-    def _expected(self) -> dict[str, Progress]:
-        """Who has to come to the next round.
-
-        Whoever missed the last one first has to fetch what it missed, perhaps over a line that was just down: nobody
-        waits.
-        """
-        return self._grouping.expected(self._in_sync(), self._late())
-
-    def _late(self) -> dict[str, Progress]:
-        """Who contributed to the step that led to this peer's state, and has not told that it has finished it."""
-        others, before = self._tracker.others(), self._state.step - 1
-        able = self._last_members & others.keys() - self._suspicion.backed_off()
-        return {peer: others[peer] for peer in able if others[peer].step == before}
-
-    def _until_all_can_begin(self, peers: Mapping[str, Progress]) -> float:
+    def _until_all_can_begin(self, told: Iterable[Progress | Row]) -> float:
         """Seconds; where rounds run in the background nobody has to finish a microbatch first."""
         exact = not self._run.averaging.overlap
-        return max((progress.boundary_seconds for progress in peers.values()), default=0.0) if exact else 0.0
+        return max((said.boundary_seconds for said in told), default=0.0) if exact else 0.0
 
-    def _watch_the_batch(self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress]) -> None:
-        self.batch.watch(in_sync, late.values())
+    def _watch_the_batch(
+        self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress], rows: Collection[Row]
+    ) -> None:
+        self.batch.watch(in_sync, late.values(), rows)
         if self.swarm_samples() < self._run.global_batch:
             self._full_at = 0.0
         elif not self._full_at:
             self._full_at = time.monotonic()
 
     def _begin_if_full(self, group: PendingGroup) -> None:
-        members, in_sync, late = group.members, self._in_sync(), self._late()
-        if members is not None:  # what a member has told of the step before is in that step
+        members, in_sync, late = group.members, self._sought.in_sync(), self._sought.late()
+        if members is None:
+            rows = list(self._other_rows.seen().values())
+        else:  # what a member has told of the step before is in that step
             in_sync, late = ({p: told[p] for p in members & told.keys()} for told in (in_sync, late))
-        self._watch_the_batch(in_sync, late)
+            rows = self._other_rows.seen_in(members)
+        self._watch_the_batch(in_sync, late, rows)
         if members is None:
             return
-        samples = self.samples + sum(progress.samples for progress in in_sync.values())
-        if self._tracker.gone(members & self._awaited):  # without them the group cannot average
+        samples = self.samples + samples_of(in_sync.values(), rows)
+        self._companions.look(self._other_rows.seen())
+        # Without those who leave the group cannot average, and one half of a swarm must not.
+        if self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
         elif self._grouping.enough_samples(samples) or group.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
-            if members >= self._awaited:  # otherwise it is the window that it took
+            if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
             contribution = self._contribution()
-            boundary = self._until_all_can_begin(self._in_sync())
+            boundary = self._until_all_can_begin(self._sought.told())
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
@@ -297,41 +289,37 @@ class Rounds:
         if outcome.outcome != "complete":  # then it stays as it was until the step is taken
             self.batch.open()
         if members is not None:
-            self._suspicion.suspect(self._awaited - members)
+            self._sought.stood(members)
+        members = members or frozenset()
         match outcome.outcome:
             case "complete":
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
                 self._suspicion.trust(outcome.contributions)
                 self._blame(outcome)
-                self._miss(outcome, members or frozenset())
-                self.left_out = LeftOut.of({p: w for p, w in self._missing.items() if p not in outcome.contributions})
+                self._missing.note(outcome, self._sought.awaited, members)
+                self.left_out = self._missing.left_out(outcome.contributions, members)
                 return outcome
             case "refused":
-                self._miss(outcome, members or frozenset())
+                self._missing.note(outcome, self._sought.awaited, members)
                 # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+                if outcome.contributions:
+                    self._other_rows.fell_short(outcome.contributions)
                 self._blame(outcome)
-                if begun and members is not None and members - outcome.contributions.keys():
+                if begun and members - outcome.contributions.keys():
                     self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough
                 self._tracker.report_now()
             case "failed":
                 self._failed(outcome, begun)
         return None
 
-    def _miss(self, outcome: RoundResult, members: Collection[str]) -> None:
-        """Note who was to come and does not count. That somebody did not come is told only of who gave to the step
-        before: a leader may name whom it likes as members, and anybody may say in the directory that it is there."""
-        others, expected = self._tracker.others(), self._last_members
-        absent = {peer: why for peer, why in outcome.absent.items() if peer in expected or why != NOT_COME}
-        absent |= dict.fromkeys((self._awaited & expected).difference(members), NOT_COME)
-        self._missing |= {peer: why for peer, why in absent.items() if not (peer in others and others[peer].follower)}
-
     def _failed(self, outcome: RoundResult, begun: bool) -> None:
         self._timeouts.failed()
         self._not_before = time.monotonic() + self._timeouts.pause
         if not begun:
+            self._suspicion.doubt(outcome.named)  # it let this peer wait for a group, and told of none
             return  # no group was found in time, or it was called off; nothing is lost and nobody is to blame
         self._incidents.failed(self._state.step + 1, outcome.detail)
         if outcome.id:

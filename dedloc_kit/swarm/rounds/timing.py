@@ -12,7 +12,7 @@ FIRST_WINDOW, MIN_WINDOW, MAX_WINDOW = 20.0, 8.0, 60.0
 FIRST_PATIENCE, MIN_PATIENCE, MAX_PATIENCE = 10.0, 3.0, 120.0
 """Seconds; a machine under load may pause for a second or two without being gone."""
 FIRST_LIMIT, MIN_LIMIT = 900.0, 60.0
-BANDWIDTH_STEP = 2.0
+BANDWIDTH_STEP = 2.0**0.5
 IDLING_SECONDS, MUCH_IDLING = 60.0, 0.2
 """Seconds over which it is judged, and which part of them is much."""
 

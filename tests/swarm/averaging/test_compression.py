@@ -18,6 +18,7 @@ from dedloc_kit.swarm.averaging.compression import (
     Float16,
     Float32,
     Scratch,
+    check,
     codec_of,
     decode,
 )
@@ -26,6 +27,7 @@ WAYS: tuple[ChunkCompression, ...] = (Float32(), Float16(), Blockwise8Bit(), Blo
 BLOCKWISE = WAYS[2:]
 LENGTHS = (1, 2, 127, 128, 129, 255, 256, 257, 1000, 70_001)
 
+every_reading = pytest.mark.parametrize("read", [decode, check])
 every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.tag)
 every_blockwise = pytest.mark.parametrize("way", BLOCKWISE, ids=lambda way: way.tag)
 
@@ -205,9 +207,12 @@ def damaged(way: ChunkCompression) -> Iterator[tuple[str, runtime_pb2.Tensor]]:
     ("reason", "message"),
     [pytest.param(*case, id=f"{way.tag}-{n}") for way in WAYS for n, case in enumerate(damaged(way))],
 )
-def test_a_damaged_message_is_refused_with_its_reason(reason: str, message: runtime_pb2.Tensor) -> None:
+@every_reading
+def test_a_damaged_message_is_refused_with_its_reason(
+    read: Callable[[runtime_pb2.Tensor, int], object], reason: str, message: runtime_pb2.Tensor
+) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
-        decode(message, 300)
+        read(message, 300)
     assert len(str(raised.value)) < 200
 
 
@@ -222,22 +227,28 @@ def test_a_codec_alone_refuses_an_impossible_shape_too(way: ChunkCompression, si
 
 
 @every_blockwise
+@every_reading
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), float("-inf"), -1.0, 2 * LARGEST])
-def test_an_impossible_scale_is_refused(way: ChunkCompression, scale: float) -> None:
+def test_an_impossible_scale_is_refused(
+    read: Callable[[runtime_pb2.Tensor, int], object], way: ChunkCompression, scale: float
+) -> None:
     message = way.compress(gaussian(1000))
     forged = torch.tensor([scale]).bfloat16().view(torch.uint8).numpy().tobytes()
     message.buffer = message.buffer[:2] + forged + message.buffer[4:]
     with pytest.raises(ValueError, match="scale"):
-        decode(message, 1000)
+        read(message, 1000)
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.tag)
+@every_reading
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_message_with_a_number_that_is_not_finite_is_refused(way: ChunkCompression, wrong: float) -> None:
+def test_a_message_with_a_number_that_is_not_finite_is_refused(
+    read: Callable[[runtime_pb2.Tensor, int], object], way: ChunkCompression, wrong: float
+) -> None:
     dtype = torch.float32 if way.lossless else torch.float16
     buffer = torch.tensor([1.0, wrong], dtype=dtype).numpy().tobytes()
     with pytest.raises(ValueError, match="not finite"):
-        decode(runtime_pb2.Tensor(dtype=way.tag, size=(2,), buffer=buffer), 2)
+        read(runtime_pb2.Tensor(dtype=way.tag, size=(2,), buffer=buffer), 2)
 
 
 @every_blockwise

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import cached_property
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ LIAR = 3
 def without(roll: Roll, member: int, name: bytes = b"") -> Roll:
     names = list(roll.introductions)
     names[member] = name
-    return roll.model_copy(update={"introductions": tuple(names)})
+    return Roll(**{**roll.model_dump(), "introductions": tuple(names)})
 
 
 class SignsAsAnother(AllReduce):
@@ -43,7 +44,7 @@ class AltersTheRoll(AllReduce):
         ballot = self._voter.leading.ballot
         assert ballot is not None
         propose = ballot.roll
-        ballot.roll = lambda introduced: type(self).change(propose(introduced))  # type: ignore[method-assign]
+        ballot.roll = lambda: type(self).change(propose())  # type: ignore[method-assign]
 
 
 class NamesWhoIsNotThere(AltersTheRoll):
@@ -53,11 +54,11 @@ class NamesWhoIsNotThere(AltersTheRoll):
 class NamesAStranger(AltersTheRoll):
     """One more than the group has."""
 
-    change = staticmethod(lambda roll: roll.model_copy(update={"introductions": (*roll.introductions, bytes(32))}))
+    change = staticmethod(lambda roll: Roll(**{**roll.model_dump(), "introductions": (*roll.introductions, bytes(32))}))
 
 
 class DealsToAClient(AltersTheRoll):
-    change = staticmethod(lambda roll: roll.model_copy(update={"reducers": (*roll.reducers, 4)}))
+    change = staticmethod(lambda roll: Roll(**{**roll.model_dump(), "reducers": (*roll.reducers, 4)}))
 
 
 class LeavesOut(AltersTheRoll):
@@ -118,6 +119,35 @@ class SendsEverythingToAll(AllReduce):
             encoded = self._coding.sent.encode(way, self._values[number], begin)
             await link.send(part(number, encoded.SerializeToString()))
         await asyncio.Event().wait()
+
+
+class SendsNonsenseOnceItIsReported(AllReduce):
+    """The leader gets the last part when all others have everything, and have been told nonsense after it."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        if reducer == LIAR:
+            while not all(number in self._told for number in range(3)):
+                await asyncio.sleep(0.01)
+        share, sent, plain = self._owners.count(reducer), 0, link.send
+
+        async def counted(message: bytes) -> None:
+            nonlocal sent
+            await plain(message)
+            sent += message[0] == Says.PART
+
+        link.send = counted  # type: ignore[method-assign]
+        sending = asyncio.create_task(super()._send(reducer, link))
+        while sent < share or not self._window.empty:
+            await asyncio.sleep(0.01)
+        if reducer != LIAR:
+            await asyncio.sleep(0.1)
+            await link.send(part(0, b"nonsense"))
+            self._told.add(reducer)
+        await sending
+
+    @cached_property
+    def _told(self) -> set[int]:
+        return set()
 
 
 class HidesWhatWasAcknowledged(AllReduce):
@@ -229,6 +259,13 @@ def test_who_sends_a_part_twice_or_for_anothers_share_is_left_out_and_named(kind
         assert why == "sent nonsense" or (kind is SendsForAnother and why == "fell silent")
 
 
+def test_nobody_makes_a_leader_seem_to_lie_that_counts_what_was_reported() -> None:
+    party, outcomes = meet(4, SendsNonsenseOnceItIsReported)
+    assert assert_one_step(party, (0, 1, 2, 3), outcomes) == {0, 1, 2, 3, 4}
+    for number in range(3):
+        assert party.members[number].culprits == {"peer4"}
+
+
 def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_twice_its_own() -> None:
     party = a_party({4: SendsEverythingToAll})
     kept: dict[int, int] = {}
@@ -254,7 +291,7 @@ def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_tw
 
     outcomes = in_own_loop(run())
     assert_one_step(party, (0, 1, 2, 3), outcomes)
-    shares = {number: party.plan.first_owners.count(number) for number in range(4)}
+    shares = {number: party.plan.first.owners[0].count(number) for number in range(4)}
     assert all(0 < kept[number] <= 2 * shares[number] for number in range(4)), (kept, shares)
 
 

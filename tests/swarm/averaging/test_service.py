@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,9 @@ from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member, RoundResult
+from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
 from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, Start
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
@@ -112,8 +113,8 @@ class LeavesOutTheSecond(AllReduce):
         if ballot is not None:
             propose, brought = ballot.roll, SAMPLES[1]
 
-            def without(introduced: Mapping[int, bytes]) -> Roll:
-                roll = propose(introduced)
+            def without() -> Roll:
+                roll = propose()
                 names = list(roll.introductions)
                 second = next(n for n, met in self.handshake.met.items() if met.samples == brought)
                 names[second] = b""

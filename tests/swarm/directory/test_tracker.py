@@ -13,7 +13,8 @@ from dedloc_kit.records import Progress
 from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.directory import tracker
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.tracker import SILENT_SECONDS, TIME_TO_LIVE, WIDE_LOOK, Tracker
+from dedloc_kit.swarm.directory.sightings import SILENT_SECONDS, WIDE_LOOK
+from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS

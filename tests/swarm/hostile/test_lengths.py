@@ -28,7 +28,9 @@ from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.steering.webhook import Webhook
 from dedloc_kit.swarm.averaging.allreduce import MAX_PART_BYTES
 from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
-from dedloc_kit.swarm.averaging.group import MAX_GROUP_BYTES, MAX_MEMBERS, Group, GroupService, Join, Member
+from dedloc_kit.swarm.averaging.group import MAX_GROUP_BYTES, MAX_MEMBERS, Group, Join, Member
+from dedloc_kit.swarm.averaging.row_meeting import RowService
+from dedloc_kit.swarm.averaging.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService
 from dedloc_kit.swarm.network import bounds, service
 from dedloc_kit.swarm.network.bounds import AtATime, BoundedP2P, TooMuch
@@ -70,7 +72,7 @@ def varint(number: int) -> bytes:
 
 
 IN_A_STREAM = (2**32 - 1).to_bytes(4, "big")
-SERVICES = (GroupService, AveragingService, TransferService, Reachability)
+SERVICES = (GroupService, RowService, AveragingService, TransferService, Reachability)
 ANNOUNCED = {
     **{Names(RUN.run_id).service(kind.name): IN_A_STREAM for kind in SERVICES},
     f"{RUN.run_id}::admission": varint(HUGE),

@@ -90,7 +90,8 @@ def test_steps_that_the_swarm_took_in_place_of_ours_are_told_with_those_after_ou
 
 def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them_and_by_the_state_it_is_in() -> None:
     settled, opened, taken = list[list[str]](), list[None](), list[list[str]]()
-    missed = [(SimpleNamespace(round="aa"), {"me": None}), (SimpleNamespace(round="bb"), {"another": None})]
+    gave = SimpleNamespace(samples=3)
+    missed = [(SimpleNamespace(round="aa"), {"me": gave}), (SimpleNamespace(round="bb"), {"another": gave})]
     me: Any = SimpleNamespace(
         _catch_up=SimpleNamespace(follow=lambda: missed),
         _accumulator=SimpleNamespace(settle=lambda rounds: settled.append(list(rounds))),

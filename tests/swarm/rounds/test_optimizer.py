@@ -1,7 +1,7 @@
 """What a device does beside a round, and what becomes of its samples; the averager does what it is told."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,8 +12,9 @@ from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, GlobalStep, LeftOut, Progress
 from dedloc_kit.swarm.averaging.allreduce import Patience
-from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
+from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
@@ -125,9 +126,10 @@ class Volunteer:
                 return self.averager.brought[-1]
         pytest.fail("it does not begin")
 
-    def end_round(self, outcome: Any, *authors: str, **more: Any) -> None:
+    def end_round(self, outcome: Any, *authors: str, followers: Collection[str] = (), **more: Any) -> None:
         mine = self.averager.brought[-1]
         contributions = dict.fromkeys(authors, mine)
+        contributions |= dict.fromkeys(followers, mine.model_copy(update={"samples": 0}))
         self.averager.end(RoundResult(outcome, f"{len(self.averager.brought):040x}", contributions, **more))
         self.optimizer.boundary()
         self.optimizer.refresh(0)
@@ -233,3 +235,15 @@ def test_a_step_says_who_was_left_out_of_it(tmp_path: Path) -> None:
     me.compute_until_ahead()
     me.end_round("complete", me.peer, absent={"QmGone": "fell silent"})
     assert [(step.step, step.left_out) for step in told] == [(1, LeftOut(count=1, some={"QmGone": "fell silent"}))]
+
+
+def test_that_somebody_did_not_come_is_told_of_who_gave_to_the_step_before_and_not_of_who_followed(
+    tmp_path: Path,
+) -> None:
+    me, told = Volunteer(tmp_path), list[GlobalStep]()
+    me.optimizer._on_step = lambda step, _: told.append(step)
+    me.compute_until_ahead()
+    me.end_round("complete", me.peer, "QmGave", followers=["QmFollowed", me.organizer.peer])
+    me.compute_until_ahead()
+    me.end_round("complete", me.peer, absent={"QmGave": "did not come", "QmFollowed": "did not come"})
+    assert [step.left_out for step in told] == [None, LeftOut(count=1, some={"QmGave": "did not come"})]

@@ -9,15 +9,16 @@ import torch
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import MAX_LOSS, Absence, Instructions, LeftOut, Receipt
-from dedloc_kit.swarm.averaging.group import GroupRequest, RoundResult
+from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
-from dedloc_kit.swarm.directory import tracker
+from dedloc_kit.swarm.averaging.result import RoundResult
+from dedloc_kit.swarm.directory import sightings, tracker
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import TIME_TO_LIVE, Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
-from dedloc_kit.swarm.rounds import rounds
+from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.training.flat import FlatLayout, SharedVector
@@ -135,7 +136,7 @@ def test_who_comes_while_a_group_is_being_found_is_looked_for_as_well(tmp_path: 
 def test_a_group_stays_open_for_who_is_late_until_the_batch_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "OPEN_SHARE", 100.0)
+    monkeypatch.setattr(sought, "OPEN_SHARE", 100.0)
     me = Peer(tmp_path)
     me.averager.somebody_comes = False
     me.hear(5, time=get_dht_time(), samples_per_second=0.0)
@@ -191,7 +192,7 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
 ) -> None:
     me = Peer(tmp_path)
     me.state.apply(torch.zeros(me.state.layout.size), a_receipt(1))
-    me.rounds.stepped([me.other.peer] if took_part else [])
+    me.rounds.stepped({me.other.peer: 5} if took_part else {})
     me.hear(0, time=get_dht_time())
     me.gradients.add(1.0, 10, 1)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it is not alone"
@@ -212,7 +213,8 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = get_dht_time()
-    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    for module in (sightings, tracker):
+        monkeypatch.setattr(module, "get_dht_time", lambda: now)
     me = Peer(tmp_path)
     me.hear(5, time=now)
     me.gradients.add(1.0, 10, 0)
@@ -231,7 +233,8 @@ def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_o
 
 def test_a_peer_whose_others_are_gone_goes_on_alone_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = get_dht_time()
-    monkeypatch.setattr(tracker, "get_dht_time", lambda: now)
+    for module in (sightings, tracker):
+        monkeypatch.setattr(module, "get_dht_time", lambda: now)
     me = Peer(tmp_path)
     me.hear(5, time=now)
     me.gradients.add(1.0, 10, 0)
@@ -345,7 +348,7 @@ def test_who_was_left_out_is_told_by_no_single_peers_word(
     me = Peer(tmp_path)
     me.averager.strangers = frozenset({"QmStranger"})
     me.averager.result = RoundResult("complete", "ab", absent={"QmStranger": "did not come", me.other.peer: why})
-    me.rounds.stepped([me.other.peer] if gave_before else [])
+    me.rounds.stepped({me.other.peer: 5} if gave_before else {})
     me.hear(5, time=get_dht_time(), follower=follower)
     me.gradients.add(1.0, 10, 0)
     me.rounds.gather_if_due(samples_per_second=1.0)
@@ -357,7 +360,7 @@ def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path:
     me = Peer(tmp_path)
     for known in (True, False):
         me.averager.result = RoundResult("complete", "ab")
-        me.rounds.stepped([me.other.peer] if known else [])
+        me.rounds.stepped({me.other.peer: 5} if known else {})
         me.hear(5, time=get_dht_time())
         me.gradients.add(1.0, 10, 0)
         me.rounds.gather_if_due(samples_per_second=1.0)
@@ -379,7 +382,7 @@ def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(
         me.rounds.advance()
         me.tracker.suspicion.trust([me.other.peer])
     assert me.rounds.left_out == LeftOut(count=1, some={"QmGone": "fell silent"})
-    me.rounds.stepped([])
+    me.rounds.stepped({})
     me.rounds.gather_if_due(samples_per_second=1.0)
     me.rounds.advance()
     assert me.rounds.left_out is None, "it was the step before that went on without it"
@@ -390,3 +393,23 @@ def test_of_hundreds_that_are_left_out_some_are_named() -> None:
     assert left_out is not None
     assert (left_out.count, len(left_out.some)) == (300, 16)
     assert LeftOut.of({}) is None
+
+
+def test_without_most_of_those_who_took_the_last_step_no_group_is_looked_for_and_none_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dedloc_kit.swarm.directory.tracker.TIME_TO_LIVE", 600.0)
+    me = Peer(tmp_path)
+    lost = [Signer(Identity(tmp_path / f"lost {number}")) for number in range(2)]
+    me.rounds.stepped(dict.fromkeys([me.other.peer, *(s.peer for s in lost), me.tracker._signer.peer], 5))
+    me.gradients.add(1.0, 10, 0)
+    me.hear(5, time=get_dht_time())
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    assert not me.rounds.under_way, "two of four"
+    me.hear(5, time=get_dht_time(), who=lost[0])
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    assert me.rounds.under_way, "three of four"
+    group: Any = me.rounds._group
+    group.members = frozenset([me.other.peer])
+    me.rounds.advance()
+    assert me.averager.asked == ["call off"], "but two came"

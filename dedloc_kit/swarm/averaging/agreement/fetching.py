@@ -41,7 +41,8 @@ class Fetching:
         roll = self._voter.roll
         if roll is None:
             return False
-        return sender == self._plan.owners(roll.reducers)[number] or (sender, number) in self._asked
+        source = self._plan.deal(roll.reducers).source(number, self._round.row, self._mine)
+        return sender == source or (sender, number) in self._asked
 
     def came(self, number: int) -> None:
         """Give it to those who have asked."""
@@ -68,28 +69,29 @@ class Fetching:
             average exists already
         """
         roll, averages = self._voter.roll, self._round.averages
-        source, link = self._source()
-        if roll is None or self._round.introductions is None or link is None:
+        if roll is None or self._round.introductions is None:
             return
-        owners, here = self._plan.owners(roll.reducers), set(self._voter.living) - self._links.dead
+        deal, here = self._plan.deal(roll.reducers), set(self._voter.living) - self._links.dead
         exists = roll.average or self._voter.certified
         waited = exists and silent and averages.quiet(time.monotonic()) > silent
-        wanted = [
+        missing = [
             number
             for number in averages.missing()
-            if (waited or owners[number] not in here) and (source, number) not in self._asked
+            if waited or deal.source(number, self._round.row, self._mine) not in here
         ]
-        if wanted:
-            self._asked |= {(source, number) for number in wanted}
-            link.post(say(Says.FETCH, wanted))
+        for place, (source, link) in enumerate(self._sources()):
+            wanted = [number for number in missing if (source, number) not in self._asked]
+            if wanted and (not place or waited):
+                self._asked |= {(source, number) for number in wanted}
+                averages.stir()  # the next one is asked if this one does not give them
+                link.post(say(Says.FETCH, wanted))
+            if wanted or not waited:
+                return
 
-    def _source(self) -> tuple[int, Link | None]:
-        """The leader; as the leader, who holds it; and of an average that a quorum has, any reducer."""
-        voter, up = self._voter, self._links.up
+    def _sources(self) -> list[tuple[int, Link]]:
+        """The leader; as the leader, those who hold it; and of an average that a quorum has, any reducer."""
+        voter, up, down = self._voter, self._links.up, self._links.down
         if voter.certified is None and voter.leading.ballot is not None:
-            holder = min(voter.leading.ballot.holders - {self._mine}, default=self._mine)
-            return holder, self._links.down.get(holder)
-        for reducer in (voter.leader, *(voter.ranking if voter.certified else ())):
-            if reducer in up and reducer not in self._links.dead:
-                return reducer, up[reducer]
-        return self._mine, None
+            return [(holder, down[holder]) for holder in sorted(voter.leading.ballot.holders) if holder in down]
+        reducers = dict.fromkeys((voter.leader, *(voter.ranking if voter.certified else ())))
+        return [(reducer, up[reducer]) for reducer in reducers if reducer in up and reducer not in self._links.dead]

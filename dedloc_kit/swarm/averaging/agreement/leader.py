@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging import messages
+from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNTOLD
 from dedloc_kit.swarm.averaging.agreement.roll import (
     MAX_BALLOTS,
     Acknowledgement,
@@ -14,13 +15,12 @@ from dedloc_kit.swarm.averaging.agreement.roll import (
     Certificate,
     Held,
     Promise,
-    Report,
+    Reported,
     Roll,
     Votes,
-    hash_of,
     newest,
 )
-from dedloc_kit.swarm.averaging.messages import Says, introductions, say
+from dedloc_kit.swarm.averaging.messages import Says
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.agreement.voter import Voter
@@ -38,18 +38,20 @@ class Ballot:
     :ivar choice: the promises of a quorum; none as long as there is no quorum
     :ivar resumed: the average that has to be taken in any case, as that quorum says, and its roll
     :ivar holders: who has it
+    :ivar reports: of each reducer, the hash of the introduction of each member from which it has everything
     """
 
     votes: Votes
     number: int
     reducers: tuple[int, ...]
+    rows: tuple[int, ...]
     proposed: bool = False
     choice: tuple[bytes, ...] | None = None
     resumed: tuple[Acknowledgement, Roll] | None = None
     holders: frozenset[int] = frozenset()
     joined: dict[int, tuple[Promise, bytes]] = field(default_factory=dict)
     rolls: dict[bytes, Roll] = field(default_factory=dict)
-    reports: dict[int, Report] = field(default_factory=dict)
+    reports: dict[int, Mapping[int, bytes]] = field(default_factory=dict)
     acknowledged: dict[int, tuple[Acknowledgement, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,21 +98,25 @@ class Ballot:
         """Reducers that lack more than half of what others have: not those members are cut off, but they are."""
         if self.resumed is not None:
             return []
-        have = Counter(member for report in self.reports.values() for member in report.whole)
-        return [reducer for reducer, report in self.reports.items() if 2 * len(report.whole) < len(have)]
+        useless = []
+        for row in set(self.rows):
+            reports = {r: whole for r, whole in self.reports.items() if self.rows[r] == row}
+            have = Counter(member for whole in reports.values() for member in whole)
+            useless += [reducer for reducer, whole in reports.items() if 2 * len(whole) < len(have)]
+        return useless
 
-    def roll(self, introduced: Mapping[int, bytes]) -> Roll:
-        """The roll of those from whom every reducer has everything.
-
-        :param introduced: the hash of the introduction of each member that this peer knows
-        """
+    def roll(self) -> Roll:
+        """The roll of those from whom every reducer of their row has everything, introduced to all of these alike."""
         if self.resumed is not None:
             found, roll = self.resumed
             return roll.model_copy(update={"ballot": self.number, "average": found.average})
-        whole = set(introduced).intersection(*(report.whole for report in self.reports.values()))
-        count = len(self.votes.members)
-        names = tuple(introduced[member] if member in whole else b"" for member in range(count))
-        return Roll(group=self.votes.group, ballot=self.number, reducers=self.reducers, introductions=names)
+        names = [b""] * len(self.votes.members)
+        for row in set(self.rows):
+            first, *others = [whole for r, whole in self.reports.items() if self.rows[r] == row] or [{}]
+            for member, name in first.items():
+                if all(whole.get(member) == name for whole in others):
+                    names[member] = name
+        return Roll(group=self.votes.group, ballot=self.number, reducers=self.reducers, introductions=tuple(names))
 
     def certificate(self, right: Acknowledgement) -> Certificate | None:
         """If a quorum holds the same average as the leader does."""
@@ -128,8 +134,6 @@ class Leader:
         self._plan, self._mine, self._links = round.plan, round.mine, round.links
         self._heeded: set[int] = set()
         """Members that told of a higher ballot: each is believed once, for it may lie."""
-        self._unsure: set[int] = set()
-        """Reducers that were introduced to others than this peer was."""
         self._alone = 0
         """So often in a row there was no quorum any more."""
         self.ballot: Ballot | None = None
@@ -140,7 +144,7 @@ class Leader:
 
     def begin(self) -> None:
         """Lead the first ballot, in which nothing can have been before."""
-        self.ballot = Ballot(self._votes, 0, self._plan.reducers)
+        self.ballot = Ballot(self._votes, 0, self._plan.reducers, self._plan.rows)
 
     def stop(self) -> None:
         """Another one leads, and has a quorum."""
@@ -151,43 +155,28 @@ class Leader:
         ranking = self._voter.ranking
         number = above + 1
         number += (ranking.index(self._mine) - number) % len(ranking)
-        living = tuple(reducer for reducer in self._plan.reducers if reducer not in self._links.dead)
-        self.ballot = Ballot(self._votes, number, living)
-        call = Call(ballot=number, reducers=living)
-        for link in self._links.down.values():
-            link.post(say(Says.CALL, call))
-        self._voter.join(call)
+        living = self._voter.heads.living()
+        self.ballot = Ballot(self._votes, number, living, self._plan.rows)
+        self._voter.join(Call(ballot=number, reducers=living))
 
     def hear(self, member: int, says: Says, content: bytes) -> None:
-        """What a member says to its leader; raises ValueError for what it must not say."""
+        """What a member says to its leader, and has signed; raises ValueError."""
         match says:
             case Says.REPORT:
-                self._take_report(member, messages.record(Report, content))
+                _, number, names = self._votes.reported(messages.record(Reported, content))
+                if self.ballot is not None and number == self.ballot.number and member in self.ballot.reducers:
+                    self.ballot.reports[member] = names
             case Says.ANSWER:
                 self._take_answer(member, messages.record(Answer, content))
             case Says.ACKNOWLEDGEMENT:
-                author, acknowledgement = self._votes.acknowledged(content)
-                if author != member:
-                    raise ValueError("it acknowledges for another")
+                _, acknowledgement = self._votes.acknowledged(content)
                 if self.ballot is not None and acknowledgement.ballot == self.ballot.number:
                     self.ballot.acknowledged[member] = acknowledgement, content
-            case _:
-                raise ValueError(f"a member says {says.name}")
         self._propose()
         self.certify()
 
-    def _take_report(self, member: int, report: Report) -> None:
-        if self.ballot is None or report.ballot != self.ballot.number or member not in self.ballot.reducers:
-            return
-        own = self._round.handshake.names
-        if hash_of(*(own.get(m, b"") for m in report.whole)) != report.introductions:
-            self._unsure.add(member)
-        self.ballot.reports[member] = report
-
     def _take_answer(self, member: int, answer: Answer) -> None:
-        author, promise = self._votes.promised(answer.promise)
-        if author != member:
-            raise ValueError("it promises for another")
+        _, promise = self._votes.promised(answer.promise)
         before, held = promise.acknowledged, answer.held
         if before is not None:
             if held is None or before != self._votes.acknowledge(held.roll, held.roll.average or before.average):
@@ -214,15 +203,9 @@ class Leader:
                 self._round.bury(reducer, "lacks what the others have", blame=False)
             return
         ballot.proposed = True
-        roll = ballot.roll(self._round.handshake.names)
+        roll = ballot.roll()
         held = Held(roll=roll, signed=self._votes.propose(roll), promises=ballot.choice or ())
-        known = self._round.handshake.known(roll)
-        for reducer in ballot.reducers:
-            link = self._links.down.get(reducer)
-            if link is not None:
-                link.post(say(Says.ROLL, held))
-                if reducer in self._unsure and known is not None:
-                    link.post(*introductions(roll.name, known))
+        self._voter.telling.hand_on(held, range(len(self._plan.members)))
         self._voter.take_roll(held)
 
     def certify(self) -> None:
@@ -237,18 +220,15 @@ class Leader:
             return
         certificate = self.ballot.certificate(mine)
         if certificate is not None:
-            for reducer in self.ballot.reducers:  # each tells the others whom it has told of the roll
-                if reducer in self._links.down:
-                    self._links.down[reducer].post(say(Says.CERTIFICATE, certificate))
             self._voter.take_certificate(certificate)
 
-    def judge(self, now: float, starting: bool) -> None:
-        """Reducers that this peer waits for may be gone."""
+    def watch(self, now: float, starting: bool) -> None:
+        """Reducers that the head of a row waits for may be gone, and heads that the leader waits for."""
         if self._voter.certificate is not None:
             return
-        usual = self._round.patience.usual
+        usual, rows, heads = self._round.patience.usual, self._plan.rows, self._voter.heads
         for reducer in self._voter.living:
-            if reducer == self._mine or reducer in self._links.dead:
+            if reducer == self._mine or reducer in self._links.dead or rows[reducer] != self._round.row:
                 continue
             if reducer not in self._links.down:
                 if not starting:
@@ -256,17 +236,38 @@ class Leader:
             elif self._links.silent(reducer) > usual:
                 follows = self.ballot is not None and (not self.ballot.number or reducer in self.ballot.joined)
                 self._round.bury(reducer, "fell silent", blame=follows)
-        roll, averages = self._voter.roll, self._round.averages
-        if roll is not None and not roll.average and averages.quiet(now) > 2 * usual:
-            owners = self._plan.owners(roll.reducers)
-            for number in averages.missing():
-                link = self._links.up.get(owners[number])
-                if owners[number] != self._mine and not (link is not None and link.arriving(usual)):
-                    self._round.bury(owners[number], "sent no averages", blame=True)
-        here = set(range(len(self._plan.members))) - self._links.lost
-        self._alone = 0 if self._votes.enough(here) else self._alone + 1
+        if self._voter.leader == self._mine:
+            for head in heads.overdue(self._round.patience.start):
+                self._round.bury(head, "does not come for its row", blame=False)
+            for head in heads.first_told():
+                if heads.came(head) and self._links.silent(head) > usual:
+                    self._round.bury(head, "fell silent", blame=True)
+
+    def judge(self, now: float) -> None:
+        """Reducers of which no averages come, or most of the members, may be gone."""
+        if self._voter.certificate is not None:
+            return
+        self._judge_averages(now)
+        self._alone = 0 if self._votes.enough(self._voter.heads.present()) else self._alone + 1
         if self._alone > ALONE:
             self._round.fail("too few are left")
+
+    def _judge_averages(self, now: float) -> None:
+        """Owners in this row of which no averages come may be gone. Where there are rows, owners may wait for others,
+        of whom somebody complains first."""
+        usual, rows = self._round.patience.usual, self._plan.rows
+        roll, averages = self._voter.roll, self._round.averages
+        if roll is None or roll.average or roll.ballot < self._voter.ballot:
+            return
+        if self._voter.waited(now) <= (LACKED if self._plan.one_row else UNTOLD) * usual:
+            return
+        deal = self._plan.deal(roll.reducers)
+        for number in averages.missing():
+            source = deal.source(number, self._round.row, self._mine)
+            link = self._links.up.get(source)
+            near = source >= 0 and rows[source] == self._round.row
+            if near and source != self._mine and not (link is not None and link.arriving(usual)):
+                self._round.bury(source, "sent no averages", blame=self._plan.one_row)
 
     def lost(self, member: int) -> None:
         """It cannot give any more what it holds."""

@@ -4,7 +4,7 @@ It is Paxos with one value, the average. docs/how_it_works.md says how it goes, 
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Protocol, TypeVar
 
@@ -40,12 +40,20 @@ class Call(Record):
 
 
 class Report(Record):
-    """From whom a reducer has everything that it is to reduce."""
+    """What a reducer signs: from whom of its row it has everything that it is to reduce."""
 
+    group: Digest
     ballot: Number
     whole: Members
     introductions: Hash
     """One hash for those of what these members introduced themselves with."""
+
+
+class Reported(Record):
+    """A report, and the hashes of the introductions themselves."""
+
+    report: Signed
+    introductions: Annotated[tuple[Hash, ...], Field(max_length=_MAX_MEMBERS, strict=False)]
 
 
 class Roll(Record):
@@ -192,8 +200,31 @@ class Votes:
         if acknowledged != ({(roll.name, roll.average)} if roll.average else set()):
             raise ValueError("a roll is not the one that was acknowledged before")
 
+    def holders(self, held: Held) -> list[int]:
+        """Who holds the average that a roll takes up again, as they have promised."""
+        promises = dict(self.promised(each) for each in held.promises)
+        right = held.roll.name, held.roll.average
+        named = {member: promise.acknowledged for member, promise in promises.items() if promise.acknowledged}
+        return sorted(member for member, found in named.items() if (found.roll, found.average) == right)
+
     def acknowledge(self, roll: Roll, average: bytes) -> Acknowledgement:
         return Acknowledgement(group=self.group, ballot=roll.ballot, roll=roll.name, average=average)
+
+    def report(self, ballot: int, introduced: Mapping[int, bytes]) -> Reported:
+        """
+        :param introduced: the hash of the introduction of each member from which all is there
+        """
+        whole, names = tuple(introduced), tuple(introduced.values())
+        report = Report(group=self.group, ballot=ballot, whole=whole, introductions=hash_of(*names))
+        return Reported(report=self._signer.sign(report), introductions=names)
+
+    def reported(self, reported: Reported) -> tuple[int, int, dict[int, bytes]]:
+        """Who reports, in which ballot, and the introductions' hashes by member; raises ValueError."""
+        author, report = self._signer.open(Report, reported.report)
+        names = reported.introductions
+        if len(names) != len(report.whole) or hash_of(*names) != report.introductions:
+            raise ValueError("a report is not of the introductions that come with it")
+        return self._member(author, report.group), report.ballot, dict(zip(report.whole, names, strict=True))
 
     def promise(self, ballot: int, acknowledged: Acknowledgement | None) -> bytes:
         return self._signer.sign(Promise(group=self.group, ballot=ballot, acknowledged=acknowledged))

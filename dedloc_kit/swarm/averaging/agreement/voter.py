@@ -1,15 +1,17 @@
 """A member's part in the agreement on a round: whom it follows, what it has promised, acknowledged and been told.
 
 The reducers lead, in an order that all members know. Whoever finds all before it gone takes over with a ballot of its
-own; members join it as soon as they find them gone, too, or as soon as it has a quorum without them.
+own; members join it as soon as they find them gone, too, or as soon as it has a quorum without them. Where there are
+rows, most members follow the head of theirs, and know the leader through it alone.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.fetching import Fetching
+from dedloc_kit.swarm.averaging.agreement.heads import NUDGED, STUCK, UNFINISHED, UPWARD, Heads
 from dedloc_kit.swarm.averaging.agreement.leader import Leader
 from dedloc_kit.swarm.averaging.agreement.roll import (
     MAX_BALLOTS,
@@ -18,29 +20,26 @@ from dedloc_kit.swarm.averaging.agreement.roll import (
     Call,
     Certificate,
     Held,
-    Report,
     Roll,
     Votes,
-    hash_of,
 )
 from dedloc_kit.swarm.averaging.agreement.telling import Telling
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says, say
-from dedloc_kit.swarm.network.service import decode
 
 if TYPE_CHECKING:
     from dedloc_kit.swarm.averaging.allreduce import AllReduce
 
-STUCK = 3
-"""After so many times the patience without an average of the roll, its leader is given up."""
+GIVERS = 3
+"""So many of those who hold an average that is taken up again bring it to the leader."""
 
 
 class Voter:
     """Of one peer in one round.
 
     :param round: does what is agreed
-    :ivar leader: whom this peer follows: the first in the order that it does not know to be gone
+    :ivar leader: whom this peer follows: the first in the order that it does not know to be gone, or its row's head
     :ivar ballot: the one that it has joined; it acknowledges nothing of those before
     :ivar living: who reduces in that ballot
     :ivar held: the newest roll that it was told
@@ -53,8 +52,9 @@ class Voter:
         self._round, self._votes = round, votes
         self._plan, self._mine, self._handshake, self._links = round.plan, round.mine, round.handshake, round.links
         self.ranking = self._plan.ranking(votes.group)
-        self.leader = self.ranking[0]
         self.ballot, self.living = 0, self._plan.reducers
+        self.heads = Heads(round, self, votes)
+        self.leader = self._first = self.heads.to_follow() or 0
         self.held: Held | None = None
         self.acknowledged: Acknowledgement | None = None
         self.certificate: Certificate | None = None
@@ -66,10 +66,10 @@ class Voter:
         self._corrected: set[tuple[int, int]] = set()  # who was told that it calls too low a ballot
         self._begun = self._reported = False
         self._awaited = 0  # a member that this reducer does not have everything from
-        self._followed = time.monotonic()
+        self._followed = self._moved = time.monotonic()  # when a leader was followed, and when it did anything
         self.leading = Leader(round, self, votes)
         self.fetching = Fetching(round, self)
-        self._telling = Telling(round, self)
+        self.telling = Telling(round, self)
         if self.leader == self._mine:
             self.leading.begin()
 
@@ -89,28 +89,53 @@ class Voter:
 
     def to_reassure(self) -> list[Link]:
         """Who has to hear from this peer that it is still here."""
-        if self.leader == self._mine:
-            return list(self._links.down.values())
         link = self._links.up.get(self.leader)
-        return [link] if link is not None and self._mine in self._plan.reducers else []
+        above = [link] if link is not None and self._mine in self._plan.reducers else []
+        return [*self.heads.below(), *above]
 
     def judge(self, now: float, starting: bool) -> None:
         """Whom this peer waits for may be gone."""
         usual, start = self._round.patience.usual, self._round.patience.start
+        if self.heads.mine:
+            self.leading.watch(now, starting)
         if self.leader == self._mine:
-            self.leading.judge(now, starting)
+            self.leading.judge(now)
         else:
             # Its two streams share a line: what it says in one may wait behind the values that it sends in the other.
             begun, silence = self._links.begun(self.leader), self._links.silent(self.leader)
             silent = min(now - self._followed, silence) > usual if begun else now - self._followed > start
             # While averages of its roll come it need say nothing: it may have ended the round, with a quorum, long ago.
             coming = self.roll is not None and any(link.arriving(usual) for link in self._links.up.values())
-            stuck = self.roll is not None and self._round.averages.quiet(now) > STUCK * usual and not coming
+            times = UNFINISHED if self._plan.one_row else STUCK
+            stuck = self.roll is not None and self.waited(now) > times * usual and not coming
             if silent and self.certified is None and not coming:
                 self._round.bury(self.leader, "says nothing", blame=self.acknowledged is None)
             elif stuck and self.acknowledged is None:
                 self._round.bury(self.leader, "told a roll of which no average comes", blame=False)
         self.fetching.fetch(silent=usual)
+
+    def waited(self, now: float) -> float:
+        """Seconds in which neither an average has come nor the leader has done anything that takes time."""
+        return min(self._round.averages.quiet(now), now - self._followed, now - self._moved)
+
+    def lacks(self, other: int, now: float, times: int) -> None:
+        """This reducer waits for another one, which may not have been told the roll.
+
+        :param times: the patience after which it is given up
+        """
+        waited = (now - self._moved) / self._round.patience.usual
+        if self.roll is None or self.roll.ballot < self.ballot:
+            return
+        if waited > NUDGED:
+            self.telling.nudge(other)
+        if waited <= times or self.certified is not None or self.roll.average:
+            return
+        if other == self.leader_of(self.ballot):  # it would hear no complaint of itself
+            self._round.bury(other, "sends no means", blame=False)
+        elif self._plan.rows[other] != self._round.row:
+            self.heads.complain(other)
+        elif waited > UNFINISHED and self.heads.mine:
+            self._round.bury(other, "hands on no introductions", blame=False)
 
     def lost(self, member: int) -> None:
         self.leading.lost(member)
@@ -123,23 +148,28 @@ class Voter:
         elif self.leading.leads:
             if reducer in self.living and self.certificate is None:
                 self.leading.call(self.ballot)
-        elif self.certified is None:  # it may have been the one to tell this peer
-            self._tell(self.leader, Says.UNTOLD)
+        elif self.certified is None:
+            self.heads.tell_gone(reducer)
+            if self._plan.rows[reducer] == self._round.row:  # it may have been the one to tell this peer
+                self._tell(self.leader, Says.UNTOLD)
         self.fetching.fetch()
 
     def _follow_next(self) -> None:
-        left = [reducer for reducer in self.ranking if reducer not in self._links.dead]
-        if not left:
+        leader = self.heads.to_follow()
+        if leader is None:
             self._round.fail("nobody is left to lead")
             return
-        self.leader, self._followed = left[0], time.monotonic() + self._round.patience.usual
-        if self.leader == self._mine:
+        self.leader, self._followed = leader, time.monotonic() + self._round.patience.usual
+        if self.heads.mine:
             self._links.count_from(self._followed)
             for link in self._links.up.values():
                 link.post(say(Says.FOLLOWS))
+        if self.leader == self._mine:
+            self.heads.wait_anew()
             if self.certificate is None:
                 self.leading.call(self.ballot)
             return
+        self._round.connect(self.leader)
         self.reached(self.leader)
         self._take_pending()
 
@@ -149,25 +179,27 @@ class Voter:
         if reducer != self.leader or link is None:
             return
         link.count_from(self._followed)
-        if reducer != self.ranking[0]:
+        if reducer != self._first or self._plan.rows[reducer] != self._round.row:
             link.post(say(Says.FOLLOWS))
+        if self._plan.rows[reducer] != self._round.row and not self.heads.mine:  # a guest: nobody there expects it
+            link.post(say(Says.UNTOLD))
+        self.heads.hand_up_again(link)
         self._answer(reducer)
         self._reported = False
         self._report()
         if self.acknowledged is not None and self.acknowledged.ballot == self.ballot:
-            self._tell(self.leader_of(self.ballot), Says.ACKNOWLEDGEMENT, self._signed)
+            self._say_up(self.ballot, Says.ACKNOWLEDGEMENT, self._signed)
 
     def came(self, member: int, link: Link) -> None:
         """A member has come to this reducer: what the others have heard before."""
-        if self.leader == self._mine:
+        if self.heads.is_below(member):
             link.post(say(Says.HERE))
-            if self.leading.ballot is not None and self.leading.ballot.number:
-                ballot = self.leading.ballot
-                link.post(say(Says.CALL, Call(ballot=ballot.number, reducers=ballot.reducers)))
-        self._telling.roll((member,))
-        if self.roll is not None and self._round.introductions is not None:
-            self._round.resend(link)
+            if self.ballot:
+                link.post(say(Says.CALL, Call(ballot=self.ballot, reducers=self.living)))
+        self.telling.roll((member,))
+        self._round.resend(member, link)
         self._report()
+        self.fetching.fetch()
 
     # What is said
 
@@ -177,13 +209,18 @@ class Voter:
             case Says.HERE:
                 pass
             case Says.FOLLOWS:
-                self._telling.ask(member, link)
+                self.heads.follows(member)
+                self.telling.ask(member, link)
             case Says.UNTOLD:
-                self._telling.untold(member)
+                self.telling.untold(member)
             case Says.FETCH:
                 self.fetching.give(messages.numbers(content), link)
+            case Says.INTRODUCTIONS:
+                self.telling.hear_row(member, content)
+            case Says.GONE:
+                self.heads.take_gone(member, messages.numbers(content))
             case _ if not self._round.over:
-                self.leading.hear(member, says, content)
+                self.heads.hear(member, says, content)
 
     def hear_reducer(self, reducer: int, link: Link, says: Says, content: bytes) -> None:
         """What a reducer says to a member; raises ValueError for what it must not say."""
@@ -195,7 +232,7 @@ class Voter:
             case Says.ROLL:
                 self.take_roll(messages.record(Held, content))
             case Says.INTRODUCTIONS:
-                self._take_introductions(decode(content))
+                self.telling.hear(reducer, content)
             case Says.CERTIFICATE:
                 self.take_certificate(messages.record(Certificate, content))
                 if self.certified is not None and (self.roll is None or self.roll.name != self.certified.roll):
@@ -205,18 +242,34 @@ class Voter:
             case _:
                 raise ValueError(f"a reducer says {says.name}")
 
+    def _say_up(self, ballot: int, says: Says, content: bytes) -> None:
+        """To the leader of a ballot, or to whom this peer follows."""
+        leader = self.leader_of(ballot)
+        direct = self._plan.one_row or leader == self._mine or leader in self._links.up
+        self._tell(leader if direct else self.leader, says, content)
+
     def _tell(self, reducer: int, says: Says, content: bytes = b"") -> None:
         if reducer == self._mine:
-            self.leading.hear(self._mine, says, content)
+            if says in UPWARD:
+                self.leading.hear(self._mine, says, content)
         elif reducer in self._links.up:
             self._links.up[reducer].post(bytes([says]) + content)
+
+    def _hears(self, leader: int) -> bool:
+        """Does this peer hear the leader itself, not through the head of its row?"""
+        return self._plan.one_row or (self.heads.mine and leader in self._links.up)
 
     # Ballots
 
     def _take_call(self, reducer: int, call: Call) -> None:
-        if self.leader_of(call.ballot) != reducer or call.ballot >= MAX_BALLOTS * len(self.ranking):
+        leader = self.leader_of(call.ballot)
+        rows = self._plan.rows
+        handed_on = not self._plan.one_row and (rows[reducer] == rows[self._mine] or reducer == self.leader)
+        if leader != reducer and not handed_on and not self._plan.one_row:
+            return  # it believes that this peer follows it
+        if (leader != reducer and not handed_on) or call.ballot >= MAX_BALLOTS * len(self.ranking):
             raise ValueError("a ballot is not its own")
-        if reducer not in call.reducers or not set(call.reducers) <= set(self._plan.reducers):
+        if leader not in call.reducers or not set(call.reducers) <= set(self._plan.reducers):
             raise ValueError("a ballot is led by none of its reducers, or names others")
         if reducer in self._links.dead:
             return
@@ -230,12 +283,20 @@ class Voter:
 
     def join(self, call: Call) -> None:
         """Take part in this ballot, and in none before."""
+        below = self.heads.below()  # a head that the leader takes for gone hands this on
         self.ballot, self.living, self._reported = call.ballot, tuple(sorted(call.reducers)), False
+        self._moved = time.monotonic()
         self._round.deal(self.living)
+        if self.certified is None:
+            self._round.pause()
         promise = self._votes.promise(call.ballot, self.acknowledged)
         self._joined = Answer(promise=promise, held=self._acknowledged_roll)
-        self._answer(self.leader_of(call.ballot))
+        for link in below:
+            link.post(say(Says.CALL, call))
+        self._say_up(call.ballot, Says.ANSWER, say(Says.ANSWER, self._joined)[1:])
         self._report()
+        if self.leader not in self.living:  # the head of this row, as far as this peer knew
+            self._follow_next()
 
     def _answer(self, reducer: int) -> None:
         """Always the same in a ballot, whoever is told."""
@@ -244,19 +305,16 @@ class Voter:
 
     def _report(self) -> None:
         """Once everything has come, or will not come any more."""
-        round, count = self._round, len(self._plan.members)
+        round, team = self._round, self._plan.teams[self._round.row]
         if not self._begun or self._reported or round.over or self._mine not in self.living:
             return
-        for at in range(self._awaited, self._awaited + count):  # most often it is still the same one
-            if at % count not in self._links.lost and not round.whole(at % count):
-                self._awaited = at % count
+        for at in range(self._awaited, self._awaited + len(team)):  # most often it is still the same one
+            if team[at % len(team)] not in self._links.lost and not round.whole(team[at % len(team)]):
+                self._awaited = at % len(team)
                 return
-        members = range(count)
-        whole = tuple(member for member in members if round.whole(member))
-        names = hash_of(*(self._handshake.names[member] for member in whole))
         self._reported = True
-        report = Report(ballot=self.ballot, whole=whole, introductions=names)
-        self._tell(self.leader_of(self.ballot), Says.REPORT, say(Says.REPORT, report)[1:])
+        reported = self._votes.report(self.ballot, {m: self._handshake.names[m] for m in team if round.whole(m)})
+        self._say_up(self.ballot, Says.REPORT, say(Says.REPORT, reported)[1:])
 
     def part_came(self) -> None:
         self._report()
@@ -275,35 +333,43 @@ class Voter:
         self.check(held)
         leader = self.leader_of(roll.ballot)
         known = before is not None and before.ballot == roll.ballot
-        if known and before != roll:
+        if known and before != roll and leader not in self._links.dead:
+            for link in self._links.down.values():  # who was told only one may follow it still
+                link.post(say(Says.ROLL, held))
             self._round.bury(leader, "told two rolls", blame=True)
         certified = self.certified is not None and self.certified.roll == roll.name
         if known or self._round.over or (roll.ballot < self.ballot and not certified):
             return
         outdated = leader in self._links.dead and self.ranking.index(leader) < self.ranking.index(self.leader)
-        if leader != self.leader and not outdated:  # a quorum follows it
+        if leader != self.leader and not outdated and self._hears(leader):  # a quorum follows it
             self.leading.stop()
             self.leader, self._followed = leader, time.monotonic()
         if roll.ballot > self.ballot:
             self.join(Call(ballot=roll.ballot, reducers=roll.reducers))
-        if roll.ballot == self.ballot and not roll.average:
-            if set(roll.reducers) != set(self.living):
-                raise ValueError("a roll deals the shares to others")
-            if self._mine in roll.reducers and not all(map(self._round.whole, roll.counted)):
-                raise ValueError("a roll names members that were not there")
-        self.held = held
+        if roll.ballot == self.ballot and not roll.average and (wrong := self._wrong_with(roll)):
+            self._round.bury(leader, wrong, blame=True)  # whoever handed it on could not know
+            return
+        self.held, self._moved = held, time.monotonic()
         if before is None or before.name != roll.name:
             # A quorum has nothing of an earlier ballot, or this average: what this peer has cannot be taken any more.
             self.acknowledged = self._acknowledged_roll = None
             self._round.begin_roll()
-            self._handshake.begin()
+            self._handshake.begin(roll)
             self.fetching.begin()
+            self._round.take_early(roll)
+        if roll.average and self._mine in self._votes.holders(held)[:GIVERS]:
+            self._round.connect(leader)  # it may have no stream to anybody who can give it
         self._round.averages.stir()
-        self._telling.roll(range(len(self._plan.members)))
-        introduced = self._handshake.known(roll)
-        if self._round.introductions is None and introduced is not None:
-            self._introduced(introduced)
+        self.telling.roll(range(len(self._plan.members)))
+        introduced = self._handshake.known(roll, self._plan.teams[self._round.row])
+        if self._round.introductions is None:
+            if introduced is not None:
+                self._round.reduce(roll)
+                self.telling.tell_rows(introduced, roll)
+            self.introduced(introduced or {})
+            self.telling.take_early()
         else:
+            self._round.resume(roll)
             self._acknowledge()
         self.fetching.fetch()
         if outdated and self.leader != self._mine:  # whoever leads now needs a higher ballot
@@ -313,38 +379,44 @@ class Voter:
         else:
             self._take_pending()
 
+    def _wrong_with(self, roll: Roll) -> str:
+        """What this peer, which knows what it has reported, holds against a new roll; empty if nothing."""
+        if set(roll.reducers) != set(self.living):
+            return "deals the shares to others"
+        rows = self._plan.rows
+        if not {rows[member] for member in roll.counted} <= {rows[reducer] for reducer in roll.reducers}:
+            return "counts members of a row in which nobody reduces"
+        team = set(self._plan.teams[self._round.row])
+        if self._mine in roll.reducers and not all(map(self._round.whole, team.intersection(roll.counted))):
+            return "names members that were not there"
+        if self._round.liars.intersection(roll.counted):  # the leader is one, or this peer is dead to it
+            return "counts members that have sent nonsense"
+        return ""
+
     def _take_pending(self) -> None:
         """What the leader has called before this peer followed it."""
         call = self._pending.pop(self.leader, None)
         if call is not None and not self._round.over:
             self._take_call(self.leader, call)
 
-    def _take_introductions(self, content: object) -> None:
-        if not isinstance(content, list | tuple) or len(content) != 3 or not isinstance(content[2], list | tuple):
-            raise ValueError("these are no introductions")
-        name, first, signed = content
-        if self.roll is None or self._round.introductions is not None:
-            return
-        if (name, first) == (self.roll.name, self._handshake.told_so_far):
-            self._introduced(signed)
-
-    def _introduced(self, signed: Sequence[bytes]) -> None:
-        """The next introductions on the roll; raises ValueError."""
+    def introduced(self, signed: Mapping[int, bytes]) -> None:
+        """Some of the introductions on the roll; raises ValueError."""
         assert self.held is not None
         found = self._handshake.tell(self.held.roll, signed)
-        if found is None:
+        if found is None or self._round.over:
             return
         left_out = self._mine not in self.held.roll.counted and self._handshake.mine.samples and self._round.delivered
         if left_out:
-            self._round.doubted.add(self._plan.members[self.leader])  # it leaves out who is there
+            leader = self.leader_of(self.held.roll.ballot)
+            self._round.doubted.add(self._plan.members[leader])  # it leaves out who is there
         self._round.know(found)
-        self._telling.roll(range(len(self._plan.members)))
+        self.telling.roll(range(len(self._plan.members)))
         try:
             self._handshake.check(found)
         except GroupRefused as refusal:
             self._round.finish(refusal)
             return
-        self._round.reduce(self.held.roll, found)
+        self._round.average(found)
         self._acknowledge()
 
     # The average
@@ -367,14 +439,16 @@ class Voter:
                 return
             self.acknowledged, self._acknowledged_roll = self._votes.acknowledge(held.roll, name), held
             self._signed = self._votes.sign(self.acknowledged)
-            self._tell(self.leader_of(self.ballot), Says.ACKNOWLEDGEMENT, self._signed)
+            self._say_up(self.ballot, Says.ACKNOWLEDGEMENT, self._signed)
         self._end_if_certified()
 
     def take_certificate(self, certificate: Certificate) -> None:
         """Raises ValueError unless a quorum holds the same average."""
         if self.certificate is None and not self._round.over:
             self.certified, self.certificate = self._votes.certified(certificate), certificate
-            self._telling.certificate()
+            if self.roll is not None and self.roll.name == self.certified.roll:
+                self._round.resume(self.roll)
+            self.telling.certificate()
             self.fetching.fetch()
             self._end_if_certified()
 

@@ -1,0 +1,35 @@
+"""What became of a round."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import Absence, Contribution
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What became of one all-reduce, as this peer saw it."""
+
+    outcome: Literal["complete", "refused", "failed"]
+    """`refused`: too few are left to take a global step, so nothing was averaged; all members see the same."""
+    id: str = ""
+    contributions: dict[str, Contribution] = field(default_factory=dict)
+    """Of every member that counts, by peer id; signatures are checked."""
+    signed: tuple[bytes, ...] = ()
+    """The same as their authors signed them."""
+    detail: str = ""
+    culprits: frozenset[str] = frozenset()
+    """Peers that fell silent, broke off or sent nonsense, whether the round went on without them or not."""
+    named: frozenset[str] = frozenset()
+    """Peers that did so as other members say."""
+    absent: dict[str, Absence] = field(default_factory=dict)
+    """Members of the group that do not count, and why, as this peer saw it itself."""
+    seconds: float = 0.0
+    """What the all-reduce took."""
+    ended: float = field(default_factory=get_dht_time)
+    """When it was over (DHT time)."""
+    longest_silence: float = 0.0
+    upload_rate: float | None = None
+    """Bytes per second at which this peer's gradients came to the reducers."""

@@ -1,0 +1,62 @@
+"""Those who took the last step with this peer: a group without most of them may be a part that was cut off."""
+
+import logging
+import time
+from collections.abc import Collection
+
+from dedloc_kit.swarm.directory.belief import BLIND_SECONDS, GONE_SECONDS
+from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.training.state import TrainingState
+
+_log = logging.getLogger(__name__)
+
+
+class Companions:
+    """Of one peer. They count until they leave, or were not seen for a minute: so a run outlives who dies.
+
+    :param me: this peer's id
+    """
+
+    def __init__(self, state: TrainingState, tracker: Tracker, me: str) -> None:
+        self._state, self._tracker, self._me = state, tracker, me
+        self._seen: dict[str, float] = {}
+        """When each was there last."""
+        self._looked = 0.0
+        self._told = False
+
+    def stepped(self, members: Collection[str]) -> None:
+        """This peer holds the parameters that these members' round led to."""
+        self._looked, self._told = time.monotonic(), False
+        self._seen = dict.fromkeys(members, self._looked)
+
+    def look(self, rows: Collection[int]) -> None:
+        """See who is there now.
+
+        :param rows: the others of which is said that they hold this state, where peers are divided into rows
+        """
+        now, here = time.monotonic(), self._tracker.others().keys() | self.of(rows)
+        blind = now - self._looked if now > self._looked + BLIND_SECONDS else 0.0  # nobody could be seen
+        left = self._tracker.gone(self._seen)
+        self._seen = {p: now if p in here else then + blind for p, then in self._seen.items() if p not in left}
+        self._looked = now
+
+    def of(self, rows: Collection[int]) -> set[str]:
+        """Those in these rows."""
+        return {peer for peer in self._seen if self._tracker.division.row_of(peer) in rows} if rows else set()
+
+    def enough(self, members: Collection[str]) -> bool:
+        """May a group of this peer and these others take a step?
+
+        It has more than half of the companions, or half of them with the organizer: of the parts of a swarm only one
+        has. Whoever is there with another state will not take a step from this one, and is not counted.
+        """
+        group, others, mine = {*members, self._me}, self._tracker.others(), self._state.position
+        elsewhere = {p for p, told in others.items() if told.step >= mine.step and (told.step, told.round) != mine}
+        lately = {peer for peer, then in self._seen.items() if self._looked < then + GONE_SECONDS} - elsewhere
+        here = len(group & self._seen.keys())
+        missing = len(lately - group)
+        enough = not missing or 2 * here + (self._tracker.belief.organizer in group) > here + missing
+        if not enough and not self._told:
+            self._told = True
+            _log.warning("of %d peers that took the last step %d are out of reach: waiting", here + missing, missing)
+        return enough
