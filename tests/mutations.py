@@ -215,6 +215,27 @@ MUTATIONS = (
         "tests/swarm/averaging/test_hostile_rounds.py -k lies_or_is_mute",
     ),
     Mutation(
+        "a roll is followed that counts who has sent this peer nonsense",
+        "swarm/averaging/agreement/voter.py",
+        "if self._round.liars.intersection(roll.counted):",
+        "if False:",
+        "tests/swarm/averaging/test_hostile_rounds.py -k LeadsAlone",
+    ),
+    Mutation(
+        "members follow each other in a circle where the last ballot has left nobody to lead",
+        "swarm/averaging/agreement/heads.py",
+        "if head is None and others:",
+        "if others := set(self._voter.ranking):",
+        "tests/swarm/averaging/test_hostile_rounds.py -k LeadsAlone",
+    ),
+    Mutation(
+        "whoever is followed in place of a stuck leader is given up along with it",
+        "swarm/averaging/agreement/voter.py",
+        "STUCK + (self.leader != self.leader_of(self.ballot))",
+        "STUCK",
+        "tests/swarm/averaging/test_hostile_rows.py -k does_nothing_after_the_roll",
+    ),
+    Mutation(
         "a part may come twice",
         "swarm/averaging/parts.py",
         "if number in kept or number >=",

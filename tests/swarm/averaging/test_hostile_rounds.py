@@ -150,6 +150,22 @@ class SendsNonsenseOnceItIsReported(AllReduce):
         return set()
 
 
+class LeadsAlone(AllReduce):
+    """It sends every reducer nonsense, and then calls a ballot in which nobody but it reduces."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        await link.send(part(0, b"nonsense"))
+        self._told.add(reducer)
+        if len(self._told) == len(self.plan.reducers) - 1:
+            self._voter.heads.living = lambda: (self.mine,)  # type: ignore[method-assign]
+            self._voter.leading.call(0)
+        await asyncio.Event().wait()
+
+    @cached_property
+    def _told(self) -> set[int]:
+        return set()
+
+
 class HidesWhatWasAcknowledged(AllReduce):
     """It takes over, and proposes a roll of its own whatever it was answered."""
 
@@ -222,11 +238,15 @@ def assert_one_step(party: Party, honest: tuple[int, ...], outcomes: list[BaseEx
     return set(counted)
 
 
-@pytest.mark.parametrize("kind", [SignsAsAnother, NamesAStranger, DealsToAClient, TellsTwoRolls, SaysNothing])
+@pytest.mark.parametrize(
+    "kind", [SignsAsAnother, NamesAStranger, DealsToAClient, TellsTwoRolls, SaysNothing, LeadsAlone]
+)
 def test_a_leader_that_lies_or_is_mute_is_named_and_the_next_one_leads(kind: type[AllReduce]) -> None:
     party, outcomes = meet(LIAR, kind)
     honest = (0, 1, 2, 4)
-    assert set(honest) <= assert_one_step(party, honest, outcomes)
+    counted = assert_one_step(party, honest, outcomes)
+    assert set(honest) <= counted
+    assert kind is not LeadsAlone or LIAR not in counted, "it sent them nonsense"
     blamed = [party.members[number].culprits for number in honest]
     assert any(blamed), blamed
     assert all(culprits <= {f"peer{LIAR}"} for culprits in blamed), blamed

@@ -57,14 +57,16 @@ class Heads:
         return self.of(self._round.row) == self._mine
 
     def to_follow(self) -> int | None:
-        """The head of the row; as the head, the leader. Where a row has none left its members disperse."""
+        """The head of the row; as the head, the leader. Where a row has none left its members disperse among those that
+        are; if none is, whoever called the last ballot without the others lied or is gone, and the ranking holds."""
         head = self.of(self._round.row)
         if head not in (None, self._mine):
             return head
         ranked: Sequence[int] = self._voter.ranking
-        if head is None:
+        others = set(self._voter.living) - self._links.dead
+        if head is None and others:
             me = self._plan.members[self._mine]
-            ranked = sorted(ranked, key=lambda r: hashlib.sha256(f"{me} {self._plan.members[r]}".encode()).digest())
+            ranked = sorted(others, key=lambda r: hashlib.sha256(f"{me} {self._plan.members[r]}".encode()).digest())
         return next((r for r in ranked if r not in self._links.dead), None)
 
     def living(self) -> tuple[int, ...]:

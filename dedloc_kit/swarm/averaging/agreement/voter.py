@@ -106,7 +106,8 @@ class Voter:
             silent = min(now - self._followed, silence) > usual if begun else now - self._followed > start
             # While averages of its roll come it need say nothing: it may have ended the round, with a quorum, long ago.
             coming = self.roll is not None and any(link.arriving(usual) for link in self._links.up.values())
-            times = UNFINISHED if self._plan.one_row else STUCK
+            # Whoever is followed in place of the leader has as long to give it up itself, and then to lead.
+            times = UNFINISHED if self._plan.one_row else STUCK + (self.leader != self.leader_of(self.ballot))
             stuck = self.roll is not None and self.waited(now) > times * usual and not coming
             if silent and self.certified is None and not coming:
                 self._round.bury(self.leader, "says nothing", blame=self.acknowledged is None)
