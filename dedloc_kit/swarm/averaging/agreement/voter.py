@@ -390,8 +390,8 @@ class Voter:
         team = set(self._plan.teams[self._round.row])
         if self._mine in roll.reducers and not all(map(self._round.whole, team.intersection(roll.counted))):
             return "names members that were not there"
-        if self._round.liars.intersection(roll.counted):  # the leader is one, or this peer is dead to it
-            return "counts members that have sent nonsense"
+        if not all(map(self._round.whole, team & self._round.liars & set(roll.counted))):
+            return "counts members that have sent nonsense"  # it is one, or has left this peer out for its report
         return ""
 
     def _take_pending(self) -> None:
