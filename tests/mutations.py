@@ -217,9 +217,16 @@ MUTATIONS = (
     Mutation(
         "a roll is followed that counts who has sent this peer nonsense",
         "swarm/averaging/agreement/voter.py",
-        "if self._round.liars.intersection(roll.counted):",
+        "if not all(map(self._round.whole, team & self._round.liars & set(roll.counted))):",
         "if False:",
         "tests/swarm/averaging/test_hostile_rounds.py -k LeadsAlone",
+    ),
+    Mutation(
+        "a roll is refused that counts who has sent nonsense to another row",
+        "swarm/averaging/agreement/voter.py",
+        "map(self._round.whole, team & self._round.liars & set(roll.counted))",
+        "m not in self._round.liars for m in roll.counted",
+        "tests/swarm/averaging/test_rows.py -k SendsAMeanTwice",
     ),
     Mutation(
         "members follow each other in a circle where the last ballot has left nobody to lead",
