@@ -1287,6 +1287,20 @@ MUTATIONS = (
         "tests/swarm/rounds/test_rounds.py -k most_of_those",
     ),
     Mutation(
+        "those who come at once are a swarm of their own",
+        "swarm/rounds/optimizer.py",
+        "            self._learn(*led_here)\n",
+        "            pass\n",
+        "tests/swarm/rounds/test_optimizer.py -k just_taken",
+    ),
+    Mutation(
+        "whoever comes waits for those who are long gone",
+        "swarm/rounds/companions.py",
+        "dict.fromkeys(members, self._looked - ago)",
+        "dict.fromkeys(members, self._looked)",
+        "tests/swarm/rounds/test_companions.py -k learns_later",
+    ),
+    Mutation(
         "half of a swarm steps without the organizer",
         "swarm/rounds/companions.py",
         "(self._tracker.belief.organizer in group) > here",
