@@ -1294,6 +1294,13 @@ MUTATIONS = (
         "tests/swarm/network/test_keeper.py -k 'copy'",
     ),
     Mutation(
+        "nobody seems to answer while this process imports",
+        "machine/dialling.py",
+        "left -= min(longest, time.monotonic() - began)",
+        "left -= time.monotonic() - began",
+        "tests/machine/test_dialling.py -k import",
+    ),
+    Mutation(
         "a part of a swarm that was cut off steps by itself",
         "swarm/rounds/rounds.py",
         " or not self._companions.enough({*expected, *self._companions.of(seen)}):",
@@ -1306,6 +1313,20 @@ MUTATIONS = (
         "or not self._companions.enough(members):",
         "or False:",
         "tests/swarm/rounds/test_rounds.py -k most_of_those",
+    ),
+    Mutation(
+        "those who come at once are a swarm of their own",
+        "swarm/rounds/optimizer.py",
+        "            self._learn(*led_here)\n",
+        "            pass\n",
+        "tests/swarm/rounds/test_optimizer.py -k just_taken",
+    ),
+    Mutation(
+        "whoever comes waits for those who are long gone",
+        "swarm/rounds/companions.py",
+        "dict.fromkeys(members, self._looked - ago)",
+        "dict.fromkeys(members, self._looked)",
+        "tests/swarm/rounds/test_companions.py -k learns_later",
     ),
     Mutation(
         "half of a swarm steps without the organizer",

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 CONNECT_SECONDS = 3.0
 """A connection that takes longer is no use for training; what a firewall drops never comes."""
+SLICE_SECONDS = 0.1
+"""What a wait of so long takes more does not count: other threads held this one up, as imports do for seconds on a slow
+machine, and who has answered meanwhile is seen only afterwards."""
 
 T = TypeVar("T")
 
@@ -29,13 +32,14 @@ async def answering(addresses: Sequence[str], seconds: float = CONNECT_SECONDS, 
     and libp2p refuses to dial an address again for up to 5 minutes after some failures.
     """
     tries = {asyncio.create_task(_accepts(address)): address for address in dict.fromkeys(addresses)}
-    waiting, living = set(tries), set[str]()
-    end = time.monotonic() + seconds
-    while waiting and time.monotonic() < end:
-        done, waiting = await asyncio.wait(waiting, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+    waiting, living, left = set(tries), set[str](), seconds
+    while waiting and left > 0:
+        began, longest = time.monotonic(), min(left, SLICE_SECONDS)
+        done, waiting = await asyncio.wait(waiting, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+        left -= min(longest, time.monotonic() - began)
         found = {tries[task] for task in done if task.result()}
         if found and not living:
-            end = min(end, time.monotonic() + grace)
+            left = min(left, grace)
         living |= found
     for task in waiting:
         task.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 
 import pytest
 
@@ -16,6 +17,20 @@ def test_addresses_of_every_form_are_tried_and_those_that_answer_are_found() -> 
         living = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}", f"/dns4/localhost/tcp/{port}/p2p/{PEER}"]
         others = [f"/ip6/::1/tcp/{port}/p2p/{PEER}", f"/ip4/127.0.0.1/udp/{port}/p2p/{PEER}", "nonsense"]
         assert in_own_loop(answering([others[0], *living, *others[1:]])) == living
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+def test_whoever_answers_while_an_import_holds_this_one_up_is_found_afterwards(turns: int) -> None:
+    async def held_up(address: str) -> list[str]:
+        asking = asyncio.create_task(answering([address], seconds=1.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(1.1)  # the connection is under way: the kernel goes on, this loop does not
+        return await asking
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{PEER}"
+        assert in_own_loop(held_up(address)) == [address]
 
 
 def test_a_host_and_a_port_are_read_or_refused() -> None:

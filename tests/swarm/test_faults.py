@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.events import Left, LocalProgress, StepDone, Warned
+from dedloc_kit.events import Joined, Left, LocalProgress, StepDone, Warned
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from tests.swarm.harness import (
@@ -137,6 +137,8 @@ def test_the_coordinator_of_clients_alone_dies_and_its_ledger_has_no_gap(tmp_pat
     with Swarm(run, tmp_path) as swarm:
         first = swarm.coordinator()
         one, two = (swarm.volunteer(name, PAUSE, microbatch=2, client_mode=True) for name in ("one", "two"))
+        for peer in (one, two):
+            peer.wait_for(Joined)  # afterwards nobody is there through whom anyone could
         first.wait_for_step(3)
         first.worker.kill()
         wait_until(lambda: not processes_of(first.worker.pid), "a process of the coordinator is left")

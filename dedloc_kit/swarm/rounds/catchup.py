@@ -81,6 +81,17 @@ class CatchUp:
                 return True
         return False
 
+    def led_here(self) -> MissedStep | None:
+        """The step that led to this peer's state, if its receipt came with that, as it does from whoever is at work;
+        with a checkpoint none comes, and those of before may be gone for good."""
+        for receipt in self._state.receipts:
+            if (receipt.step, receipt.round) == self._state.position:
+                try:
+                    return receipt, self._opened(receipt)
+                except ValueError as error:
+                    self._tracker.reject(f"the receipt of a step: {error}")
+        return None
+
     # Whether
 
     def _drifted(self) -> bool:
@@ -232,16 +243,16 @@ class CatchUp:
             replaced = receipt.round != known.get(receipt.step, receipt.round)
             if step < receipt.step <= self._state.step or replaced:
                 try:
-                    contributions = opened(
-                        self._signer, self._run.run_id, receipt.step, receipt.signed, self._run.global_batch
-                    )
-                    missed.append((receipt, contributions))
+                    missed.append((receipt, self._opened(receipt)))
                     rewind = rewind_in(self._signer, self._run.run_id, receipt, self._tracker.belief.organizer)
                     if rewind is not None:
                         _log.warning(told(rewind))
                 except ValueError as error:
                     self._tracker.reject(f"the receipt of a step: {error}")
         return missed
+
+    def _opened(self, receipt: Receipt) -> dict[str, Contribution]:
+        return opened(self._signer, self._run.run_id, receipt.step, receipt.signed, self._run.global_batch)
 
     def _look(self) -> None:
         try:

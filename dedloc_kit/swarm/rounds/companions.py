@@ -24,10 +24,13 @@ class Companions:
         self._looked = 0.0
         self._told = False
 
-    def stepped(self, members: Collection[str]) -> None:
-        """This peer holds the parameters that these members' round led to."""
+    def stepped(self, members: Collection[str], ago: float) -> None:
+        """This peer holds the parameters that these members' round led to.
+
+        :param ago: so many seconds have passed since; what it has not seen itself it knows only as of then
+        """
         self._looked, self._told = time.monotonic(), False
-        self._seen = dict.fromkeys(members, self._looked)
+        self._seen = dict.fromkeys(members, self._looked - ago)
 
     def look(self, rows: Collection[int]) -> None:
         """See who is there now.

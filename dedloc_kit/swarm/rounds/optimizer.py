@@ -128,6 +128,8 @@ class CollaborativeOptimizer:
         for replica in range(len(self._replicas)):
             self.refresh(replica)
         self._began = time.monotonic()
+        if (led_here := self._catch_up.led_here()) is not None:
+            self._learn(*led_here)
         self._exchange.transfers.share(True)
         self._report()
         self.tracker.start()
@@ -445,7 +447,7 @@ class CollaborativeOptimizer:
                 self._accumulator.settle([receipt.round])
             else:
                 without.add(receipt.round)  # the round went on, and what this peer brought was left out
-            self._rounds.stepped({peer: contribution.samples for peer, contribution in contributions.items()})
+            self._learn(receipt, contributions)
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
         self._accumulator.settle([name for name in self.state.rounds if name not in without])
@@ -454,6 +456,11 @@ class CollaborativeOptimizer:
         self._rounds.batch.open()
         self._rounds.batch.drop_stale()
         self._report()
+
+    def _learn(self, receipt: Receipt, contributions: Mapping[str, Contribution]) -> None:
+        """This peer holds the parameters that a step led to which it did not take itself."""
+        brought = {peer: contribution.samples for peer, contribution in contributions.items()}
+        self._rounds.stepped(brought, max(0.0, float(get_dht_time()) - receipt.time))
 
     def _report(self) -> None:
         files, unreadable_files, bad_rows = self._left_out()

@@ -194,10 +194,13 @@ class Rounds:
         self.call_off()
         return None
 
-    def stepped(self, brought: Mapping[str, int]) -> None:
-        """This peer holds the parameters that a round led to, with so many samples of each member."""
+    def stepped(self, brought: Mapping[str, int], ago: float = 0.0) -> None:
+        """This peer holds the parameters that a round led to, with so many samples of each member.
+
+        :param ago: seconds since that round, of a peer that has learned of it later
+        """
         self._sought.stepped(brought)
-        self._companions.stepped(brought)
+        self._companions.stepped(brought, ago)
         self._missing.stepped(brought)
         self.batch.open()
 

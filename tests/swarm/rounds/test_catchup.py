@@ -99,8 +99,8 @@ def test_samples_in_doubt_are_settled_by_the_steps_that_the_swarm_took_with_them
         state=SimpleNamespace(rounds=("99", "aa", "bb"), rewound=0),
         _rounds=SimpleNamespace(
             batch=SimpleNamespace(open=lambda: opened.append(None), drop_stale=lambda: None),
-            stepped=lambda members: taken.append(list(members)),
         ),
+        _learn=lambda _, contributions: taken.append(list(contributions)),
         _tell=lambda *_: None,
         _report=lambda: None,
     )

@@ -19,7 +19,9 @@ NINE = "abcdefghi"
 class Swarm:
     """What one of nine peers, `a`, sees of those who took the last step with it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, members: str = NINE, organizer: str = "z") -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, members: str = NINE, organizer: str = "z", ago: float = 0.0
+    ) -> None:
         self.now, self.here, self.left = 1000.0, set(members), set[str]()
         self.positions: dict[str, Position] = {}
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
@@ -32,7 +34,7 @@ class Swarm:
         state: Any = SimpleNamespace(position=STEP)
         self.tracker = tracker
         self.companions = Companions(state, tracker, "a")
-        self.companions.stepped(members)
+        self.companions.stepped(members, ago)
 
     def _told(self, peer: str) -> Any:
         position = self.positions.get(peer, STEP)
@@ -79,6 +81,19 @@ def test_a_part_of_a_swarm_goes_on_by_itself_once_the_others_were_not_seen_for_a
     few.left.clear()  # what they said has lapsed
     few.passes(1.0)
     assert few.companions.enough("bc")
+
+
+def test_who_learns_later_of_a_step_waits_for_those_who_took_it_until_a_minute_has_passed_since_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = Swarm(monkeypatch, "bcdefghi", ago=GONE_SECONDS - 10.0)
+    new.here = set("auvwxyz") | set("bcd")
+    new.passes(5.0)
+    assert not new.companions.enough("bcd" + "uvwxyz"), "those who come at once, with few who were there"
+    assert new.companions.enough("bcd" + "ef")
+    new.passes(10.0)
+    assert new.companions.enough("bcd"), "the others are not there"
+    assert not new.companions.enough("b" + "uvwxyz"), "whom it sees itself counts"
 
 
 def test_while_a_machine_sleeps_nobody_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

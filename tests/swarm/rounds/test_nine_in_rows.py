@@ -10,6 +10,7 @@ from tests.swarm.rounds.nine_in_rows import PEERS, ROWS, NineInRows, Peer, nine_
 from tests.tiny import tiny_run
 
 EXACT = {"overlap": False, "compression": "none"}
+SLOW = (pytest.mark.slow, pytest.mark.timeout(900))
 EVERY = 3
 """So often somebody is gone in the middle of a round."""
 
@@ -27,7 +28,7 @@ def check(nine: NineInRows, steps: int) -> None:
     assert float((found[0] - expected).norm() / expected.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=SLOW)])
 def test_steps_in_three_rows_are_those_of_one_plain_loop(tmp_path: Path, steps: int) -> None:
     with nine_in_rows(tmp_path, tiny_run(global_batch=72, averaging=EXACT)) as nine:
         nine.train(steps)
@@ -37,6 +38,7 @@ def test_steps_in_three_rows_are_those_of_one_plain_loop(tmp_path: Path, steps: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_they_are_where_one_is_gone_in_the_middle_of_each_third_round_and_computes_anew(tmp_path: Path) -> None:
     gone: list[tuple[Peer, int]] = []
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hivemind.utils import get_dht_time
 
-from dedloc_kit.records import Contribution, GlobalStep, LeftOut, Progress
+from dedloc_kit.records import Contribution, GlobalStep, LeftOut, Progress, Receipt, StateInfo
 from dedloc_kit.swarm.averaging.allreduce import Patience
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
+from dedloc_kit.swarm.directory.belief import GONE_SECONDS
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
@@ -78,8 +79,10 @@ class Volunteer:
         self.tracker = Tracker(
             dht, me, run.run_id, BATCH, (), Incidents(), belief(me.peer, organizer=self.organizer.peer)
         )
-        host = SimpleNamespace(is_alive=lambda: True)
-        exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(BATCH), host=host)
+        host, transfers = SimpleNamespace(is_alive=lambda: True), SimpleNamespace(share=lambda _: None)
+        exchange: Any = SimpleNamespace(
+            averager=self.averager, grouping=OneGroup(BATCH), host=host, transfers=transfers
+        )
         caller = Caller(threading.Event(), 1000, lambda *_: None, lambda *_: None)
         self.optimizer = CollaborativeOptimizer(
             state, [replica], self.gradients, exchange, self.tracker, me, profile(), caller
@@ -247,3 +250,30 @@ def test_that_somebody_did_not_come_is_told_of_who_gave_to_the_step_before_and_n
     me.compute_until_ahead()
     me.end_round("complete", me.peer, absent={"QmGave": "did not come", "QmFollowed": "did not come"})
     assert [step.left_out for step in told] == [None, LeftOut(count=1, some={"QmGave": "did not come"})]
+
+
+@pytest.mark.parametrize(
+    ("ago", "round_id", "genuine", "begins"),
+    [(0.0, "ab", True, False), (GONE_SECONDS, "ab", True, True), (0.0, "cd", True, True), (0.0, "ab", False, True)],
+)
+def test_whoever_comes_with_a_state_whose_step_was_just_taken_goes_on_only_with_most_of_those_who_took_it(
+    tmp_path: Path, ago: float, round_id: str, genuine: bool, begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = Volunteer(tmp_path, overlap=False)
+    state, now = me.optimizer.state, float(get_dht_time())
+    gave = Contribution(
+        run_id=state.run_id, step=1, session="ab", samples=5, session_samples=5, loss=1.0, name="", time=now
+    )
+    takers = [Signer(Identity(tmp_path / f"taker {number}")) for number in range(3)]
+    signed = tuple(signer.sign(gave if genuine else gave.model_copy(update={"step": 2})) for signer in takers)
+    receipt = Receipt(step=1, round=round_id * 20, time=now - ago, seconds=0.0, signed=signed)
+    state.load(state.tensors(), StateInfo(run_id=state.run_id, step=1, rounds=("ab" * 20,)), [receipt])
+    monkeypatch.setattr(me.tracker, "start", lambda: None)
+    me.optimizer.begin()
+    me.hear()
+    while me.optimizer.samples < BATCH:
+        me.compute()
+    for _ in range(3):
+        me.optimizer.boundary()
+    assert [mine.step for mine in me.averager.brought] == [2] * begins
+    assert me.tracker.incidents.drain()[1].total() == (not genuine)

@@ -227,6 +227,22 @@ def test_who_has_just_come_waits_for_word_of_all_rows_and_not_for_ever(
     assert me.gather().expected == frozenset(me.peers(0))
 
 
+def test_a_row_of_newcomers_that_hear_of_no_other_row_takes_no_step_that_the_others_take_without_it(
+    tmp_path: Path, clock: Clock
+) -> None:
+    me = Peer(tmp_path)
+    me.rounds.stepped(dict.fromkeys(me.peers(1, 2, 3), 5), ago=10.0)
+    me.hear(0, 100)
+    clock.now += 15.0
+    me.rounds.gather_if_due(samples_per_second=1.0)
+    assert not me.rounds.under_way
+    for row in (1, 2):
+        me.hear(row, 0)
+    request = me.gather()
+    assert request.rows is not None
+    assert {(row - me.mine) % 4 for row in request.rows.expected} == {1, 2}
+
+
 @pytest.mark.parametrize("hears", [True, False])
 def test_who_has_caught_up_waits_for_word_of_the_rows_that_it_knows_of(
     tmp_path: Path, clock: Clock, hears: bool
