@@ -243,6 +243,13 @@ MUTATIONS = (
         "tests/swarm/averaging/test_hostile_rows.py -k does_nothing_after_the_roll",
     ),
     Mutation(
+        "who is too busy to answer at once is taken for silent",
+        "swarm/network/bootstrap.py",
+        "if again and _unheard(error):",
+        "if False:",
+        "tests/swarm/network/test_node.py -k too_busy_to_answer",
+    ),
+    Mutation(
         "a part may come twice",
         "swarm/averaging/parts.py",
         "if number in kept or number >=",

@@ -77,8 +77,9 @@ def start_node(
     *,
     gate: Gate,
     may_start_alone: bool = False,
+    again: bool = True,
 ) -> Node:
-    """Start a DHT node, which forks.
+    """Start a DHT node, which forks; `again`, if nobody lets it in at once, for who accepts connections may be busy.
 
     The `gate` decides whom this peer serves and asks, and of which run it keeps records. Raises UserError if the
     identity or the port is in use, or nobody lets this peer in.
@@ -112,6 +113,8 @@ def start_node(
             },
         )
     except (P2PDaemonError, RuntimeError, ValueError, TypeError) as error:
+        if again and _unheard(error):
+            return start_node(peer, identity, around, gate=gate, may_start_alone=may_start_alone, again=False)
         if may_start_alone and around.living and "already taken" not in str(error):
             return start_node(peer, identity, replace(around, living=[]), gate=gate)
         raise _explained(error, around.living) from error
@@ -262,12 +265,17 @@ def _nobody_answers(peers: Sequence[str]) -> UserError:
     )
 
 
+def _unheard(error: Exception) -> bool:
+    """Has none of the peers answered that the node was to begin with?"""
+    return "bootstrap" in str(error) or "initial_peers" in str(error)
+
+
 def _explained(error: Exception, initial_peers: Sequence[str]) -> UserError:
     text = str(error)
     if "already taken" in text:
         return UserError("another process uses this identity right now; stop it, or join with another --folder")
     if "parse multiaddr" in text:
         return _unreadable_address()
-    if initial_peers and ("bootstrap" in text or "initial_peers" in text):
+    if initial_peers and _unheard(error):
         return _nobody_answers(initial_peers)
     return UserError(f"the swarm node did not start: {text}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hivemind import DHT
+from hivemind.dht import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
@@ -155,6 +156,24 @@ def test_peers_that_know_only_a_third_one_connect_at_the_addresses_they_announce
         return signer.peer in one.run_coroutine(partial(_connections))
 
     wait_until(connected, "they are not connected")
+
+
+def test_who_accepts_connections_and_is_too_busy_to_answer_is_asked_once_more(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, _ = start()
+    asked, create = tmp_path / "asked", DHTNode.create
+
+    async def late(**options: Any) -> DHTNode:
+        if not asked.exists():
+            asked.touch()  # in a process of its own
+            raise RuntimeError("DHTNode bootstrap failed: none of the initial_peers responded to a ping.")
+        return await create(**options)
+
+    monkeypatch.setattr(DHTNode, "create", late)
+    second, _ = start(addresses_of(first))
+    assert asked.exists()
+    assert second.is_alive()
 
 
 def test_one_peer_with_a_wrong_clock_keeps_no_newcomer_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
