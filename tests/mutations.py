@@ -40,6 +40,48 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "as much of a block may be missing as one likes",
+        "data/blocks.py",
+        "if not may_miss or missing is not None:",
+        "if not may_miss:",
+        "tests/data/test_blocks.py -k missing_is_told",
+    ),
+    Mutation(
+        "who reads a block again may leave out something else",
+        "data/blocks.py",
+        "self._block(number, missing, may_miss=False)",
+        "self._block(number, missing, may_miss=missing is None)",
+        "tests/data/test_blocks.py -k missing_is_told",
+    ),
+    Mutation(
+        "all blocks draw the same for their samples",
+        "tasks/in_blocks.py",
+        "self._task.batches_of(block.items, self._size, block.seed)",
+        "self._task.batches_of(block.items, self._size, 0)",
+        "tests/tasks/test_in_blocks.py -k whatever_the_microbatch",
+    ),
+    Mutation(
+        "the samples of a block hang on the microbatch",
+        "tasks/in_blocks.py",
+        "                for batch in self._batches(block):\n",
+        "                self._size = microbatch\n                for batch in self._batches(block):\n",
+        "tests/tasks/test_in_blocks.py -k whatever_the_microbatch",
+    ),
+    Mutation(
+        "each device draws what the classifier of an ALBERT drops",
+        "tasks/albert.py",
+        "pooled = pooled * batch[_KEPT] / (1 - dropout)",
+        "pooled = functional.dropout(pooled, dropout)",
+        "tests/tasks/test_in_blocks.py -k albert",
+    ),
+    Mutation(
+        "dropout of a transformer is taken for harmless",
+        "tasks/text/packed.py",
+        'if "drop" in key and',
+        'if "drops" in key and',
+        "tests/tasks/test_in_blocks.py -k against_checking_it",
+    ),
+    Mutation(
         "a small change of what is kept in 8 bits is lost",
         "training/optimizers/blocks.py",
         "bits += _POSITIVE_TURNS[_TURNS + step % _TURNS :][: bits.size]",
@@ -609,8 +651,8 @@ MUTATIONS = (
     Mutation(
         "ALBERT is evaluated on what it trains on",
         "tasks/text/common.py",
-        "in_order(source, self._read, warn=_logger.warning)",
-        "in_order(self.run.data.train[0], self._read, warn=_logger.warning)",
+        "in_order(source, self.read, warn=_logger.warning)",
+        "in_order(self.run.data.train[0], self.read, warn=_logger.warning)",
         "tests/tasks/test_albert.py -k trains_on",
     ),
     Mutation(
@@ -1905,7 +1947,7 @@ MUTATIONS = (
     Mutation(
         "a picture does not know whose loss it is",
         "data/losses.py",
-        "                item.bad = partial(self._prove, shard, item.number)\n",
+        "                item.bad = partial(self.prove, shard, item.number)\n",
         "                pass\n",
         "tests/tasks/test_swav.py -k bad_row",
     ),
