@@ -40,6 +40,34 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a residual may be whatever makes a lie look like a gradient",
+        "swarm/trust/projections.py",
+        "    return bool(torch.linalg.vector_norm(again - sent) <=",
+        "    return True or bool(torch.linalg.vector_norm(again - sent) <=",
+        "tests/swarm/trust/test_projections.py -k residual",
+    ),
+    Mutation(
+        "who keeps back its nonce is drawn like the others",
+        "swarm/trust/draw.py",
+        "if each.peer in silent or deal.number(",
+        "if deal.number(",
+        "tests/swarm/trust/test_draw.py -k certain",
+    ),
+    Mutation(
+        "one checks itself",
+        "swarm/trust/draw.py",
+        "        if found >= begin:\n            found += end - begin\n",
+        "",
+        "tests/swarm/trust/test_draw.py -k nobody_itself",
+    ),
+    Mutation(
+        "the number of the contents is not committed to",
+        "swarm/trust/commitments.py",
+        'return _hash(_ROOT, count.to_bytes(8, "big"), top)',
+        "return _hash(_ROOT, top)",
+        "tests/swarm/trust/test_commitments.py",
+    ),
+    Mutation(
         "as much of a block may be missing as one likes",
         "data/blocks.py",
         "if not may_miss or missing is not None:",
