@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "all that may be asked for stays on the disk",
+        "swarm/trust/kept.py",
+        "self._files.pop(each).unlink(missing_ok=True)",
+        "self._files.pop(each)",
+        "tests/swarm/trust/test_kept.py -k newest",
+    ),
+    Mutation(
         "a residual may be whatever makes a lie look like a gradient",
         "swarm/trust/projections.py",
         "    return bool(torch.linalg.vector_norm(again - sent) <=",
