@@ -108,6 +108,23 @@ def test_of_a_parquet_file_only_the_row_groups_are_read_that_hold_the_stretch(
     assert read == [15]
 
 
+def test_a_line_that_breaks_within_a_stretch_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [str(row) for row in range(3000)]
+    file = write(tmp_path / "a.parquet", values, group=700)
+    whole, breaks, told = parquet.ParquetFile.iter_batches, [800, 1600], list[str]()
+
+    def shaky(self: Any, *args: Any, **how: Any) -> Iterator[Any]:
+        for batch in whole(self, *args, **how):
+            yield batch
+            if breaks and int(batch.column(0)[-1].as_py()) >= breaks[0]:
+                raise ConnectionError(f"cut at {breaks.pop(0)}")
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", shaky)
+    monkeypatch.setattr("dedloc_kit.data.shards.RETRY_PAUSES", (0.01,))
+    assert list(read_shard(Shard(str(file), "parquet", range(650, 2500)), "text", told.append)) == values[650:2500]
+    assert len(told) == 2
+
+
 def test_one_place_of_a_block_may_be_missing_is_told_and_is_left_out_by_who_reads_it_again(tmp_path: Path) -> None:
     source = write_files(tmp_path, files=12, rows=STRETCH)
     whole = {number: blocks(source).block(number).items for number in range(40)}
