@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "where a gradient vanishes honest rounding is taken for a lie",
+        "swarm/trust/projections.py",
+        "least = _LEAST * float(",
+        "least = 0 * float(",
+        "tests/swarm/trust/test_projections.py -k cancel_out",
+    ),
+    Mutation(
         "all that may be asked for stays on the disk",
         "swarm/trust/kept.py",
         "self._files.pop(each).unlink(missing_ok=True)",

@@ -16,7 +16,7 @@ from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.swarm.trust.projections import (
     PROJECTIONS,
     TOLERANCE,
-    Projections,
+    Recomputed,
     compressed_honestly,
     difference,
     implied,
@@ -27,7 +27,7 @@ from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.flat import FlatLayout
 from tests.text_runs import MODEL, text_run, write_text
 
-MICROBATCHES, SAMPLES = 4, 8
+MICROBATCHES, SAMPLES = 3, 4
 WEIGHT = float(MICROBATCHES * SAMPLES)
 CHUNK = 4096
 SEED = b"that nobody knew"
@@ -114,9 +114,9 @@ def found(checker: Peer, sent: Sent, gradients: list[Tensor]) -> list[tuple[floa
     for begin, end in checker.chunks:
         decoded, before, after = (values[begin:end] for values in (sent.decoded, sent.before, sent.after))
         claimed = project(implied(decoded, before, after, WEIGHT), SEED)
-        computed = [project(gradient[begin:end], SEED) for gradient in gradients]
+        work = [Recomputed(SAMPLES, project(each[begin:end], SEED), float(each.norm())) for each in gradients]
         honest = compressed_honestly(decoded, after, WEIGHT, recoded(checker, begin))
-        told.append((difference(claimed, computed, [SAMPLES] * len(gradients)), honest))
+        told.append((difference(claimed, work), honest))
     return told
 
 
@@ -198,26 +198,33 @@ def test_the_signs_of_a_seed_never_change() -> None:
 
 
 def test_a_difference_is_relative_to_the_gradients_not_to_a_sum_in_which_they_cancel_out() -> None:
-    def of(*values: float) -> Projections:
-        return np.array([*values] * (PROJECTIONS // len(values)))
+    def found(claimed: float, *work: tuple[int, float], norm: float = 0.0) -> float:
+        made = [Recomputed(samples, np.full(PROJECTIONS, value), norm) for samples, value in work]
+        return difference(np.full(PROJECTIONS, claimed), made)
 
-    assert difference(of(1.0), [of(1.0)], [3.0]) == 0.0
-    assert difference(of(1.1), [of(1.0)], [3.0]) == pytest.approx(0.1)
-    assert difference(of(0.0), [of(1.0)], [3.0]) == 1.0
-    assert difference(of(2.5), [of(1.0), of(3.0)], [1.0, 3.0]) == 0.0, "by samples"
-    assert difference(of(0.01), [of(1.0), of(-1.0)], [1.0, 1.0]) == pytest.approx(0.01 * 2**0.5)
-    assert difference(of(0.0), [of(0.0)], [1.0]) == 0.0
-    assert difference(of(1e-9), [of(0.0)], [1.0]) == float("inf")
+    assert found(1.0, (3, 1.0)) == 0.0
+    assert found(1.1, (3, 1.0)) == pytest.approx(0.1)
+    assert found(0.0, (3, 1.0)) == 1.0
+    assert found(2.5, (1, 1.0), (3, 3.0)) == 0.0, "by samples"
+    assert found(0.01, (1, 1.0), (1, -1.0)) == pytest.approx(0.01 * 2**0.5)
+    assert found(2e-6, (1, 1e-6), norm=1.0) == pytest.approx(1e-3), "where it vanishes, to the whole gradient"
+    assert found(2e-6, (1, 1e-6), (1, 1e-6), norm=1.0) == pytest.approx(1e-3 * 2**0.5)
+    assert found(0.0, (1, 0.0)) == 0.0
+    assert found(1e-9, (1, 0.0)) == float("inf")
 
 
 def test_what_cannot_be_is_refused() -> None:
     for values in (torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64), torch.tensor([float("nan")])):
         with pytest.raises(ValueError, match="a finite float32 vector"):
             project(values, SEED)
-    zeros = torch.zeros(4)
+    some = torch.zeros(4)
     for weight in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="a weight"):
-            implied(zeros, zeros, zeros, weight)
-    for weights in ([], [1.0, 1.0], [0.0]):
-        with pytest.raises(ValueError, match="weights"):
-            difference(np.zeros(PROJECTIONS), [np.zeros(PROJECTIONS)], weights)
+            implied(some, some, some, weight)
+    none = np.zeros(PROJECTIONS)
+    with pytest.raises(ValueError, match="no microbatches"):
+        difference(none, [])
+    wrong = ((0, none, 1.0), (1, none, -1.0), (1, none, float("inf")), (1, none[1:], 1.0), (1, none + np.nan, 1.0))
+    for samples, projections, norm in wrong:
+        with pytest.raises(ValueError, match="samples with a gradient"):
+            Recomputed(samples, projections, norm)
