@@ -72,7 +72,8 @@ class InBlocks:
                     yield from pieces(batch, microbatch)
                 if barren >= HOPELESS:
                     raise UserError(
-                        f"{barren} parts of the data in a row make not a single sample; choose longer documents"
+                        f"{barren} parts of the data in a row make not a single sample; choose data that the task can "
+                        "use, with longer documents"
                     )
 
     def derive(self, origin: Origin) -> Batch:
