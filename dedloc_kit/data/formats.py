@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow
 from pyarrow import parquet
 
@@ -139,17 +140,25 @@ def _documents(text: io.TextIOWrapper) -> Iterator[str]:
         yield "".join(kept).rstrip("\n")
 
 
-def parquet_rows(file: Any, columns: tuple[str, ...]) -> Iterator[Row]:
-    """The rows of a Parquet file, with the columns alone."""
+def parquet_rows(file: Any, columns: tuple[str, ...], first: int = 0) -> Iterator[Row]:
+    """The rows of a Parquet file from the row `first` on (0: all), with the columns alone.
+
+    Row groups before that one are not read.
+    """
     opened = parquet.ParquetFile(file)
     missing = _missing(opened.schema_arrow.names, columns)
     if missing:
         raise Unusable(missing)
-    number = 0
-    for batch in opened.iter_batches(_ROWS_AT_ONCE, columns=list(columns)):
+    sizes = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
+    begins = np.cumsum([0, *sizes])
+    skipped = int(np.searchsorted(begins[1:], first, side="right"))
+    number = int(begins[skipped])
+    groups = range(skipped, len(sizes))
+    for batch in opened.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=list(columns)) if groups else ():
         for row in _rows(batch):
             number += 1
-            yield BadRow(number, row) if isinstance(row, str) else _with_columns(row, columns, number)
+            if number > first:
+                yield BadRow(number, row) if isinstance(row, str) else _with_columns(row, columns, number)
 
 
 def _rows(batch: pyarrow.RecordBatch) -> Iterable[dict[str, Any] | str]:

@@ -69,7 +69,7 @@ class Losses:
                 self._count(shard, bad, first)
             found += 1
             if isinstance(item, Unproven):
-                item.bad = partial(self._prove, shard, item.number)
+                item.bad = partial(self.prove, shard, item.number)
             yield item
         if first and not found:
             raise Unusable(f"{shard.path} has no usable row among {bad}: row {first.number} {first.reason}")
@@ -81,7 +81,8 @@ class Losses:
             self.rows[shard.path] = bad
             self._add(bad - known, shard, last)
 
-    def _prove(self, shard: Shard, number: int, reason: str) -> None:
+    def prove(self, shard: Shard, number: int, reason: str) -> None:
+        """A row is bad, as its use has shown, or a look at it alone."""
         proven = self.proven.setdefault(shard.path, set())
         if number not in proven:
             proven.add(number)

@@ -13,6 +13,7 @@ from typing import Any
 
 import fsspec
 import pyarrow
+from pyarrow import parquet
 
 from dedloc_kit.data.formats import BadRow, Row, Unusable, csv_rows, json_rows, parquet_rows, text_rows
 from dedloc_kit.data.patience import be_patient
@@ -59,6 +60,18 @@ class Shard:
     """A local path or a URL such as `hf://datasets/OWNER/NAME@REVISION/FILE`."""
     loader: str
     """What reads it: `parquet`, `json`, `csv`, `tsv`, `text`, or the loader of `datasets` of that name."""
+    rows: range | None = None
+    """The only rows that are read of it, counted from 0; none: all."""
+
+    @property
+    def first(self) -> int:
+        """The row that is read first."""
+        return self.rows.start if self.rows else 0
+
+    def of_group(self, begin: int, size: int) -> range:
+        """Which rows are read of a group of rows that begins there; counted from its own beginning."""
+        rows = self.rows or range(begin, begin + size)
+        return range(max(rows.start - begin, 0), max(min(rows.stop - begin, size), 0))
 
 
 def find_shards(source: Source, warn: Warn) -> tuple[Shard, ...]:
@@ -97,17 +110,18 @@ def read_shard(shard: Shard, column: str, warn: Warn) -> Iterator[Any]:
 
 
 def read_rows(shard: Shard, columns: Iterable[str], warn: Warn) -> Iterator[Row]:
-    """The rows, in the file's order; each holds the columns, maybe among others, or says why it cannot be used.
+    """The shard's rows, in the file's order; each holds the columns, maybe among others, or says why it cannot be used.
 
     Network errors are announced through `warn` and retried from the row that was reached. Raises Unusable if the file
     has no such column or is not what its name says, and whatever its reader raises if it cannot be read.
     """
     retries = Retries(shard.path, warn)
-    rows_read = 0
+    reached = shard.first
     while True:
         try:
-            for row in islice(_rows(shard, tuple(columns)), rows_read, None):
-                rows_read += 1
+            left = shard.rows.stop - reached if shard.rows else None
+            for row in islice(_rows(shard, tuple(columns), reached), left):
+                reached += 1
                 retries.worked()
                 yield row
             return
@@ -127,14 +141,41 @@ def opened(path: str) -> Any:
     return fsspec.compression.compr[packed](file, mode="rb") if packed else file
 
 
-def _rows(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:
+def count_rows(shard: Shard, warn: Warn) -> int:
+    """How many rows its file has. A Parquet file says it; another one is read through, which only a local one is.
+
+    Errors as `read_rows`; raises UserError for one that would have to be downloaded for that.
+    """
+    if shard.loader != "parquet" and "://" in shard.path:
+        raise UserError(
+            f"{shard.path} cannot be read from the middle, as a run that is checked does; convert it to Parquet, or "
+            "write its tokens with: dedloc tokenizer RUN.toml --shards"
+        )
+    retries = Retries(shard.path, warn)
+    while True:
+        try:
+            if shard.loader != "parquet":
+                return sum(1 for _ in _rows(shard, (), 0))
+            with opened(shard.path) as file:
+                return int(parquet.ParquetFile(file).metadata.num_rows)
+        except Unusable as error:
+            raise Unusable(f"{shard.path} {error}") from None
+        except Exception as error:
+            retries.wait_or_raise(error)
+
+
+def _rows(shard: Shard, columns: tuple[str, ...], first: int) -> Iterator[Row]:
+    """From the row `first` on, whatever rows the shard names."""
     read = _READERS.get(shard.loader)
     # The Hub has archives too, such as .zip, that only `datasets` opens.
     if read is None or _loader_of(Path(shard.path)) is None:
-        yield from _rows_of_datasets(shard, columns)
+        yield from islice(_rows_of_datasets(shard, columns), first, None)
         return
     with opened(shard.path) as file:
-        yield from read(file, columns)
+        if read is parquet_rows:
+            yield from parquet_rows(file, columns, first)
+        else:
+            yield from islice(read(file, columns), first, None)
 
 
 def _rows_of_datasets(shard: Shard, columns: tuple[str, ...]) -> Iterator[Row]:

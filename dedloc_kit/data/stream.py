@@ -74,7 +74,7 @@ def texts(source: Source, shard: Shard, warn: Warn) -> Iterator[str | BadRow]:
     """The texts of a shard that are not blank; what is no text is a bad row."""
     if source.tokenized:
         raise UserError(f"{source.dataset} holds token ids; name the texts that they were made of")
-    for number, value in enumerate(read_shard(shard, source.column, warn), start=1):
+    for number, value in enumerate(read_shard(shard, source.column, warn), start=shard.first + 1):
         if isinstance(value, BadRow) or (isinstance(value, str) and value.strip()):
             yield value
         elif value is not None and not isinstance(value, str):

@@ -1,6 +1,6 @@
 """Token ids as Parquet files: whoever reads them neither tokenizes nor downloads more than it must."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -56,25 +56,39 @@ def read_token_shard(shard: Shard, vocabulary_hash: str, vocabulary: int, warn: 
     Network errors are announced through `warn` and retried from the row group that was reached. Raises Unusable if
     the file holds no token ids or those of another vocabulary, and whatever pyarrow raises if it cannot be read.
     """
+    for table in tables(shard, [TOKENS, SENTENCES], lambda schema: _check(schema, shard, vocabulary_hash), warn):
+        yield from _documents(table, shard, vocabulary)
+
+
+def tables(shard: Shard, columns: list[str], check: Callable[[Any], None], warn: Warn) -> Iterator[Any]:
+    """The shard's rows, as a table for each row group that holds some of them.
+
+    :param check: is given the schema of the file first, and raises Unusable if it is not right
+
+    Errors as `read_token_shard`.
+    """
     retries = Retries(shard.path, warn)
     done = 0
     while True:
         try:
             with opened(shard.path) as content:
                 file = parquet.ParquetFile(content)
-                _check(file, shard, vocabulary_hash)
-                for group in range(done, file.num_row_groups):
-                    table = file.read_row_group(group, columns=[TOKENS, SENTENCES])
-                    yield from _documents(table, shard, vocabulary)
-                    done = group + 1
-                    retries.worked()
+                check(file.schema_arrow)
+                begin = 0
+                for group in range(file.num_row_groups):
+                    size = file.metadata.row_group(group).num_rows
+                    wanted = shard.of_group(begin, size)
+                    begin += size
+                    if group >= done and wanted:
+                        yield file.read_row_group(group, columns=columns).slice(wanted.start, len(wanted))
+                        done = group + 1
+                        retries.worked()
             return
         except Exception as error:
             retries.wait_or_raise(error)
 
 
-def _check(file: Any, shard: Shard, vocabulary_hash: str) -> None:
-    schema = file.schema_arrow
+def _check(schema: Any, shard: Shard, vocabulary_hash: str) -> None:
     if not {TOKENS, SENTENCES} <= set(schema.names):
         raise Unusable(
             f"{shard.path} has no columns '{TOKENS}' and '{SENTENCES}'; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checka
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run import RunConfig, Source
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,34 @@ class Task(Protocol):
     def evaluate(self, model: torch.nn.Module) -> Evaluation:
         """What the model can do with held-out samples that never change; raises UserError if the run has none."""
         ...
+
+
+@runtime_checkable
+class Checkable(Task, Protocol):
+    """A task whose gradients others can compute again, unless its settings are against it.
+
+    Its loss depends on the parameters, the batch and the step alone, and its batches on what was read and a seed.
+    """
+
+    @property
+    def unchecked(self) -> str:
+        """What in the run's settings is against it, with the fix; empty if nothing is."""
+        ...
+
+    def read(self, source: Source, shard: Any, warn: Callable[[str], None]) -> Iterator[Any]:
+        """What the task can use of a shard (`data.stream.Reader`)."""
+        ...
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        """What was read as batches of `microbatch` samples, the last one of fewer; `seed` decides the rest."""
+        ...
+
+
+def why_unchecked(task: Task) -> str:
+    """Why the gradients of a task cannot be computed again, in one line; empty if they can."""
+    if isinstance(task, Checkable):
+        return task.unchecked
+    return f"the task {type(task).__name__} does not promise that its loss depends on parameters, batch and step alone"
 
 
 @dataclass(frozen=True)

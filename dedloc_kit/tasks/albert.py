@@ -1,6 +1,6 @@
 """ALBERT: masked language modelling and sentence order (Lan et al., 2019), as DeDLOC and sahajBERT train it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,8 +13,7 @@ from torch.nn import functional
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from dedloc_kit.data.masking import IGNORED
-from dedloc_kit.data.pairs import PairBuilder
-from dedloc_kit.data.shards import Warn
+from dedloc_kit.data.pairs import Arrays, PairBuilder
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation, FillMask
 from dedloc_kit.run import PositiveFloat, PositiveInt, RunConfig, Section, seed_of
@@ -33,6 +32,8 @@ from dedloc_kit.tasks.text.fill_mask import SAMPLES, FillMaskSamples, fill_mask_
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 _EVALUATION_BATCH = 32
+_KEPT = "classifier_kept"
+"""In a batch: bool [samples, hidden_size]."""
 _FUSED = {"gelu_new": "gelu_pytorch_tanh"}
 """The same function as one kernel: a step is faster by a seventh on a CPU, and the backward pass keeps less."""
 
@@ -114,9 +115,26 @@ class Albert(TextTask):
             model: nn.Module = AlbertForPreTraining(config)
         return model.train()
 
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+    @property
+    def unchecked(self) -> str:
+        for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if value := getattr(self.options.model, key):
+                return f"task.model.{key} is {value}, and each device drops others; set it to 0"
+        return ""
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
         generator = np.random.default_rng(seed_of(seed, "pairs"))
-        return map(tensors, self.pairs.batches(self.training_documents(seed, warn), microbatch, generator))
+        dropped = np.random.default_rng(seed_of(seed, "dropout"))
+        for arrays in self.pairs.batches(self.texts.documents(items), microbatch, generator):
+            yield tensors({**arrays, **self._kept(len(arrays["input_ids"]), dropped)})
+
+    def _kept(self, samples: int, generator: np.random.Generator) -> Arrays:
+        """What the classifier's dropout keeps: in the batch, for each kind of device would draw something else."""
+        architecture = self.options.model
+        if not architecture.classifier_dropout_prob:
+            return {}
+        chances = generator.random((samples, architecture.hidden_size), dtype=np.float32)
+        return {_KEPT: chances >= architecture.classifier_dropout_prob}
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         """The same value as AlbertForPreTraining's own, which scores the whole vocabulary at every position.
@@ -124,7 +142,7 @@ class Albert(TextTask):
         Only the masked positions have labels, so only they go through the output layer: at 512 tokens and a vocabulary
         of 32,000 the scores of one sample would otherwise take 65 MB.
         """
-        token_scores, order_scores = _scores(model, batch)
+        token_scores, order_scores = _scores(model, batch, self.options.model.classifier_dropout_prob)
         return _loss(token_scores, order_scores, batch)
 
     def evaluate(self, model: nn.Module) -> Evaluation:
@@ -173,15 +191,20 @@ class Albert(TextTask):
         return self._evaluation
 
 
-def _scores(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the masked positions [labels, vocabulary] and of the sentence order [samples, 2]."""
+def _scores(model: nn.Module, batch: Batch, dropout: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the masked positions [labels, vocabulary] and of the sentence order [samples, 2].
+
+    :param dropout: the classifier's, if the model trains
+    """
     albert: Any = model
     hidden, pooled = albert.albert(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
         token_type_ids=batch["token_type_ids"],
     )[:2]
-    return albert.predictions(hidden[batch["labels"] != IGNORED]), albert.sop_classifier(pooled)
+    if model.training and dropout:
+        pooled = pooled * batch[_KEPT] / (1 - dropout)
+    return albert.predictions(hidden[batch["labels"] != IGNORED]), albert.sop_classifier.classifier(pooled)
 
 
 def _loss(token_scores: torch.Tensor, order_scores: torch.Tensor, batch: Batch) -> torch.Tensor:

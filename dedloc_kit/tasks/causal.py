@@ -1,7 +1,7 @@
 """Causal language modelling: a decoder of transformers tells each next token, in packed documents."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import nn
 
 from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.packing import Pack
-from dedloc_kit.data.shards import Warn
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
 from dedloc_kit.run import RunConfig
@@ -45,8 +44,8 @@ class Causal(PackedTask):
         self._bytes = 0.0
         self._continuations: Continuations | None = None
 
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        return map(self._batch, self.packs(microbatch, seed, warn))
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        return map(self._batch, self.packs(items, microbatch))
 
     def _batch(self, pack: Pack) -> Batch:
         inputs, labels = pack.ids[:, :-1], pack.ids[:, 1:]

@@ -1,6 +1,6 @@
 """Masked language modelling without sentence order: an encoder of transformers, on packed documents."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,6 @@ from torch import nn
 from dedloc_kit.data.masking import IGNORED, Masker
 from dedloc_kit.data.packing import Pack
 from dedloc_kit.data.pairs import Arrays
-from dedloc_kit.data.shards import Warn
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation, FillMask
 from dedloc_kit.run import PositiveInt, RunConfig, seed_of
@@ -46,9 +45,9 @@ class Encoder(PackedTask):
         self._evaluation: list[Batch] = []
         self._fill_mask: FillMaskSamples | None = None
 
-    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
         generator = np.random.default_rng(seed_of(seed, "masks"))
-        return (tensors(self._masked(pack, generator)) for pack in self.packs(microbatch, seed, warn))
+        return (tensors(self._masked(pack, generator)) for pack in self.packs(items, microbatch))
 
     def _masked(self, pack: Pack, generator: np.random.Generator) -> Arrays:
         masked, labels = self.masker.masked(pack.ids.astype(np.int32), generator)

@@ -10,7 +10,7 @@ As DeDLOC trains it with volunteers (section 4.1). What is shared and what is no
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
@@ -122,11 +122,23 @@ class Swav:
         return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
 
     def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
+        data = self.run.data
+        files = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        return self.batches_of(files, microbatch, seed)
+
+    @property
+    def unchecked(self) -> str:
+        if self.options.queue:
+            return "the loss depends on a queue that is each volunteer's own; set task.queue to 0"
+        return ""
+
+    def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Encoded | BadRow]:
+        return encoded_images(source, shard, warn)
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
         """Pictures, and what is to be cut from them: the same seed leads to the same crops on any device."""
-        data, size = self.run.data, self.options.picture_size
-        files = mixture(data.train, encoded_images, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
         generator = np.random.default_rng(seed_of(seed, "crops"))
-        return self._batches(decoded(files, size), microbatch, generator)
+        return self._batches(decoded(iter(items), self.options.picture_size), microbatch, generator)
 
     def _batches(
         self, pictures: Iterator[Labelled], microbatch: int, generator: np.random.Generator

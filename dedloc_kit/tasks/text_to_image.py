@@ -49,6 +49,7 @@ class TextToImage:
         self.options = parse_options(run, TextToImageOptions)
         self.tokenizer = BareTokenizer(self.options.tokenizer)
         self.shape = self.options.shape(self.tokenizer.tokens)
+        self.unchecked = ""
 
     def build_model(self) -> nn.Module:
         with seeded_weights(self.run):
@@ -62,10 +63,13 @@ class TextToImage:
         return [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
     def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
-        """Captions with their places filled up, some left out, and codes."""
         data = self.run.data
-        samples = mixture(data.train, self._read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
-        generator = np.random.default_rng(seed_of(seed, "captions"))
+        samples = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        return self.batches_of(samples, microbatch, seed)
+
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
+        """Captions with their places filled up, some left out, and codes."""
+        samples, generator = iter(items), np.random.default_rng(seed_of(seed, "captions"))
         while some := list(islice(samples, microbatch)):
             told = generator.random(len(some)) >= self.options.unconditional
             yield self._batch(some, told)
@@ -102,7 +106,7 @@ class TextToImage:
 
     def _to_classify(self) -> Iterable[Captioned]:
         data, seed = self.run.data, seed_of(self.run.seed, "classified")
-        samples = mixture(data.train, self._read, seed=seed, shuffle_buffer=CLASSIFIED, warn=_logger.warning)
+        samples = mixture(data.train, self.read, seed=seed, shuffle_buffer=CLASSIFIED, warn=_logger.warning)
         return islice(samples, CLASSIFIED)
 
     @cached_property
@@ -150,7 +154,7 @@ class TextToImage:
         source, wanted = self.run.data.evaluation, self.options.evaluation_samples
         if source is None:
             raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
-        found = list(islice(in_order(source, self._read, warn=_logger.warning), _DRAWN_FROM * wanted))
+        found = list(islice(in_order(source, self.read, warn=_logger.warning), _DRAWN_FROM * wanted))
         order = np.random.default_rng(seed_of(self.run.seed, "evaluation")).permutation(len(found))[:wanted]
         samples = [found[number] for number in order]
         if len({sample.caption[: self.shape.caption].tobytes() for sample in samples}) < 2:
@@ -163,7 +167,7 @@ class TextToImage:
         codes = np.stack([sample.codes for sample in samples]).astype(np.int64)
         return {"captions": self.shape.padded(captions), "codes": torch.from_numpy(codes)}
 
-    def _read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Captioned]:
+    def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[Captioned]:
         if not source.tokenized:
             raise UserError(
                 f"{source.dataset} holds pictures, and volunteers read codes: write them with dedloc images RUN.toml "

@@ -71,6 +71,26 @@ def test_reading_goes_on_where_the_line_broke(tmp_path: Path, monkeypatch: pytes
     assert "line is cut" in warnings[0]
 
 
+def test_of_a_stretch_only_the_row_groups_are_read_that_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = list(make(1200))
+    write_token_shards(iter(documents), tmp_path, HASH, 1000)
+    whole, groups = parquet.ParquetFile.read_row_group, list[int]()
+
+    def told(self: parquet.ParquetFile, group: int, columns: list[str]) -> pyarrow.Table:
+        groups.append(group)
+        return whole(self, group, columns=columns)
+
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", told)
+    path = str(tmp_path / "train-00000.parquet")
+    for begin, end, of in ((0, 10, [0]), (450, 610, [0, 1]), (500, 1000, [1]), (1100, 1300, [2]), (1200, 1300, [])):
+        groups.clear()
+        found = list(read_token_shard(Shard(path, "parquet", range(begin, end)), HASH, 1000, fail))
+        assert same(found, documents[begin:end])
+        assert groups == of
+
+
 def test_the_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     write_token_shards(make(10), tmp_path, HASH, 1000)
     with pytest.raises(UserError, match=r"train-00000\.parquet was written with another tokenizer"):

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from pydantic import Field, model_validator
 
 from dedloc_kit.data.formats import Unusable
-from dedloc_kit.data.shards import Retries, Shard, Warn, opened
-from dedloc_kit.data.token_shards import VOCABULARY, flat, lists
+from dedloc_kit.data.shards import Shard, Warn
+from dedloc_kit.data.token_shards import VOCABULARY, flat, lists, tables
 from dedloc_kit.data.tokens import Ids, ids_dtype
 from dedloc_kit.run import Section
 
@@ -121,21 +121,12 @@ def read_code_shard(
     file holds no codes, or those of another picture model or captions of another vocabulary than the run's, and
     whatever pyarrow raises if it cannot be read.
     """
-    retries = Retries(shard.path, warn)
-    done = 0
-    while True:
-        try:
-            with opened(shard.path) as content:
-                file = parquet.ParquetFile(content)
-                _check(file.schema_arrow, shard, pictures, vocabulary_hash)
-                for group in range(done, file.num_row_groups):
-                    table = file.read_row_group(group, columns=[CAPTION, CODES, LABEL])
-                    yield from _samples(table, shard, pictures, vocabulary)
-                    done = group + 1
-                    retries.worked()
-            return
-        except Exception as error:
-            retries.wait_or_raise(error)
+
+    def check(schema: Any) -> None:
+        _check(schema, shard, pictures, vocabulary_hash)
+
+    for table in tables(shard, [CAPTION, CODES, LABEL], check, warn):
+        yield from _samples(table, shard, pictures, vocabulary)
 
 
 def _maker(pictures: PictureCodes) -> str:

@@ -51,7 +51,8 @@ def encoded_images(source: Source, shard: Shard, warn: Warn, label: str | None =
     Rows without that label are left out; where the columns hold something else than pictures and classes it is a bad
     row.
     """
-    for number, row in enumerate(read_rows(shard, (source.column, *([label] if label else [])), warn), start=1):
+    columns = (source.column, *([label] if label else []))
+    for number, row in enumerate(read_rows(shard, columns, warn), start=shard.first + 1):
         if isinstance(row, BadRow):
             yield row
             continue

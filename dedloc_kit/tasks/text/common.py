@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -57,7 +58,7 @@ def parse_options(run: RunConfig, model: type[Options]) -> Options:
         raise UserError(f"task.{describe(error, model)}") from None
 
 
-class TextTask:
+class TextTask(ABC):
     """The common part of a task; see `dedloc_kit.tasks.Task` for what each method promises.
 
     :param options: the run's, checked
@@ -81,11 +82,13 @@ class TextTask:
             {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
         ]
 
-    def training_documents(self, seed: int, warn: Warn) -> Iterator[Document]:
-        """The run's training data, tokenized, without end."""
+    def batches(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Batch]:
         data = self.run.data
-        items = mixture(data.train, self._read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
-        return self.texts.documents(items)
+        items = mixture(data.train, self.read, seed=seed, shuffle_buffer=data.shuffle_buffer, warn=warn)
+        return self.batches_of(items, microbatch, seed)
+
+    @abstractmethod
+    def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]: ...
 
     def held_out(self) -> tuple[Source, Iterator[str | Document]]:
         """The run's held-out data, each text or tokenized document once, the same on every machine."""
@@ -94,9 +97,9 @@ class TextTask:
             raise UserError("the run has no held-out data to evaluate on; add [data.evaluation] to its run.toml")
         if self.held_out_texts is not None:
             return source, iter(self.held_out_texts)
-        return source, in_order(source, self._read, warn=_logger.warning)
+        return source, in_order(source, self.read, warn=_logger.warning)
 
-    def _read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document | BadRow]:
+    def read(self, source: Source, shard: Shard, warn: Warn) -> Iterator[str | Document | BadRow]:
         if source.tokenized:
             return read_token_shard(shard, self.vocabulary_hash, len(self.tokenizer), warn)
         return texts(source, shard, warn)

@@ -1,7 +1,7 @@
 """What the tasks have in common that train a model of transformers, named in `run.toml`, on packed documents."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -10,7 +10,6 @@ from pydantic import Field, JsonValue, model_validator
 from torch import nn
 
 from dedloc_kit.data.packing import Pack, Packer
-from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.data.tokens import Document, vocabulary_hash
 from dedloc_kit.errors import UserError
@@ -62,7 +61,7 @@ class HeldOut:
     """Of the texts in the packs, as UTF-8."""
 
 
-class PackedTask(TextTask, ABC):
+class PackedTask(TextTask):
     """The common part of a task; see `dedloc_kit.tasks.Task` for what each method promises.
 
     :param edges: the tokens before and after each document, by the tokenizer
@@ -166,9 +165,21 @@ class PackedTask(TextTask, ABC):
             return Origins([[number] for number in range(len(old))])
         return origins(self.tokenizer, old)
 
-    def packs(self, microbatch: int, seed: int, warn: Warn) -> Iterator[Pack]:
-        """The training data in packs of `microbatch` sequences, without end."""
-        return self.packer.packs(self.training_documents(seed, warn), microbatch)
+    def packs(self, items: Iterable[Any], microbatch: int) -> Iterator[Pack]:
+        """Texts and documents in packs of `microbatch` sequences, the last one of fewer."""
+        return self.packer.packs(self.texts.documents(items), microbatch)
+
+    @property
+    def unchecked(self) -> str:
+        values = self.config().to_dict()
+        for key, value in values.items():
+            if "drop" in key and isinstance(value, int | float) and value:
+                return f"task.model.{key} is {value}, and each device drops others; set it to 0"
+        if experts := [key for key in values if "expert" in key]:
+            return (
+                f"which expert a word goes to hangs on rounding (task.model.{experts[0]}); choose another architecture"
+            )
+        return ""
 
     def held_out_packs(self) -> HeldOut:
         """As many sequences as `task.evaluation_samples` says, or what there is; UserError if that is not one."""

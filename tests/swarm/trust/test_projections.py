@@ -1,0 +1,230 @@
+"""Real gradients, sent in 4 bits, checked by who computes otherwise: the honest pass, and each lie is found."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.averaging.compression import ChunkCompression, codec_of
+from dedloc_kit.swarm.averaging.feedback import Feedback
+from dedloc_kit.swarm.trust.projections import (
+    PROJECTIONS,
+    TOLERANCE,
+    Recomputed,
+    compressed_honestly,
+    difference,
+    implied,
+    project,
+)
+from dedloc_kit.tasks import Batch, create_task
+from dedloc_kit.training.compute import Compute
+from dedloc_kit.training.flat import FlatLayout
+from tests.text_runs import MODEL, text_run, write_text
+
+MICROBATCHES, SAMPLES = 3, 4
+WEIGHT = float(MICROBATCHES * SAMPLES)
+CHUNK = 4096
+SEED = b"that nobody knew"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunConfig:
+    write_text(tmp_path)
+    return text_run(tmp_path, "albert", model={**MODEL, "embedding_size": 16, "max_position_embeddings": 64})
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Peer:
+    """One that computes in a way of its own, on the parameters that all have."""
+
+    run: RunConfig
+    threads: int = 1
+    half: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        self.task = create_task(self.run)
+        self.model = self.task.build_model()
+        groups = self.task.parameter_groups(self.model, 0.0)
+        self.parameters = [each for group in groups for each in group["params"]]
+        self.layout = FlatLayout.of(self.parameters)
+        self.chunks = list(self.layout.pieces(0, self.layout.size, CHUNK))
+        self._compute = Compute(
+            self.model, lambda model, batch: self.task.loss(model, batch, 0), torch.device("cpu"), self.half
+        )
+
+    def gradient(self, batch: Batch) -> Tensor:
+        torch.set_num_threads(self.threads)
+        assert self._compute.gradients(batch) is not None
+        flat = torch.zeros(self.layout.size)
+        for view, parameter in zip(self.layout.views(flat), self.parameters, strict=True):
+            view.copy_(parameter.grad)
+        return flat
+
+
+@dataclass
+class Sent:
+    """A contribution, as it is opened for a check."""
+
+    decoded: Tensor
+    before: Tensor
+    after: Tensor
+
+
+def compression(peer: Peer, begin: int) -> ChunkCompression:
+    codec = codec_of("4bit")
+    return codec.small if begin >= peer.layout.large else codec.gradients
+
+
+def recoded(peer: Peer, begin: int) -> Callable[[Tensor], Tensor]:
+    way = compression(peer, begin)
+    return lambda values: way.extract(way.compress(values))
+
+
+def sent_of(peer: Peer, mean: Tensor) -> Sent:
+    """What is sent of a mean over `WEIGHT` samples, after a round that has left a residual."""
+    feedback = Feedback(peer.layout.size)
+    sent = Sent(*(torch.zeros(peer.layout.size) for _ in range(3)))
+    for weight in (WEIGHT / 2, WEIGHT):
+        sent.before = sent.after
+        feedback.begin(weight)
+        for begin, end in peer.chunks:
+            feedback.encode(compression(peer, begin), mean[begin:end], begin, sent.decoded[begin:end])
+        feedback.commit()
+        assert feedback._residual is not None
+        sent.after = feedback._residual.clone()
+    return sent
+
+
+def found(checker: Peer, sent: Sent, gradients: list[Tensor]) -> list[tuple[float, bool]]:
+    """For each chunk how far it is off from these gradients, and whether its residual is honest."""
+    told = []
+    for begin, end in checker.chunks:
+        decoded, before, after = (values[begin:end] for values in (sent.decoded, sent.before, sent.after))
+        claimed = project(implied(decoded, before, after, WEIGHT), SEED)
+        work = [Recomputed(SAMPLES, project(each[begin:end], SEED), float(each.norm())) for each in gradients]
+        honest = compressed_honestly(decoded, after, WEIGHT, recoded(checker, begin))
+        told.append((difference(claimed, work), honest))
+    return told
+
+
+@pytest.fixture
+def batches(run: RunConfig) -> list[Batch]:
+    return list(islice(create_task(run).batches(SAMPLES, 5, pytest.fail), MICROBATCHES))
+
+
+def mean_of(gradients: list[Tensor]) -> Tensor:
+    return torch.stack(gradients).mean(dim=0)
+
+
+def test_an_honest_contribution_passes_whoever_computes_it_again(run: RunConfig, batches: list[Batch]) -> None:
+    kinds = [Peer(run), Peer(run, threads=2), Peer(run, threads=4), Peer(run, half=torch.bfloat16)]
+    computed = [[peer.gradient(batch) for batch in batches] for peer in kinds]
+    for author, own in ((kinds[0], computed[0]), (kinds[3], computed[3])):
+        sent = sent_of(author, mean_of(own))
+        assert float(sent.before.norm()) > 0
+        for checker, again in zip(kinds, computed, strict=True):
+            told = found(checker, sent, again)
+            assert len(told) > 2
+            assert all(honest for _, honest in told)
+            exact = (author.half, checker.half) == (None, None)
+            assert max(off for off, _ in told) < (1e-5 if exact else TOLERANCE)
+
+
+def test_what_is_not_the_gradient_of_the_work_is_found_in_the_chunk_that_is_false(
+    run: RunConfig, batches: list[Batch]
+) -> None:
+    author, checker = Peer(run), Peer(run, half=torch.bfloat16)
+    gradients, again = ([peer.gradient(batch) for batch in batches] for peer in (author, checker))
+    one_chunk = mean_of(gradients)
+    begin, end = checker.chunks[1]
+    one_chunk[begin:end] *= 1.2
+    told = [off > TOLERANCE for off, _ in found(checker, sent_of(author, one_chunk), again)]
+    assert told == [number == 1 for number in range(len(checker.chunks))]
+    for lie in (
+        mean_of(gradients[1:]),  # one microbatch was not computed
+        mean_of([*gradients[1:], gradients[1]]),  # or another one twice
+        -mean_of(gradients),
+        gradients[0],
+        torch.zeros_like(gradients[0]),
+    ):
+        assert all(off > TOLERANCE for off, _ in found(checker, sent_of(author, lie), again))
+
+
+def test_a_residual_that_makes_a_lie_look_like_the_gradient_is_found(run: RunConfig, batches: list[Batch]) -> None:
+    peer = Peer(run)
+    gradients = [peer.gradient(batch) for batch in batches]
+    truth = sent_of(peer, mean_of(gradients))
+    lie = Sent(truth.decoded * 3, truth.before, truth.after - 2 * WEIGHT * truth.decoded)
+    told = found(peer, lie, gradients)
+    assert all(off < TOLERANCE for off, _ in told), "the sum alone does not tell"
+    assert not any(honest for _, honest in told)
+    part = slice(0, CHUNK)
+    small = truth.after[part] + 0.3 * WEIGHT * truth.decoded[part]
+    for after in (small, truth.after[part] * float("inf")):
+        assert not compressed_honestly(truth.decoded[part], after, WEIGHT, recoded(peer, 0))
+
+
+def test_projections_add_up_and_tell_a_norm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(20_000, generator=generator) for _ in range(2))
+    both = project(one, SEED) + project(other, SEED)
+    np.testing.assert_allclose(project(one + other, SEED), both, atol=1e-2)
+    norms = [np.square(project(one, bytes([number]))).mean() ** 0.5 for number in range(40)]
+    assert np.mean(norms) == pytest.approx(float(one.norm()), rel=0.05)
+    assert np.std(norms) / np.mean(norms) == pytest.approx((2 * PROJECTIONS) ** -0.5, rel=0.4)
+    assert not np.allclose(project(one, SEED), project(one, SEED + b"."))
+    assert not np.allclose(project(one, SEED)[1:], project(one, SEED)[:-1])
+
+
+def test_the_signs_of_a_seed_never_change() -> None:
+    """Peers with different versions of the kit must agree."""
+    values = torch.zeros(10_000)
+    values[[0, 3, 8191, 8192, 9999]] = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    assert project(values, SEED)[:8].tolist() == [3.0, -5.0, 25.0, 29.0, -27.0, 3.0, 19.0, 3.0]
+    assert {abs(float(each)) % 2 for each in project(values, SEED)} == {1.0}
+
+
+def test_a_difference_is_relative_to_the_gradients_not_to_a_sum_in_which_they_cancel_out() -> None:
+    def found(claimed: float, *work: tuple[int, float], norm: float = 0.0) -> float:
+        made = [Recomputed(samples, np.full(PROJECTIONS, value), norm) for samples, value in work]
+        return difference(np.full(PROJECTIONS, claimed), made)
+
+    assert found(1.0, (3, 1.0)) == 0.0
+    assert found(1.1, (3, 1.0)) == pytest.approx(0.1)
+    assert found(0.0, (3, 1.0)) == 1.0
+    assert found(2.5, (1, 1.0), (3, 3.0)) == 0.0, "by samples"
+    assert found(0.01, (1, 1.0), (1, -1.0)) == pytest.approx(0.01 * 2**0.5)
+    assert found(2e-6, (1, 1e-6), norm=1.0) == pytest.approx(1e-3), "where it vanishes, to the whole gradient"
+    assert found(2e-6, (1, 1e-6), (1, 1e-6), norm=1.0) == pytest.approx(1e-3 * 2**0.5)
+    assert found(0.0, (1, 0.0)) == 0.0
+    assert found(1e-9, (1, 0.0)) == float("inf")
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for values in (torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64), torch.tensor([float("nan")])):
+        with pytest.raises(ValueError, match="a finite float32 vector"):
+            project(values, SEED)
+    some = torch.zeros(4)
+    for weight in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="a weight"):
+            implied(some, some, some, weight)
+    none = np.zeros(PROJECTIONS)
+    with pytest.raises(ValueError, match="no microbatches"):
+        difference(none, [])
+    wrong = ((0, none, 1.0), (1, none, -1.0), (1, none, float("inf")), (1, none[1:], 1.0), (1, none + np.nan, 1.0))
+    for samples, projections, norm in wrong:
+        with pytest.raises(ValueError, match="samples with a gradient"):
+            Recomputed(samples, projections, norm)
