@@ -193,6 +193,17 @@ class AccessConfig(Section):
         return self
 
 
+class TrustConfig(Section):
+    """What members of a round are believed."""
+
+    aggregate: Literal["mean", "clip"] = "mean"
+    """What becomes of their gradients. `mean`: each counts for the samples that it claims, whatever it sends. `clip`:
+    nobody counts for more than four times the samples that are usual among the members of the round, and a gradient
+    that is more than twice as long as is usual among them is shortened to that, so that fewer than half of the members
+    cannot carry a step away. It bounds what strangers can do and does not find out who lies
+    ([Security](docs/security.md)). Where machines are very unequal it leaves samples of the fastest out."""
+
+
 _WITHOUT_8_BITS = {
     "lars": "has one of them only, and goes along it as it is",
     "adamw": "is not made for it yet",
@@ -218,6 +229,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     averaging: AveragingConfig = AveragingConfig()
     access: AccessConfig = AccessConfig()
+    trust: Annotated[TrustConfig, LATER] = TrustConfig()
 
     @field_validator("averaging", mode="before")
     @classmethod

@@ -40,6 +40,7 @@ ORDER = (
 ROOMS = (
     {"incidents"},
     {"network"},
+    {"trust"},
     {"directory", "transfer"},
     {"membership", "averaging"},
     {"rounds"},

@@ -1,0 +1,80 @@
+"""For how many samples each member of a round counts: for what it says, or for less.
+
+A signature proves who claims samples, not that they were computed. What is reckoned here follows from what all members
+see alike, in whole numbers, so all find the same.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median_high
+from typing import TypeVar
+
+from dedloc_kit.run import TrustConfig
+
+MOST_TO_USUAL = 4
+"""How many times as much as is usual among the members one of them may count for."""
+MOST_TO_CONFIRMED = 2
+"""The same for what was confirmed of a member."""
+NEWCOMERS = 4
+"""All that nothing was confirmed of count at most for one part in so many of what the others count for."""
+
+M = TypeVar("M", bound=Hashable)
+Weigh = Callable[[Mapping[M, int]], dict[M, int]]
+"""From what the members of one group claim to what they count for."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of members beyond their word.
+
+    :ivar confirmed: samples that a member was found to have computed for one step; without any it is a newcomer
+    :ivar suspended: who counts for nothing
+    """
+
+    confirmed: Mapping[Hashable, int] = field(default_factory=dict)
+    suspended: frozenset[Hashable] = frozenset()
+
+
+UNKNOWN = Standing()
+
+
+def allowed(claims: Mapping[M, int], standing: Standing = UNKNOWN) -> dict[M, int]:
+    """The smaller of what each member claims and what it may count for, in samples.
+
+    As long as nothing was confirmed of anybody, that is some times what is usual among those who claim anything: which
+    fewer than half of them cannot move beyond what the others claim. Later it is twice what was confirmed; newcomers
+    share, as evenly as their claims allow, a quarter of what all others count for together, however many they are.
+    """
+    heard = {member: 0 if member in standing.suspended else claim for member, claim in claims.items()}
+    most = {m: MOST_TO_CONFIRMED * standing.confirmed[m] for m in heard if standing.confirmed.get(m)}
+    if not most:
+        return _at_most(heard, MOST_TO_USUAL * _usual(heard.values()))
+    known = {member: min(heard[member], bound) for member, bound in most.items()}
+    room = sum(known.values()) // NEWCOMERS
+    newcomers = {member: claim for member, claim in heard.items() if member not in known}
+    shared = _at_most(newcomers, _level(newcomers.values(), room))
+    return {member: known[member] if member in known else shared[member] for member in claims}
+
+
+def weighing(trust: TrustConfig) -> Weigh[M]:
+    """How a run weighs the members of a group: as they claim, or as they are allowed."""
+    return allowed if trust.aggregate == "clip" else dict
+
+
+def _at_most(claims: Mapping[M, int], bound: int) -> dict[M, int]:
+    return {member: min(claim, bound) for member, claim in claims.items()}
+
+
+def _usual(claims: Iterable[int]) -> int:
+    return median_high([claim for claim in claims if claim] or [0])
+
+
+def _level(claims: Iterable[int], room: int) -> int:
+    """The largest whole number that all claims can be cut to so that they fit in together."""
+    left = sorted(claims)
+    for place, claim in enumerate(left):
+        share = room // (len(left) - place)
+        if claim > share:
+            return share
+        room -= claim
+    return left[-1] if left else 0
