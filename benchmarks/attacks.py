@@ -36,12 +36,12 @@ from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.run import RunConfig, Source, parse_run, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.reducer import ClipReducer, MakeReducer, MeanReducer
-from dedloc_kit.swarm.trust.weight import Weigh, allowed
+from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from dedloc_kit.tasks import Batch, Task, create_task
 
 PEERS, HOSTILE, MICROBATCH = 16, 7, 2
-DEFENCES: dict[str, tuple[MakeReducer, Weigh[str]]] = {
-    "mean": (MeanReducer, dict),
+DEFENCES: dict[str, tuple[MakeReducer, Weigh]] = {
+    "mean": (MeanReducer, claimed),
     "clip": (ClipReducer, allowed),
     "centered": (CenteredClip, allowed),
     "median": (Median, allowed),

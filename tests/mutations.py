@@ -350,7 +350,7 @@ MUTATIONS = (
     Mutation(
         "who only followed a step is told as one who gave to it",
         "swarm/rounds/optimizer.py",
-        "taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}",
+        "taken = self._rounds.weights(outcome.contributions)",
         "taken = dict.fromkeys(outcome.contributions, 1)",
         "tests/swarm/rounds/test_optimizer.py -k gave_to_the_step_before",
     ),
@@ -1093,8 +1093,8 @@ MUTATIONS = (
     Mutation(
         "samples of other rows are in no batch",
         "swarm/rounds/batch.py",
-        "samples_of(in_sync.values(), rows), time",
-        "samples_of(in_sync.values(), ()), time",
+        "in_sync.values(), rows), time",
+        "in_sync.values(), ()), time",
         "tests/swarm/rounds/test_batch.py -k other_rows",
     ),
     Mutation(
@@ -1387,7 +1387,7 @@ MUTATIONS = (
     Mutation(
         "who spoke wrongly of its row is believed as before",
         "swarm/rounds/rounds.py",
-        "self._other_rows.fell_short(outcome.contributions)",
+        "self._other_rows.fell_short(self.weights(outcome.contributions))",
         "pass",
         "tests/swarm/rounds/test_other_rows.py -k 'brings_less'",
     ),

@@ -14,7 +14,7 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, decode
+from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, check, decode
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.reducer import MakeReducer
 from dedloc_kit.swarm.directory.contributions import possible
@@ -22,10 +22,12 @@ from dedloc_kit.swarm.trust.weight import Weigh
 from dedloc_kit.training.flat import FlatLayout
 
 RUN = "attacks-0123456789abcdef"
+REDUCERS = 4
+"""Of the peers, the first ones: so chunks of a tiny model are about as long as those of a real one."""
 
 
 class Swarm:
-    """Peers that average; each reduces an equal share.
+    """Peers that average; those who reduce take equal shares.
 
     :param global_batch: samples that claims are measured against
     """
@@ -37,12 +39,12 @@ class Swarm:
         peers: int,
         global_batch: int,
         make_reducer: MakeReducer,
-        weigh: Weigh[str],
+        weigh: Weigh,
     ) -> None:
         self._layout, self._global_batch = layout, global_batch
         self._make_reducer, self._weigh = make_reducer, weigh
         self._codings = [Coding(codec, Feedback(layout.size), Feedback(layout.size)) for _ in range(peers)]
-        cuts = [layout.size * peer // peers for peer in range(peers + 1)]
+        cuts = [layout.size * peer // REDUCERS for peer in range(REDUCERS + 1)]
         shares = [end - begin for begin, end in pairwise(cuts)]
         self.chunks = [(p, begin, end) for p, chunks in enumerate(layout.chunks(shares)) for begin, end in chunks]
         """Who reduces it, begin and end."""
@@ -102,7 +104,7 @@ class Swarm:
                 message = _not_finite(way, vector[begin:end])
             try:
                 if peer != reducer:
-                    decode(message, end - begin)
+                    check(message, end - begin)
             except ValueError:
                 return None
             messages.append(message)

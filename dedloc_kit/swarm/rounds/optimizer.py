@@ -382,7 +382,7 @@ class CollaborativeOptimizer:
             _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
             self._exchange.averager.put_back()
             self._rounds.batch.drop_stale()
-        taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
+        taken = self._rounds.weights(outcome.contributions)
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._rounds.stepped(taken)  # before it tells: what it computed since is open
         self._report()
@@ -445,7 +445,7 @@ class CollaborativeOptimizer:
                 self._accumulator.settle([receipt.round])
             else:
                 without.add(receipt.round)  # the round went on, and what this peer brought was left out
-            self._rounds.stepped({peer: contribution.samples for peer, contribution in contributions.items()})
+            self._rounds.stepped(self._rounds.weights(contributions))
             self._tell(receipt, contributions, {})
         self._stepped = 0.0
         self._accumulator.settle([name for name in self.state.rounds if name not in without])
@@ -481,4 +481,5 @@ class CollaborativeOptimizer:
             ),
             self._rounds.look_period(self.samples_per_second),
             self._exchange.grouping.division(self.step, self.state.receipts),
+            self._exchange.grouping.weigh,
         )

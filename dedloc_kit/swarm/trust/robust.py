@@ -1,7 +1,7 @@
 """What one step can do is bounded: no member's part of a chunk counts for more than is usual among the parts.
 
-A part that is longer than some times the usual length is made as long as that; its direction stays. Who is usual is told
-by the median, which fewer than half of the members cannot move beyond what the others send. Nothing is remembered from
+A part that is longer than some times the usual length is made as long as that; its direction stays. What is usual is
+the median, which fewer than half of the members cannot move beyond what the others send. Nothing is remembered from
 round to round, so whoever has the parts of a chunk can make its average again, to the bit.
 """
 
@@ -40,8 +40,8 @@ def clipped_mean(parts: Sequence[Tensor], weights: Sequence[int], out: Tensor) -
 def shrinkage(lengths: Sequence[float], weights: Sequence[int]) -> list[float]:
     """By what parts of these lengths are multiplied.
 
-    A gradient of few samples is noisy, and so longer than one of many: up to a factor of sqrt(many / few), which is what
-    a part of few is granted beside the parts of many.
+    A gradient of few samples is noisy, and so longer than one of many: up to a factor of sqrt(many / few), which a part
+    of few is granted beside the parts of many.
     """
     return [_scale(length, _bound(lengths, weights, weight)) for length, weight in zip(lengths, weights, strict=True)]
 

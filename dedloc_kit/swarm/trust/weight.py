@@ -7,7 +7,7 @@ see alike, in whole numbers, so all find the same.
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_high
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from dedloc_kit.run import TrustConfig
 
@@ -19,8 +19,12 @@ NEWCOMERS = 4
 """All that nothing was confirmed of count at most for one part in so many of what the others count for."""
 
 M = TypeVar("M", bound=Hashable)
-Weigh = Callable[[Mapping[M, int]], dict[M, int]]
-"""From what the members of one group claim to what they count for."""
+
+
+class Weigh(Protocol):
+    """From what the members of one group claim, in samples, to what they count for."""
+
+    def __call__(self, claims: Mapping[M, int], /) -> dict[M, int]: ...
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,22 @@ def allowed(claims: Mapping[M, int], standing: Standing = UNKNOWN) -> dict[M, in
     return {member: known[member] if member in known else shared[member] for member in claims}
 
 
-def weighing(trust: TrustConfig) -> Weigh[M]:
-    """How a run weighs the members of a group: as they claim, or as they are allowed."""
-    return allowed if trust.aggregate == "clip" else dict
+def claimed(claims: Mapping[M, int]) -> dict[M, int]:
+    """All that each member claims."""
+    return dict(claims)
+
+
+def weighing(trust: TrustConfig) -> Weigh:
+    """How a run weighs the members of a group."""
+    return allowed if trust.aggregate == "clip" else claimed
+
+
+def in_rows(weigh: Weigh, row_of: Callable[[M], int], claims: Mapping[M, int]) -> dict[M, int]:
+    """The same row by row: whoever averages a row does not know yet what the others claim."""
+    weights: dict[M, int] = {}
+    for row in set(map(row_of, claims)):
+        weights |= weigh({member: claim for member, claim in claims.items() if row_of(member) == row})
+    return {member: weights[member] for member in claims}
 
 
 def _at_most(claims: Mapping[M, int], bound: int) -> dict[M, int]:
