@@ -5,16 +5,16 @@ Whoever sends what cannot be read is left out of the round, as in a real one, an
 nothing.
 """
 
-import struct
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, check, decode
+from dedloc_kit.swarm.averaging.compression import LARGEST, ChunkCompression, Codec, check, decode
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.reducer import MakeReducer
 from dedloc_kit.swarm.directory.contributions import possible
@@ -89,22 +89,21 @@ class Swarm:
     ) -> Tensor:
         messages, (reducer, begin, end) = sent[peer], self.chunks[number]
         assert messages is not None
-        if peer == reducer and bool(vectors[peer].isfinite().all()):
+        if peer == reducer:
             return self._codings[peer].sent.exact(vectors[peer][begin:end], begin)
         return decode(messages[number], end - begin)
 
     def _encoded(self, peer: int, vector: Tensor) -> list[runtime_pb2.Tensor] | None:
         """What a peer sends; none if those who reduce it cannot read it."""
         messages = []
-        for reducer, begin, end in self.chunks:
+        for _, begin, end in self.chunks:
             way = self._coding(begin)
-            if bool(vector[begin:end].isfinite().all()):
+            if _can_be_sent(vector[begin:end]):
                 message = self._codings[peer].sent.encode(way, vector[begin:end], begin)
             else:
-                message = _not_finite(way, vector[begin:end])
+                message = _forged(way, vector[begin:end])
             try:
-                if peer != reducer:
-                    check(message, end - begin)
+                check(message, end - begin)
             except ValueError:
                 return None
             messages.append(message)
@@ -130,10 +129,14 @@ class Swarm:
         return possible(claimed, RUN, self._global_batch)
 
 
-def _not_finite(way: ChunkCompression, values: Tensor) -> runtime_pb2.Tensor:
-    """What no honest encoder makes: the message of such values, by its first two bytes, which are a scale, or a number
-    in half precision."""
+def _can_be_sent(values: Tensor) -> bool:
+    return float(values.abs().amax()) <= LARGEST  # not so of what is no number
+
+
+def _forged(way: ChunkCompression, values: Tensor) -> runtime_pb2.Tensor:
+    """What no honest encoder makes: the message of such values, by its first two bytes, which are a block's scale, or a
+    number in half precision."""
     message = way.compress(torch.ones_like(values))
-    scale = struct.pack("<f", float(values[0]))[2:] if way.tag.startswith("block") else struct.pack("<e", values[0])
-    message.buffer = scale + message.buffer[2:]
+    half = np.float32(values[0]).tobytes()[2:] if way.tag.startswith("block") else values[:1].half().numpy().tobytes()
+    message.buffer = half + message.buffer[2:]
     return message

@@ -16,7 +16,7 @@ EVERY = 10
 CLAIMED = 64
 """Times the samples that there are: `MAX_BATCHES` is what nobody believes any more."""
 HUGE = 2e37
-"""A message may hold it; seven of them with a weight of two are no number any more."""
+"""Such numbers, added up, are none any more."""
 
 
 @dataclass
