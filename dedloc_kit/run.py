@@ -198,10 +198,9 @@ class TrustConfig(Section):
 
     aggregate: Literal["mean", "clip"] = "mean"
     """What becomes of their gradients. `mean`: each counts for the samples that it claims, whatever it sends. `clip`:
-    nobody counts for more than four times the samples that are usual among the members of the round, and a gradient
-    that is more than twice as long as is usual among them is shortened to that, so that fewer than half of the members
-    cannot carry a step away. It bounds what strangers can do and does not find out who lies
-    ([Security](docs/security.md)). Where machines are very unequal it leaves samples of the fastest out."""
+    nobody counts for more samples, or with a longer gradient, than is usual among the members of the round, so that
+    fewer than half of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.
+    What machines bring that are faster than most is left out."""
 
 
 _WITHOUT_8_BITS = {

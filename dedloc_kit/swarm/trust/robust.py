@@ -1,8 +1,9 @@
 """What one step can do is bounded: no member's part of a chunk counts for more than is usual among the parts.
 
-A part that is longer than some times the usual length is made as long as that; its direction stays. What is usual is
-the median, which fewer than half of the members cannot move beyond what the others send. Nothing is remembered from
-round to round, so whoever has the parts of a chunk can make its average again, to the bit.
+A part that is longer than usual is made as long as that; its direction stays. What is usual is the median, which fewer
+than half of the members cannot move beyond what the others send. Lengths are those of the parts, not of their distances
+from each other: who agree among themselves gain nothing by it. Nothing is remembered from round to round, so whoever has
+the parts of a chunk can make its average again, to the bit.
 """
 
 import math
@@ -13,9 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from dedloc_kit.training.optimizers.portable import Floats, norm
-
-LOOSENESS = 2.0
-"""How many times the usual length a part may have: so loose that honest ones are hardly ever cut."""
 
 
 def clipped_mean(parts: Sequence[Tensor], weights: Sequence[int], out: Tensor) -> list[float]:
@@ -50,8 +48,7 @@ def _bound(lengths: Sequence[float], weights: Sequence[int], weight: int) -> flo
     """How long a part of this weight may be."""
     alike = [length * math.sqrt(max(1.0, w / weight)) for length, w in zip(lengths, weights, strict=True)]
     # Where most have nothing to say (embeddings of rare words), the smallest of what the others say is the measure.
-    usual = median_high(alike) or min(filter(None, alike), default=0.0)
-    return LOOSENESS * usual
+    return median_high(alike) or min(filter(None, alike), default=0.0)
 
 
 def _scale(length: float, bound: float) -> float:

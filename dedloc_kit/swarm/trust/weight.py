@@ -11,8 +11,6 @@ from typing import Protocol, TypeVar
 
 from dedloc_kit.run import TrustConfig
 
-MOST_TO_USUAL = 4
-"""How many times as much as is usual among the members one of them may count for."""
 MOST_TO_CONFIRMED = 2
 """The same for what was confirmed of a member."""
 NEWCOMERS = 4
@@ -45,14 +43,15 @@ UNKNOWN = Standing()
 def allowed(claims: Mapping[M, int], standing: Standing = UNKNOWN) -> dict[M, int]:
     """The smaller of what each member claims and what it may count for, in samples.
 
-    As long as nothing was confirmed of anybody, that is some times what is usual among those who claim anything: which
-    fewer than half of them cannot move beyond what the others claim. Later it is twice what was confirmed; newcomers
-    share, as evenly as their claims allow, a quarter of what all others count for together, however many they are.
+    As long as nothing was confirmed of anybody, that is what is usual among those who claim anything, the median: fewer
+    than half of them cannot move it beyond what the others claim, and so count for less than these. (Were it twice as
+    much, a third could count for most.) Later it is twice what was confirmed; newcomers share, as evenly as their
+    claims allow, a quarter of what all others count for together, however many they are.
     """
     heard = {member: 0 if member in standing.suspended else claim for member, claim in claims.items()}
     most = {m: MOST_TO_CONFIRMED * standing.confirmed[m] for m in heard if standing.confirmed.get(m)}
     if not most:
-        return _at_most(heard, MOST_TO_USUAL * _usual(heard.values()))
+        return _at_most(heard, _usual(heard.values()))
     known = {member: min(heard[member], bound) for member, bound in most.items()}
     room = sum(known.values()) // NEWCOMERS
     newcomers = {member: claim for member, claim in heard.items() if member not in known}

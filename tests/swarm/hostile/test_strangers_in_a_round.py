@@ -29,27 +29,25 @@ def gradients() -> list[Tensor]:
     return [common + 0.3 * torch.randn(SIZE) for _ in range(3)]
 
 
-@pytest.mark.parametrize(("aggregate", "harm"), [("mean", 100.0), ("clip", 4.0)])
-def test_two_of_five_who_claim_the_most_and_send_the_opposite_many_times_over(
-    tmp_path: Path, aggregate: str, harm: float
-) -> None:
-    """With `clip` the two count for at most four times the samples of an honest one, with at most twice its length."""
+@pytest.mark.parametrize("aggregate", ["mean", "clip"])
+def test_two_of_five_who_claim_the_most_and_send_the_opposite_many_times_over(tmp_path: Path, aggregate: str) -> None:
+    """With `clip` the step still goes the way of the three."""
     honest = gradients()
     run = tiny_run(global_batch=BATCH, averaging={"compression": "none"}, trust={"aggregate": aggregate})
     vectors = [*honest, -1000.0 * honest[0], -1000.0 * honest[1]]
     services = Services(tmp_path, run, vectors, samples=(HONEST, HONEST, HONEST, LIAR, LIAR))
     average = asyncio.run(services.meet())
     right = torch.stack(honest).mean(dim=0)
-    off = float((average - right).norm() / right.norm())
-    assert (off < harm) == (aggregate == "clip"), off
+    toward = float(average @ right / (right @ right))
+    assert 0.15 < toward < 0.25 if aggregate == "clip" else toward < -100.0
 
 
 def test_claims_alone_make_no_batch(tmp_path: Path) -> None:
-    """Three honest members have 24 samples of 200; two liars count for four times an honest one's each."""
+    """Three honest members have 24 samples of 200; two liars count for as many as an honest one each."""
     run = tiny_run(global_batch=200, averaging={"compression": "none"}, trust={"aggregate": "clip"})
     services = Services(tmp_path, run, [torch.ones(SIZE)] * 5, samples=(HONEST, HONEST, HONEST, LIAR, LIAR))
     results = asyncio.run(services.results())
-    assert [(result.outcome, result.detail) for result in results] == [("refused", "88 of 200 samples")] * 5
+    assert [(result.outcome, result.detail) for result in results] == [("refused", "40 of 200 samples")] * 5
 
 
 class SendsHugeNumbers(AllReduce):

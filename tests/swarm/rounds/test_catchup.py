@@ -24,7 +24,7 @@ BATCH = 10
         (claimed, (BATCH - 1,), False),
         (claimed, (1, 1, 60), True),
         (allowed, (1, 1, 60), False),
-        (allowed, (3, 3, 60), True),
+        (allowed, (4, 4, 60), True),
     ],
 )
 def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too_few_samples(

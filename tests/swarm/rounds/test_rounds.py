@@ -190,7 +190,7 @@ def test_who_claims_too_much_fills_no_batch(tmp_path: Path, weigh: Weigh, begins
     me.rounds.gather_if_due(samples_per_second=100.0)
     me.rounds.advance()
     assert (me.averager.asked == ["begin"]) == me.rounds.batch.fixed == begins
-    assert me.rounds.swarm_samples() == (602 if begins else 6)
+    assert me.rounds.swarm_samples() == (602 if begins else 3)
     me.gradients.add(1.0, 3, 0)
     me.hear(2, time=get_dht_time())
     me.rounds.advance()
