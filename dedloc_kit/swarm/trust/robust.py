@@ -2,8 +2,8 @@
 
 A part that is longer than usual is made as long as that; its direction stays. What is usual is the median, which fewer
 than half of the members cannot move beyond what the others send. Lengths are those of the parts, not of their distances
-from each other: who agree among themselves gain nothing by it. Nothing is remembered from round to round, so whoever has
-the parts of a chunk can make its average again, to the bit.
+from each other: who agree among themselves gain nothing by it. Nothing is remembered from round to round, so whoever
+has the parts of a chunk can make its average again, to the bit.
 """
 
 import math
