@@ -199,7 +199,7 @@ class TrustConfig(Section):
     aggregate: Literal["mean", "clip"] = "mean"
     """What becomes of their gradients. `mean`: each counts for the samples that it claims, whatever it sends. `clip`:
     nobody counts for more samples, or with a longer gradient, than is usual among the members of the round, so that
-    fewer than half of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.
+    a few of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.
     What machines bring that are faster than most is left out."""
 
 

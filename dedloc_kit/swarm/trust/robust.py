@@ -1,14 +1,14 @@
 """What one step can do is bounded: no member's part of a chunk counts for more than is usual among the parts.
 
-A part that is longer than usual is made as long as that; its direction stays. What is usual is the median, which fewer
-than half of the members cannot move beyond what the others send. Lengths are those of the parts, not of their distances
-from each other: who agree among themselves gain nothing by it. Nothing is remembered from round to round, so whoever
-has the parts of a chunk can make its average again, to the bit.
+A part that is longer than usual is made as long as that; its direction stays. What is usual is the mean of the shorter
+half of them and one more. Fewer than half of the members cannot make that longer than the mean of the others (with the
+median they could be as long as the longest of these), nor make it nothing. Lengths are those of the parts, not of their
+distances from each other: who agree among themselves gain nothing by it. Nothing is remembered from round to round, so
+whoever has the parts of a chunk can make its average again, to the bit.
 """
 
 import math
 from collections.abc import Sequence
-from statistics import median_high
 
 import numpy as np
 from torch import Tensor
@@ -48,7 +48,8 @@ def _bound(lengths: Sequence[float], weights: Sequence[int], weight: int) -> flo
     """How long a part of this weight may be."""
     alike = [length * math.sqrt(max(1.0, w / weight)) for length, w in zip(lengths, weights, strict=True)]
     # Where most have nothing to say (embeddings of rare words), the smallest of what the others say is the measure.
-    return median_high(alike) or min(filter(None, alike), default=0.0)
+    shorter = sorted(alike)[: len(alike) // 2 + 1]
+    return math.fsum(shorter) / len(shorter) or min(filter(None, alike), default=0.0)
 
 
 def _scale(length: float, bound: float) -> float:

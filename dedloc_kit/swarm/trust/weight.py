@@ -43,15 +43,17 @@ UNKNOWN = Standing()
 def allowed(claims: Mapping[M, int], standing: Standing = UNKNOWN) -> dict[M, int]:
     """The smaller of what each member claims and what it may count for, in samples.
 
-    As long as nothing was confirmed of anybody, that is what is usual among those who claim anything, the median: fewer
-    than half of them cannot move it beyond what the others claim, and so count for less than these. (Were it twice as
-    much, a third could count for most.) Later it is twice what was confirmed; newcomers share, as evenly as their
-    claims allow, a quarter of what all others count for together, however many they are.
+    As long as nothing was confirmed of anybody, that is what is usual, the median: fewer than half cannot move it
+    beyond what one of the others claims. Who brings nothing belongs to it: else one claim would fill a batch to which nobody
+    else has brought anything yet. So it takes half of the members to fill one. Later it is twice what was confirmed;
+    newcomers share, as evenly as their claims allow, a quarter of what all others count for together, however many they
+    are.
     """
     heard = {member: 0 if member in standing.suspended else claim for member, claim in claims.items()}
     most = {m: MOST_TO_CONFIRMED * standing.confirmed[m] for m in heard if standing.confirmed.get(m)}
     if not most:
-        return _at_most(heard, _usual(heard.values()))
+        among = [claim for member, claim in claims.items() if member not in standing.suspended]
+        return _at_most(heard, median_high(among or [0]))
     known = {member: min(heard[member], bound) for member, bound in most.items()}
     room = sum(known.values()) // NEWCOMERS
     newcomers = {member: claim for member, claim in heard.items() if member not in known}
@@ -79,10 +81,6 @@ def in_rows(weigh: Weigh, row_of: Callable[[M], int], claims: Mapping[M, int]) -
 
 def _at_most(claims: Mapping[M, int], bound: int) -> dict[M, int]:
     return {member: min(claim, bound) for member, claim in claims.items()}
-
-
-def _usual(claims: Iterable[int]) -> int:
-    return median_high([claim for claim in claims if claim] or [0])
 
 
 def _level(claims: Iterable[int], room: int) -> int:
