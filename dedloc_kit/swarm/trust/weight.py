@@ -44,10 +44,10 @@ def allowed(claims: Mapping[M, int], standing: Standing = UNKNOWN) -> dict[M, in
     """The smaller of what each member claims and what it may count for, in samples.
 
     As long as nothing was confirmed of anybody, that is what is usual, the median: fewer than half cannot move it
-    beyond what one of the others claims. Who brings nothing belongs to it: else one claim would fill a batch to which nobody
-    else has brought anything yet. So it takes half of the members to fill one. Later it is twice what was confirmed;
-    newcomers share, as evenly as their claims allow, a quarter of what all others count for together, however many they
-    are.
+    beyond what one of the others claims. Who brings nothing belongs to it: else one claim would fill a batch to which
+    nobody else has brought anything yet. So it takes half of the members to fill one. Later it is twice what was
+    confirmed; newcomers share, as evenly as their claims allow, a quarter of what all others count for together,
+    however many they are.
     """
     heard = {member: 0 if member in standing.suspended else claim for member, claim in claims.items()}
     most = {m: MOST_TO_CONFIRMED * standing.confirmed[m] for m in heard if standing.confirmed.get(m)}
