@@ -121,7 +121,7 @@ def _boast_from(step: int) -> None:
         flat.mul_(-1000.0)
 
     Rounds._contribution = claimed  # type: ignore[method-assign]
-    Tracker.report = reported  # type: ignore[method-assign]
+    Tracker.report = reported  # type: ignore[method-assign, assignment]
     Gradients.load_outgoing = loaded  # type: ignore[method-assign]
 
 
