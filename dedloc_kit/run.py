@@ -193,6 +193,16 @@ class AccessConfig(Section):
         return self
 
 
+class TrustConfig(Section):
+    """What members of a round are believed."""
+
+    aggregate: Literal["mean", "clip"] = "mean"
+    """What becomes of their gradients. `mean`: each counts for the samples that it claims, whatever it sends. `clip`:
+    nobody counts for more samples, or with a longer gradient, than is usual among the members of the round, so that
+    a few of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.
+    What machines bring that are faster than most is left out."""
+
+
 _WITHOUT_8_BITS = {
     "lars": "has one of them only, and goes along it as it is",
     "adamw": "is not made for it yet",
@@ -218,6 +228,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     averaging: AveragingConfig = AveragingConfig()
     access: AccessConfig = AccessConfig()
+    trust: Annotated[TrustConfig, LATER] = TrustConfig()
 
     @field_validator("averaging", mode="before")
     @classmethod

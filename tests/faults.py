@@ -4,6 +4,8 @@
 `drifts`: its parameters are off after that global step, as if it had applied half an average.
 `TINY_FAULT="orders a decay"`: to every round it brings an order of its own that the run ends with this step.
 `claims`: from that global step on it says that its loss was a million.
+`boasts`: from that global step on it says everywhere that it has 64 global batches, and sends the opposite of its
+gradients a thousand times over.
 `TINY_FAULT="full disk while PATH"`: neither its ledger nor its checkpoints can be written as long as that file exists.
 """
 
@@ -14,17 +16,21 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import Contribution, Receipt
+from dedloc_kit.records import Contribution, Progress, Receipt
+from dedloc_kit.run import MAX_BATCHES
 from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.link import Link
 from dedloc_kit.swarm.averaging.messages import Says
+from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.rounds.receipts import decay_order
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.state import TrainingState
 
 
@@ -36,13 +42,15 @@ def inject(fault: str) -> None:
     if fault == "orders a decay":
         _order_a_decay()
         return
-    match = re.fullmatch(r"(dies|stalls|drifts|claims) in step (\d+)", fault)
+    match = re.fullmatch(r"(dies|stalls|drifts|claims|boasts) in step (\d+)", fault)
     assert match is not None, fault
     name, number = match.group(1), int(match.group(2))
     if name == "drifts":
         _drift_at(number)
     elif name == "claims":
         _claim_from(number)
+    elif name == "boasts":
+        _boast_from(number)
     else:
         _signal_in_round(signal.SIGKILL if name == "dies" else signal.SIGSTOP, number)
 
@@ -94,6 +102,27 @@ def _claim_from(step: int) -> None:
         return said if said.step < step else said.model_copy(update={"loss": 1e6})
 
     Rounds._contribution = claimed  # type: ignore[method-assign]
+
+
+def _boast_from(step: int) -> None:
+    truth, report, load = Rounds._contribution, Tracker.report, Gradients.load_outgoing
+
+    def claimed(self: Rounds) -> Contribution:
+        said, most = truth(self), MAX_BATCHES * self._run.global_batch
+        more = {"samples": most, "session_samples": said.step * most}
+        return said if said.step < step else said.model_copy(update=more)
+
+    def reported(self: Tracker, mine: Progress, *rest: Any) -> None:
+        most = MAX_BATCHES * self._global_batch
+        report(self, mine if mine.step < step - 1 else mine.model_copy(update={"samples": most}), *rest)
+
+    def loaded(self: Gradients, flat: torch.Tensor) -> None:
+        load(self, flat)
+        flat.mul_(-1000.0)
+
+    Rounds._contribution = claimed  # type: ignore[method-assign]
+    Tracker.report = reported  # type: ignore[method-assign, assignment]
+    Gradients.load_outgoing = loaded  # type: ignore[method-assign]
 
 
 def _fill_disk_while(path: Path) -> None:

@@ -31,6 +31,7 @@ from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
 from dedloc_kit.swarm.transfer.download import head
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
+from dedloc_kit.swarm.trust.weight import weighing
 from dedloc_kit.training.state import START, Position
 
 LOOK_SECONDS = 1.0
@@ -117,8 +118,8 @@ class Observer:
         said = self.peers().get(self._organizer)
         for step, contributions in found:
             if said is not None and (step.step, step.round) == (said.step, said.round):
-                samples = {peer: contribution.samples for peer, contribution in contributions.items()}
-                self._belief.took(step.step, float(get_dht_time()), samples)
+                claims = {peer: contribution.samples for peer, contribution in contributions.items()}
+                self._belief.took(step.step, float(get_dht_time()), weighing(self._run.trust)(claims))
 
     def _gone_another_way(self, step: int, rounds: Mapping[int, str]) -> bool:
         organizer = self.peers().get(self._organizer)

@@ -15,10 +15,9 @@ from dedloc_kit.access.office import Office
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.averaging.averager import Averager
-from dedloc_kit.swarm.averaging.grouping import Rows
 from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
 from dedloc_kit.swarm.averaging.search import GroupService
-from dedloc_kit.swarm.averaging.service import AveragingService, Rules
+from dedloc_kit.swarm.averaging.service import AveragingService, Rules, rules_of
 from dedloc_kit.swarm.directory.belief import Belief
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -187,7 +186,7 @@ def exchange_of(
     :param source: of the state that is handed out
     :param rules: the usual ones if none are given
     """
-    rules = rules or Rules(Rows(run.global_batch))
+    rules = rules or rules_of(run)
     vector = SharedVector(layout)
 
     @asynccontextmanager

@@ -17,8 +17,10 @@ from hivemind.proto import runtime_pb2
 from numpy.typing import NDArray
 from torch import Tensor
 
-LARGEST = 2.0**126
-"""The largest absolute value that a chunk may hold: no rounding can then carry a number to infinity."""
+LARGEST = 2.0**100
+"""The largest absolute value that a chunk may hold. No gradient that was computed comes near it, for the square of its
+norm is finite. Neither rounding nor a sum over the members, weighted by as many samples as anyone may claim, can carry
+such numbers to infinity: the reducer that adds them up would seem to be at fault."""
 _TINIEST = 2.0**-100  # blocks of still smaller numbers travel as zeros: their scale's inverse would be infinite
 
 
@@ -292,7 +294,7 @@ def _way_of(message: runtime_pb2.Tensor, numel: int) -> ChunkCompression:
 
 def _check_size(largest: float) -> None:
     if not largest <= LARGEST:  # so that NaN is refused as well
-        raise ValueError("a chunk holds numbers that are not finite, or larger than 8e37")
+        raise ValueError("a chunk holds numbers that are not finite, or larger than 1e30")
 
 
 def decode_all(messages: Sequence[bytes], size: int) -> Tensor:

@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 
 from dedloc_kit.records import Progress, Receipt
 from dedloc_kit.swarm.directory.rows import ONE, Division, divided
+from dedloc_kit.swarm.trust.weight import Weigh, claimed
 
 MAX_LEADERS = 3
 """Peers that may lead a group: if everyone asked everyone, requests would grow with the square of the peers."""
 
 
 class Grouping(ABC):
-    """Decides alike on all peers that know the same; it lives in the training's process and in the averager's."""
+    """Decides alike on all peers that know the same; it lives in the training's process and in the averager's.
+
+    :ivar weigh: how much of what the members of a row claim counts
+    """
+
+    weigh: Weigh = staticmethod(claimed)
 
     @abstractmethod
     def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
@@ -47,14 +53,14 @@ class Grouping(ABC):
 
     @abstractmethod
     def enough_samples(self, samples: int) -> bool:
-        """Whether what the members bring makes a global step."""
+        """Whether what counts of what the members bring makes a global step."""
 
 
 class OneGroup(Grouping):
     """Everybody who holds the same state averages in one group."""
 
-    def __init__(self, global_batch: int) -> None:
-        self._global_batch = global_batch
+    def __init__(self, global_batch: int, weigh: Weigh = claimed) -> None:
+        self._global_batch, self.weigh = global_batch, weigh
 
     def division(self, step: int, receipts: Sequence[Receipt]) -> Division:
         return ONE

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Roll, hash_of
+from dedloc_kit.swarm.trust.weight import Weigh, claimed, in_rows
 
 
 class GroupRefused(Exception):
@@ -19,10 +20,13 @@ class Introductions:
     """By peer id; signatures are checked."""
     signed: tuple[bytes, ...]
     """The same as their authors signed them, in the order of the group."""
+    weights: dict[int, int]
+    """How many samples of each count, by its place in the group."""
 
     @property
     def samples(self) -> int:
-        return sum(contribution.samples for contribution in self.contributions.values())
+        """All that count."""
+        return sum(self.weights.values())
 
 
 class Handshake:
@@ -33,6 +37,8 @@ class Handshake:
     :param introduction: this peer's own, signed
     :param introduced: checks a member's introduction and reads it; raises ValueError
     :param check: raises GroupRefused if a group with these introductions must not take a step
+    :param weigh: how much of what the members of a row claim counts
+    :param rows: of each member; one row if there are none
     """
 
     def __init__(
@@ -42,8 +48,11 @@ class Handshake:
         introduction: bytes,
         introduced: Callable[[str, bytes], Contribution],
         check: Callable[[Introductions], None],
+        weigh: Weigh = claimed,
+        rows: Sequence[int] = (),
     ) -> None:
         self.members, self.me, self._introduced, self.check = members, me, introduced, check
+        self._weigh, self._rows = weigh, rows or (0,) * len(members)
         self.introduction = introduction
         self.mine = introduced(me, introduction)
         number = members.index(me)
@@ -93,4 +102,10 @@ class Handshake:
             else self._introduced(self.members[member], self._told[member])
             for member in roll.counted
         }
-        return Introductions(contributions, tuple(self._told[member] for member in roll.counted))
+        weights = self.weights({m: contributions[self.members[m]] for m in roll.counted})
+        return Introductions(contributions, tuple(self._told[member] for member in roll.counted), weights)
+
+    def weights(self, brought: Mapping[int, Contribution]) -> dict[int, int]:
+        """How many samples of each of these members count: all of the roll that are in one row, or in all rows."""
+        claims = {member: contribution.samples for member, contribution in brought.items()}
+        return in_rows(self._weigh, self._rows.__getitem__, claims)

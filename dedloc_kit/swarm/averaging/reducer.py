@@ -1,12 +1,15 @@
-"""What a reducer makes of the members' values: a seam, and the weighted mean."""
+"""What a reducer makes of the members' values: a seam, the weighted mean, and the same of bounded values."""
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dedloc_kit.run import TrustConfig
+from dedloc_kit.swarm.trust.robust import clipped_mean
 
 
 class RoundOver(Exception):
@@ -86,3 +89,35 @@ class MeanReducer(Reducer):
         if self.weights and self._received[part] == len(self.weights):
             self._received[part] = 0
             self.finish(part, self.room[part].div_(sum(self.weights.values())))
+
+
+class ClipReducer(Reducer):
+    """The mean weighted by samples of values that are clipped: see `trust.robust`. A part is reduced when all of it is
+    there; until then it takes four bytes for each value of each member.
+    """
+
+    def __init__(self, room: Sequence[Tensor]) -> None:
+        super().__init__(room)
+        self._kept: list[dict[str, Tensor]] = [{} for _ in room]
+
+    def add(self, sender: str, part: int, values: Tensor, weight: float) -> None:
+        self._kept[part][sender] = values.clone()
+        self.reduce_if_complete(part)
+
+    def reduce_if_complete(self, part: int) -> None:
+        kept = self._kept[part]
+        if not self.weights or kept.keys() != self.weights.keys():
+            return
+        self._kept[part] = {}
+        parts = [kept[sender] for sender in self.weights]  # the order of the roll, whatever came first
+        clipped_mean(parts, [int(weight) for weight in self.weights.values()], self.room[part])
+        self.finish(part, self.room[part])
+
+
+MakeReducer = Callable[[Sequence[Tensor]], Reducer]
+"""For one round, given room for each part that this peer reduces."""
+
+
+def reducer_of(trust: TrustConfig) -> MakeReducer:
+    """What a run makes of the members' values."""
+    return ClipReducer if trust.aggregate == "clip" else MeanReducer

@@ -61,9 +61,9 @@ class Reducing:
                 self.has(number, self._round.averages.messages[number])
         self.means.begin(roll.name, self._deal)
         if not self._plan.one_row:
-            met = self._round.handshake.met
+            handshake = self._round.handshake
             team = [m for m in self._plan.teams[self._round.row] if roll.introductions[m]]
-            self._start({member: float(met[member].samples) for member in team})
+            self._start(handshake.weights({member: handshake.met[member] for member in team}))
         for member, link in self._links.down.items():
             self.send(member, link)
 
@@ -72,12 +72,11 @@ class Reducing:
         if not self._averages:
             return
         self._coding.averaged.begin(float(introductions.samples))
-        weights = {self._plan.members.index(p): float(c.samples) for p, c in introductions.contributions.items()}
         self._weights = dict.fromkeys(range(len(self._plan.teams)), 0.0)
-        for member, weight in weights.items():
+        for member, weight in introductions.weights.items():
             self._weights[self._plan.rows[member]] += weight
         if self._plan.one_row:
-            self._start(weights)
+            self._start(introductions.weights)
         for number in self._averages:
             self._finish(number)
 
@@ -148,9 +147,9 @@ class Reducing:
             return set()
         return {self._deal.finishers[n] for n, average in self._averages.items() if not average.done()} - {self._mine}
 
-    def _start(self, weights: Mapping[int, float]) -> None:
+    def _start(self, weights: Mapping[int, int]) -> None:
         numbers = list(self._averages)
-        counted = {member: weight for member, weight in weights.items() if weight}
+        counted = {member: float(weight) for member, weight in weights.items() if weight}
         self._task = asyncio.create_task(self._reduce(numbers, counted))
 
     async def _reduce(self, numbers: Sequence[int], weights: Mapping[int, float]) -> None:

@@ -6,7 +6,6 @@ begins when its members say so. Everyone ends with the same bits, or nobody uses
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,11 +21,11 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest
-from dedloc_kit.swarm.averaging.grouping import Grouping
+from dedloc_kit.swarm.averaging.grouping import Grouping, Rows
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.messages import gave_up
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
-from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver, let_go
+from dedloc_kit.swarm.averaging.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.row_meeting import Matchmaking
 from dedloc_kit.swarm.averaging.search import NoGroup
@@ -35,6 +34,7 @@ from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
+from dedloc_kit.swarm.trust.weight import weighing
 from dedloc_kit.training.flat import SharedVector
 
 
@@ -63,9 +63,13 @@ class Rules:
     """What may be another than usual: who averages together, what becomes of their values, and how they exchange it."""
 
     grouping: Grouping
-    make_reducer: Callable[[Sequence[Tensor]], Reducer] = MeanReducer
-    """For one round, given room for each part that this peer reduces."""
+    make_reducer: MakeReducer = MeanReducer
     all_reduce: type[AllReduce] = AllReduce
+
+
+def rules_of(run: RunConfig) -> Rules:
+    """The usual ones."""
+    return Rules(Rows(run.global_batch, weighing(run.trust)), reducer_of(run.trust))
 
 
 class Opening(Record):
@@ -273,7 +277,9 @@ class AveragingService(Service):
         def introduced(peer: str, introduction: bytes) -> Contribution:
             return self._introduced(peer, introduction, step)
 
-        handshake = Handshake(group.peers, me, start.introduction, introduced, self._check)
+        handshake = Handshake(
+            group.peers, me, start.introduction, introduced, self._check, self._rules.grouping.weigh, plan.rows
+        )
         self._coding.sent.begin(float(handshake.mine.samples))
         opening = encode(Opening(group=group.id, introduction=start.introduction))
         sums = self._sums

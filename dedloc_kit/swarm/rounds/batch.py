@@ -11,6 +11,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
+from dedloc_kit.swarm.trust.weight import Weigh, claimed
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.flat import SharedVector
 from dedloc_kit.training.state import TrainingState
@@ -28,9 +29,10 @@ DISTRUSTED_STEPS = 8
 _log = logging.getLogger(__name__)
 
 
-def samples_of(peers: Iterable[Progress], rows: Iterable[Row]) -> int:
-    """All that these have told."""
-    return sum(told.samples for told in peers) + sum(row.samples for row in rows)
+def samples_of(weigh: Weigh, mine: int, peers: Iterable[Progress], rows: Iterable[Row]) -> int:
+    """What counts of what this peer has and of all that these have told."""
+    claims = dict(enumerate([mine, *(told.samples for told in peers)]))
+    return sum(weigh(claims).values()) + sum(row.samples for row in rows)
 
 
 class Batch:
@@ -42,10 +44,18 @@ class Batch:
     round has ended, whether it has counted or not. With `averaging.overfull` it is fixed when the round begins.
 
     :param vector: takes the mean of what is fixed
+    :param weigh: how much of what is told counts
     """
 
-    def __init__(self, state: TrainingState, accumulator: Accumulator, vector: SharedVector, tracker: Tracker) -> None:
-        self._run, self._state = state.run, state
+    def __init__(
+        self,
+        state: TrainingState,
+        accumulator: Accumulator,
+        vector: SharedVector,
+        tracker: Tracker,
+        weigh: Weigh = claimed,
+    ) -> None:
+        self._run, self._state, self._weigh = state.run, state, weigh
         self._accumulator, self._tally = accumulator, accumulator.tally
         self._vector, self._tracker = vector, tracker
         self.fixed = False
@@ -82,7 +92,7 @@ class Batch:
         self._rows = rows
         if self._run.averaging.overfull:
             return
-        told, now = self.samples + samples_of(in_sync.values(), rows), time.monotonic()
+        told, now = samples_of(self._weigh, self.samples, in_sync.values(), rows), time.monotonic()
         trusted = self._state.step >= self._distrusted_until
         untold = self._untold(in_sync.values(), late) + sum(map(self._row_since, rows)) if trusted else 0.0
         if told + untold < self._run.global_batch:

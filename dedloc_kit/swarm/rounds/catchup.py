@@ -134,7 +134,11 @@ class CatchUp:
             raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
         signed = tuple(unpack(found.metadata))
         contributions = opened(self._signer, self._run.run_id, found.step, signed, self._run.global_batch)
-        if sum(c.samples for c in contributions.values()) < self._run.global_batch:
+        grouping, claims = self._exchange.grouping, {peer: c.samples for peer, c in contributions.items()}
+        # Of rows it is not known here who was weighed with whom: whoever leads may move clients to another one.
+        one_group = grouping.division(self._state.step, self._state.receipts).rows == 1
+        counted = grouping.weigh(claims) if one_group else claims
+        if not grouping.enough_samples(sum(counted.values())):
             raise ValueError("there are too few samples in it")
         average = decode_all(found.parts, self._state.layout.size)
         receipt = Receipt(

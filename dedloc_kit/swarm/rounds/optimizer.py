@@ -384,7 +384,7 @@ class CollaborativeOptimizer:
             _log.warning("global step %d was taken without this peer's samples, which came too late", receipt.step)
             self._exchange.averager.put_back()
             self._rounds.batch.drop_stale()
-        taken = {peer: contribution.samples for peer, contribution in outcome.contributions.items()}
+        taken = self._rounds.weights(outcome.contributions)
         self.tracker.belief.took(receipt.step, receipt.time, taken)
         self._rounds.stepped(taken)  # before it tells: what it computed since is open
         self._report()
@@ -459,8 +459,7 @@ class CollaborativeOptimizer:
 
     def _learn(self, receipt: Receipt, contributions: Mapping[str, Contribution]) -> None:
         """This peer holds the parameters that a step led to which it did not take itself."""
-        brought = {peer: contribution.samples for peer, contribution in contributions.items()}
-        self._rounds.stepped(brought, max(0.0, float(get_dht_time()) - receipt.time))
+        self._rounds.stepped(self._rounds.weights(contributions), max(0.0, float(get_dht_time()) - receipt.time))
 
     def _report(self) -> None:
         files, unreadable_files, bad_rows = self._left_out()
@@ -488,4 +487,5 @@ class CollaborativeOptimizer:
             ),
             self._rounds.look_period(self.samples_per_second),
             self._exchange.grouping.division(self.step, self.state.receipts),
+            self._exchange.grouping.weigh,
         )

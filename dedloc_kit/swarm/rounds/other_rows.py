@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.group import Coming, Member, RowCall
 from dedloc_kit.swarm.averaging.grouping import MAX_LEADERS
 from dedloc_kit.swarm.directory.summaries import Row
@@ -70,12 +69,15 @@ class OtherRows:
         for row in seen.keys() & set(expected) - here:
             self._tracker.suspicion.suspect(seen[row].speakers)
 
-    def fell_short(self, contributions: Mapping[str, Contribution]) -> None:
+    def fell_short(self, weights: Mapping[str, int]) -> None:
         """There were too few samples; who had said more of its row than it brought is not counted until it speaks
-        again: members may have died, but not half of a row."""
+        again: members may have died, but not half of a row.
+
+        :param weights: samples of each member that counted
+        """
         brought = Counter[int]()
-        for peer, contribution in contributions.items():
-            brought[self._tracker.division.row_of(peer)] += contribution.samples
+        for peer, weight in weights.items():
+            brought[self._tracker.division.row_of(peer)] += weight
         for number, row in self.seen().items():
             if 2 * brought[number] < row.samples:
                 self._tracker.suspicion.suspect(row.speakers)

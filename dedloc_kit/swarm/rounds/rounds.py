@@ -23,6 +23,7 @@ from dedloc_kit.swarm.rounds.missing import Missing
 from dedloc_kit.swarm.rounds.other_rows import OtherRows
 from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
+from dedloc_kit.swarm.trust.weight import in_rows
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.state import TrainingState
 
@@ -54,7 +55,7 @@ class Rounds:
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
-        self.batch = Batch(state, accumulator, exchange.averager.vector, tracker)
+        self.batch = Batch(state, accumulator, exchange.averager.vector, tracker, exchange.grouping.weigh)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._other_rows = OtherRows(state, tracker, signer)
@@ -90,8 +91,9 @@ class Rounds:
         return self.batch.samples
 
     def swarm_samples(self) -> int:
-        """Everyone's samples toward the next global step, as far as known."""
-        return self.samples + samples_of(self._sought.in_sync().values(), self._other_rows.seen().values())
+        """Everyone's samples toward the next global step, as far as known, and as far as they count."""
+        in_sync, rows = self._sought.in_sync().values(), self._other_rows.seen().values()
+        return samples_of(self._grouping.weigh, self.samples, in_sync, rows)
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
@@ -204,6 +206,11 @@ class Rounds:
         self._missing.stepped(brought)
         self.batch.open()
 
+    def weights(self, contributions: Mapping[str, Contribution]) -> dict[str, int]:
+        """How many samples of each member count in a round from the state that this peer last told of."""
+        claims = {peer: contribution.samples for peer, contribution in contributions.items()}
+        return in_rows(self._grouping.weigh, self._tracker.division.row_of, claims)
+
     def heed(self, instructions: Instructions) -> None:
         """What the organizer orders goes into this peer's contributions from now on."""
         self._decay_order = instructions.decay_order
@@ -237,7 +244,7 @@ class Rounds:
         self._watch_the_batch(in_sync, late, rows)
         if members is None:
             return
-        samples = self.samples + samples_of(in_sync.values(), rows)
+        samples = samples_of(self._grouping.weigh, self.samples, in_sync.values(), rows)
         self._companions.look(self._other_rows.seen())
         # Without those who leave the group cannot average, and one half of a swarm must not.
         if self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
@@ -309,7 +316,7 @@ class Rounds:
                 brought = outcome.contributions.items()
                 self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
                 if outcome.contributions:
-                    self._other_rows.fell_short(outcome.contributions)
+                    self._other_rows.fell_short(self.weights(outcome.contributions))
                 self._blame(outcome)
                 if begun and members - outcome.contributions.keys():
                     self._accumulator.doubt(outcome.id)  # those whom this part of the group lost may have had enough

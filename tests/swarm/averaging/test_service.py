@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,8 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
-from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.averaging.service import AveragingService, Rules, Start
+from dedloc_kit.swarm.averaging.service import AveragingService, Start, rules_of
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.training.flat import FlatLayout, SharedVector
@@ -33,9 +33,14 @@ class Party:
     """Members that meet in every round."""
 
     def __init__(
-        self, folder: Path, run: RunConfig, vectors: Sequence[Tensor], all_reduce: type[AllReduce] = AllReduce
+        self,
+        folder: Path,
+        run: RunConfig,
+        vectors: Sequence[Tensor],
+        all_reduce: type[AllReduce] = AllReduce,
+        samples: Sequence[int] = SAMPLES,
     ) -> None:
-        self._all_reduce = all_reduce
+        self._all_reduce, self._samples = all_reduce, samples
         self._run, self._vectors, self._round = run, vectors, 0
         self._signers = [Signer(Identity(folder / str(number))) for number in range(len(vectors))]
         layout = FlatLayout.of([vectors[0]])
@@ -49,7 +54,7 @@ class Party:
         endpoint: Any = SimpleNamespace(open=lambda *where: self._line(signer.peer, *where))
         donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=lambda _: None)
         groups: Any = SimpleNamespace(find=self._find)
-        rules = Rules(OneGroup(self._run.global_batch), all_reduce=self._all_reduce)
+        rules = replace(rules_of(self._run), all_reduce=self._all_reduce)
         return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules, organizer="")
 
     async def _find(self, _: GroupRequest) -> Group:
@@ -80,7 +85,7 @@ class Party:
         """What becomes of one round, as each of them sees it."""
         self._round += 1
         tasks = []
-        for signer, shared, own, samples in zip(self._signers, self._shared, self._vectors, SAMPLES, strict=True):
+        for signer, shared, own, samples in zip(self._signers, self._shared, self._vectors, self._samples, strict=True):
             with shared.held() as flat:
                 flat.copy_(own)
             others = frozenset(self._services) - {signer.peer}

@@ -7,17 +7,28 @@ import pytest
 import torch
 
 from dedloc_kit.records import Contribution, Receipt
+from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.rounds import catchup
 from dedloc_kit.swarm.rounds.catchup import CatchUp
 from dedloc_kit.swarm.rounds.optimizer import CollaborativeOptimizer
+from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from dedloc_kit.training.state import Position
 
 BATCH = 10
 
 
-@pytest.mark.parametrize(("samples", "taken"), [(BATCH, True), (BATCH - 1, False)])
+@pytest.mark.parametrize(
+    ("weigh", "samples", "taken"),
+    [
+        (claimed, (BATCH,), True),
+        (claimed, (BATCH - 1,), False),
+        (claimed, (1, 1, 60), True),
+        (allowed, (1, 1, 60), False),
+        (allowed, (4, 4, 60), True),
+    ],
+)
 def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too_few_samples(
-    samples: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+    weigh: Weigh, samples: tuple[int, ...], taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values: dict[str, Any] = {
         "run_id": "tiny-0123456789abcdef",
@@ -27,14 +38,17 @@ def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too
         "name": "",
         "time": 9.0,
     }
-    given = Contribution(**values, samples=samples, session_samples=samples, decay_order="abcd")
+    given = {
+        f"p{number}": Contribution(**values, samples=count, session_samples=count, decay_order="abcd")
+        for number, count in enumerate(samples)
+    }
     orders = {("abcd", "tiny-0123456789abcdef", "p", 2): 7}
     monkeypatch.setattr(
         catchup,
         "decay_in",
-        lambda _, run_id, given, who, rewound: orders[next(c.decay_order for c in given), run_id, who, rewound],
+        lambda _, run_id, brought, who, rewound: orders[next(c.decay_order for c in brought), run_id, who, rewound],
     )
-    monkeypatch.setattr(catchup, "opened", lambda *_: {"p": given})
+    monkeypatch.setattr(catchup, "opened", lambda *_: given)
     monkeypatch.setattr(catchup, "unpack", lambda _: ())
     monkeypatch.setattr(catchup, "decode_all", lambda *_: torch.ones(3))
     applied: list[tuple[Receipt, int]] = []
@@ -42,10 +56,12 @@ def test_a_late_average_is_taken_with_what_the_organizer_ordered_and_none_of_too
         _state=SimpleNamespace(
             step=4,
             rewound=2,
+            receipts=(),
             layout=SimpleNamespace(size=3),
             apply=lambda average, receipt, decay: applied.append((receipt, decay)),
         ),
         _run=SimpleNamespace(run_id=values["run_id"], global_batch=BATCH),
+        _exchange=SimpleNamespace(grouping=OneGroup(BATCH, weigh)),
         _tracker=SimpleNamespace(belief=SimpleNamespace(reached=lambda *_: None, organizer="p")),
         _signer=None,
     )

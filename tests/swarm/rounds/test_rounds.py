@@ -21,6 +21,7 @@ from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.rounds import Rounds
+from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.optimizers.lamb import Lamb
@@ -57,14 +58,14 @@ class Averager:
 class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
-    def __init__(self, folder: Path, schedule: str = "linear", **averaging: Any) -> None:
+    def __init__(self, folder: Path, schedule: str = "linear", weigh: Weigh = claimed, **averaging: Any) -> None:
         settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
         run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings)
         self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
         self.gradients, self.averager = Gradients([state.parameters], state.layout), Averager(state.layout)
-        exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10))
+        exchange: Any = SimpleNamespace(averager=self.averager, grouping=OneGroup(10, weigh))
         me, self.other = (Signer(Identity(folder / name)) for name in ("me", "other"))
         self.tracker = Tracker(self._dht, me, run.run_id, run.global_batch, (), Incidents(), belief(me.peer))
         self.rounds = Rounds(state, self.gradients, exchange, self.tracker, me, profile())
@@ -177,6 +178,24 @@ def test_what_a_member_tells_of_another_step_does_not_fill_this_batch(tmp_path: 
     me.hear(6, time=get_dht_time())
     me.rounds.advance()
     assert me.averager.asked == ["begin"]
+
+
+@pytest.mark.parametrize(("weigh", "begins"), [(claimed, True), (allowed, False)])
+def test_who_claims_too_much_fills_no_batch(tmp_path: Path, weigh: Weigh, begins: bool) -> None:
+    """Else all would go to one round after the other that is then refused."""
+    me, liar = Peer(tmp_path, weigh=weigh), Signer(Identity(tmp_path / "liar"))
+    me.gradients.add(1.0, 1, 0)
+    me.hear(1, time=get_dht_time())
+    me.hear(600, time=get_dht_time(), who=liar)
+    me.rounds.gather_if_due(samples_per_second=100.0)
+    me.rounds.advance()
+    assert (me.averager.asked == ["begin"]) == me.rounds.batch.fixed == begins
+    assert me.rounds.swarm_samples() == (602 if begins else 3)
+    me.gradients.add(1.0, 3, 0)
+    me.hear(2, time=get_dht_time())
+    me.rounds.advance()
+    assert me.averager.asked == ["begin"]
+    assert me.rounds.swarm_samples() >= 10
 
 
 def test_a_peer_that_has_long_said_nothing_does_not_fill_the_batch(tmp_path: Path) -> None:
