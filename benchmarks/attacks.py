@@ -53,8 +53,6 @@ QUICK_ATTACKS = ("none", "sign", "sign x1000", "ALIE 1.5", "claims")
 class Row:
     """One training.
 
-    :ivar suspended_after: of each hostile peer, after how many attacking steps it was found out
-    :ivar check_share: of the computing
     :ivar failed: rounds that moved nothing
     """
 
@@ -63,9 +61,6 @@ class Row:
     start: int
     seed: int
     progress_lost: float
-    suspended_after: tuple[int | None, ...]
-    honest_suspended: int
-    check_share: float
     loss: float
     failed: int
 
@@ -83,7 +78,7 @@ class Training:
     def under(self, attack: str, defence: str, start: int) -> Row:
         loss, failed = self._loss(Learner(self.run, self.task), attack, defence, start, PEERS)
         lost = (loss - self.clean) / (self.uniform - self.clean) if math.isfinite(loss) else 1.0
-        return Row(attack, defence, start, self.seed, lost, (None,) * HOSTILE, 0, 0.0, loss, failed)
+        return Row(attack, defence, start, self.seed, lost, loss, failed)
 
     def _loss(self, learner: Learner, attack: str, defence: str, start: int, peers: int) -> tuple[float, int]:
         failed = asyncio.run(self._train(learner, attack, defence, start, peers))

@@ -427,15 +427,15 @@ MUTATIONS = (
     Mutation(
         "what fewer than half claim moves what anybody may claim",
         "swarm/trust/weight.py",
-        "median_high(among or [0])",
-        "max(among, default=0)",
+        "median_high(claims.values() or [0])",
+        "max(claims.values(), default=0)",
         "tests/swarm/trust/test_weight.py",
     ),
     Mutation(
         "one claim fills a batch to which nobody else has brought anything",
         "swarm/trust/weight.py",
-        "if member not in standing.suspended]",
-        "if claim and member not in standing.suspended]",
+        "median_high(claims.values() or [0])",
+        "median_high([claim for claim in claims.values() if claim] or [0])",
         "tests/swarm/trust/test_weight.py",
     ),
     Mutation(

@@ -91,10 +91,8 @@ class MeanReducer(Reducer):
             self.finish(part, self.room[part].div_(sum(self.weights.values())))
 
 
-class ClipReducer(Reducer):
-    """The mean weighted by samples of values that are clipped: see `trust.robust`. A part is reduced when all of it is
-    there; until then it takes four bytes for each value of each member.
-    """
+class GatheringReducer(Reducer):
+    """Reduces a part when all of it is there; until then that takes four bytes for each value of each member."""
 
     def __init__(self, room: Sequence[Tensor]) -> None:
         super().__init__(room)
@@ -110,8 +108,19 @@ class ClipReducer(Reducer):
             return
         self._kept[part] = {}
         parts = [kept[sender] for sender in self.weights]  # the order of the roll, whatever came first
-        clipped_mean(parts, [int(weight) for weight in self.weights.values()], self.room[part])
+        self.reduce(parts, list(self.weights.values()), self.room[part])
         self.finish(part, self.room[part])
+
+    @abstractmethod
+    def reduce(self, parts: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
+        """Make one of the members' parts, float32 [numel] each."""
+
+
+class ClipReducer(GatheringReducer):
+    """The mean weighted by samples of values that are clipped: see `trust.robust`."""
+
+    def reduce(self, parts: Sequence[Tensor], weights: Sequence[float], out: Tensor) -> None:
+        clipped_mean(parts, [int(weight) for weight in weights], out)
 
 
 MakeReducer = Callable[[Sequence[Tensor]], Reducer]

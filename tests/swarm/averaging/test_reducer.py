@@ -1,38 +1,14 @@
 """What a reducer makes of the members' values: the mean, and whatever somebody hands in."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
+from benchmarks.lib.aggregators import CenteredClip
 from benchmarks.lib.party import Party
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.averaging.reducer import MeanReducer, Reducer, RoundOver
-
-
-class CenteredClip(Reducer):
-    """Clips what each member sends around the result, again and again (Karimireddy et al. 2021, arXiv 2012.10333)."""
-
-    def __init__(self, room: Sequence[Tensor]) -> None:
-        super().__init__(room)
-        self._kept: list[dict[str, Tensor]] = [{} for _ in room]
-
-    def add(self, sender: str, part: int, values: Tensor, weight: float) -> None:
-        self._kept[part][sender] = values.clone()
-        self.reduce_if_complete(part)
-
-    def reduce_if_complete(self, part: int) -> None:
-        if not self.weights or self._kept[part].keys() != self.weights.keys():
-            return
-        rows = torch.stack(list(self._kept[part].values()))
-        center = rows.median(dim=0).values
-        for _ in range(20):
-            differences = rows - center
-            norms = differences.norm(dim=1, keepdim=True)
-            center = center + (differences * (norms.median() / norms.clamp(min=1e-12)).clamp(max=1.0)).mean(dim=0)
-        self.finish(part, center)
 
 
 def test_a_reducer_of_ones_own_bounds_what_one_of_four_members_does_to_the_average() -> None:
