@@ -6,6 +6,7 @@ own like any other: only what reads the environment as it is imported, or before
 
 import gc
 import json
+import multiprocessing
 import os
 import runpy
 import selectors
@@ -130,6 +131,15 @@ def _tell(tell: int, number: int) -> None:
     os.write(tell, f"{number}\n".encode())
 
 
+def _renew_locks() -> None:
+    """hivemind's would be the same ones in all that is forked, and whoever is killed while it holds one stops them."""
+    from hivemind.utils import MPFuture
+    from hivemind.utils.asyncio import _AsyncContextWrapper
+
+    MPFuture.reset_backend()
+    _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
+
+
 def main() -> None:
     gc.disable()
     for module in IMPORTED:
@@ -137,6 +147,7 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     asked = _serve()
+    _renew_locks()
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     os.environ.clear()
     os.environ.update(asked["environment"])

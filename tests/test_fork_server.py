@@ -37,3 +37,22 @@ def test_a_forked_process_has_a_session_of_its_own_and_leaves_nothing_when_it_is
         assert process.wait(30.0) == -signal.SIGKILL
         assert processes_of(process.pid, besides="") == []
         assert process.stdout.read() == b""
+
+
+HOLDS_LOCKS = """
+import gc, time
+from multiprocessing.synchronize import SemLock
+gc.unfreeze()
+locks = [o for o in gc.get_objects() if SemLock in type(o).__mro__]
+print(len(locks) > 0 and all(lock.acquire(timeout=5.0) for lock in locks), flush=True)
+time.sleep(600)
+"""
+
+
+def test_who_is_killed_while_it_holds_a_lock_stops_no_other_process(tmp_path: Path) -> None:
+    with (tmp_path / "errors").open("wb") as errors:
+        for _ in range(2):
+            process = Forked(["timeit", "-n1", "-r1", HOLDS_LOCKS], os.environ, errors)
+            assert process.stdout.readline() == b"True\n", (tmp_path / "errors").read_text()
+            os.killpg(process.pid, signal.SIGKILL)
+            assert process.wait(30.0) == -signal.SIGKILL
