@@ -201,6 +201,13 @@ class TrustConfig(Section):
     nobody counts for more samples, or with a longer gradient, than is usual among the members of the round, so that
     a few of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.
     What machines bring that are faster than most is left out."""
+    checks: Annotated[Literal["off", "on"], LATER] = "off"
+    """Whether members commit to what they send and what they have computed, and some of it is computed again by others,
+    so that who cheats is found and sent away."""
+    share: Annotated[float, Field(gt=0.0, le=1.0), LATER] = 0.02
+    """Of all contributions are checked, as long as nobody cheats."""
+    alarm_share: Annotated[float, Field(gt=0.0, le=1.0), LATER] = 0.3
+    """The same for 50 global steps after somebody was found to cheat."""
 
 
 _WITHOUT_8_BITS = {

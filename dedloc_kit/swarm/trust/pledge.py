@@ -1,0 +1,107 @@
+"""What a member commits to with its contribution, before it sends anything: so it can be asked afterwards.
+
+Three roots (`commitments`): over the parts that it sends, over what compression has lost before and after, and over its
+work, a line for each microbatch. All of it is made before the introduction is signed, so nothing can be fitted to what
+the others do, or to the question.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from dedloc_kit.records import Contribution, Digest
+from dedloc_kit.run import TrustConfig
+from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Hash
+from dedloc_kit.training.flat import CHUNK
+
+NOTHING = bytes(32)
+"""The root of no contents."""
+
+
+class Pledged(Contribution):
+    """A contribution whose author can be checked; what members are introduced with where checks are on.
+
+    Who brings no samples sends nothing, and all its roots are `NOTHING`.
+    """
+
+    group: Digest
+    """The round that it is for: it cannot be brought to another one."""
+    parts: Hash
+    """Over what is sent of each chunk of the round, in its order (`part_content`)."""
+    before: Hash
+    """Over what compression had lost when the round began, in pieces of `CHUNK` values, the last one of fewer."""
+    after: Hash
+    """The same for the next round, if this one counts."""
+    work: Hash
+    """Over its microbatches (`Work.content`), in the order in which they were computed."""
+    microbatches: Annotated[int, Field(ge=0, le=MAX_CONTENTS)]
+
+
+def contribution_kind(trust: TrustConfig) -> type[Contribution]:
+    """What members of a run's rounds are introduced with."""
+    return Pledged if trust.checks == "on" else Contribution
+
+
+_PART, _WORK = struct.Struct(">QQ"), struct.Struct(">QbQIQ")
+
+
+def part_content(begin: int, end: int, encoded: bytes) -> bytes:
+    """What is committed to of the part of these values: `encoded` is the message that reducers get."""
+    return _PART.pack(begin, end) + encoded
+
+
+class Work(NamedTuple):
+    """A microbatch, by its name among those of its author's session, and the parameters that it was computed with."""
+
+    block: int
+    missing: int | None
+    """As in `tasks.in_blocks.Origin`."""
+    position: int
+    samples: int
+    step: int
+    """The global step whose parameters these were."""
+
+    @property
+    def content(self) -> bytes:
+        return _WORK.pack(self.block, -1 if self.missing is None else self.missing, *self[2:])
+
+    @classmethod
+    def read(cls, content: bytes) -> "Work":
+        """Raises ValueError if it is none."""
+        try:
+            block, missing, position, samples, step = _WORK.unpack(content)
+        except struct.error:
+            raise ValueError("no line of work") from None
+        if missing < -1 or not samples:
+            raise ValueError("no line of work")
+        return cls(block, None if missing == -1 else missing, position, samples, step)
+
+    @classmethod
+    def read_all(cls, contents: bytes) -> list["Work"]:
+        """Lines, one after the other; raises ValueError."""
+        size = _WORK.size
+        if len(contents) % size or len(contents) > MAX_CONTENTS * size:
+            raise ValueError("no lines of work")
+        return [cls.read(contents[at : at + size]) for at in range(0, len(contents), size)]
+
+
+class Window(NamedTuple):
+    """The values of a part that are compared: those within one piece of the residuals."""
+
+    piece: int
+    begin: int
+    end: int
+
+
+def window(begin: int, end: int) -> Window:
+    """Of the part of these values (at most `CHUNK`), which lies in two pieces at most: the larger share."""
+    pieces = range(begin // CHUNK, (end - 1) // CHUNK + 1)
+    shares = [Window(n, max(begin, n * CHUNK), min(end, (n + 1) * CHUNK)) for n in pieces]
+    return max(shares, key=lambda share: share.end - share.begin)
+
+
+def pieces(size: int) -> Sequence[tuple[int, int]]:
+    """The pieces (begin, end) of the residuals of a vector of so many values."""
+    return [(begin, min(size, begin + CHUNK)) for begin in range(0, size, CHUNK)]

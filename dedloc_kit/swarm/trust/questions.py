@@ -1,0 +1,60 @@
+"""What the organizer's auditor asks volunteers, and what they answer. Nobody else is answered."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dedloc_kit.records import Count, Digest, PeerId, Record
+from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Opening
+from dedloc_kit.swarm.trust.projections import PROJECTIONS
+
+MAX_ASKED = 8
+"""Microbatches in one question: about as much as a volunteer computes between two looks at what the swarm has due."""
+
+Seed = Annotated[bytes, Field(min_length=32, max_length=32)]
+Projected = Annotated[tuple[float, ...], Field(min_length=PROJECTIONS, max_length=PROJECTIONS, strict=False)]
+
+
+class Prove(Record):
+    """Show what was committed to."""
+
+    group: Digest
+    """The round."""
+    part: Annotated[int, Field(ge=0, lt=MAX_CONTENTS)]
+    """The number of a chunk of it."""
+
+
+class Proof(Record):
+    """The head of the answer. Behind it come, each as a message of its own: what was sent of the part (as encoded), the
+    piece of the residuals before and after that holds its `pledge.window` (float32, little endian), and all lines of
+    work."""
+
+    begin: Count
+    end: Count
+    """The values of the part."""
+    part: Opening
+    before: Opening
+    after: Opening
+
+
+class Recompute(Record):
+    """Compute some microbatches again."""
+
+    author: PeerId
+    session: Digest
+    """Whose they are: with the run they make the seed of the data."""
+    work: Annotated[bytes, Field(min_length=1, max_length=1024)]
+    """At most `MAX_ASKED` lines."""
+    begin: Count
+    end: Count
+    """The values whose gradient is compared; at most `CHUNK`."""
+    seed: Seed
+    """Of the projections."""
+
+
+class Found(Record):
+    """The answer: for each line its projections and the norm of the whole gradient; nothing from who cannot, because it
+    lacks the parameters or the data, or does not want to."""
+
+    projections: Annotated[tuple[Projected, ...], Field(max_length=MAX_ASKED, strict=False)] = ()
+    norms: Annotated[tuple[Annotated[float, Field(ge=0.0)], ...], Field(max_length=MAX_ASKED, strict=False)] = ()
