@@ -40,6 +40,20 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "averages are made before the roll only when all parts are there",
+        "swarm/averaging/agreement/voter.py",
+        "        self._round.resend(member, link)\n        self._foresee()\n",
+        "        self._round.resend(member, link)\n",
+        "tests/swarm/averaging/test_allreduce.py -k travel_while",
+    ),
+    Mutation(
+        "an average that came early is taken with whatever roll there is",
+        "swarm/averaging/parts.py",
+        " if of == roll]",
+        "]",
+        "tests/swarm/averaging/test_allreduce.py -k whoever_dies",
+    ),
+    Mutation(
         "where a gradient vanishes honest rounding is taken for a lie",
         "swarm/trust/projections.py",
         "least = _LEAST * float(",
@@ -462,8 +476,8 @@ MUTATIONS = (
     Mutation(
         "who averages believes claims that do not count",
         "swarm/averaging/reducing.py",
-        "            self._start(introductions.weights)",
-        "            self._start(dict(enumerate(c.samples for c in introductions.contributions.values())))",
+        "self._start(self._round.handshake.weights({m: self._round.handshake.met[m] for m in roll.counted}))",
+        "self._start({m: self._round.handshake.met[m].samples for m in roll.counted})",
         "tests/swarm/hostile/test_strangers_in_a_round.py",
     ),
     Mutation(

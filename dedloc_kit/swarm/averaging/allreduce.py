@@ -277,7 +277,9 @@ class AllReduce:
                     if says == Says.CAME:
                         self._window.came(reducer)
                     elif says == Says.AVERAGE:
-                        self.longest_silence = max(self.longest_silence, link.measure(says))
+                        silence = link.measure(says)
+                        if self._voter.roll is not None:  # before it, one may wait for any member
+                            self.longest_silence = max(self.longest_silence, silence)
                         self.take_average(reducer, content)
                     else:
                         self._voter.hear_reducer(reducer, link, says, content)
@@ -378,6 +380,7 @@ class AllReduce:
                     await self._await_deal(member, number)
                     self.parts.take(member, number, encoded)
                     link.post(say(Says.CAME))
+                    self._reducing.part_came()
                     self._voter.part_came()
                 elif says == Says.AVERAGE:
                     self.take_average(member, content)
@@ -430,11 +433,15 @@ class AllReduce:
         self._dealt.set()
         self._dealt = asyncio.Event()
 
-    def begin_roll(self) -> None:
+    def foresee(self, roll: Roll) -> None:
+        """This will be the roll, if nobody is left out."""
+        self._reducing.foresee(roll)
+
+    def begin_roll(self, roll: Roll) -> None:
         """Others count than on the roll before."""
         self.introductions = None
         self.links.measure_anew()
-        self._reducing.stop()
+        self._reducing.stop(but=roll.name)
         self.averages.begin()
 
     def know(self, introductions: Introductions) -> None:

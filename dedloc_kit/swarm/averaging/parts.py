@@ -60,6 +60,9 @@ class Parts:
         kept = self._kept.get(member, {})
         return all(number in kept for number in (self._first if first else self.mine))
 
+    def has(self, member: int, number: int) -> bool:
+        return number in self._kept.get(member, {})
+
     def forget(self, member: int) -> None:
         self._kept[member] = {}
 

@@ -43,6 +43,16 @@ class Reducing:
         self._task: asyncio.Task[None] | None = None
         self._paused = False
         self._sent: set[tuple[Link, int]] = set()
+        self._came = asyncio.Event()
+
+    def foresee(self, roll: Roll) -> None:
+        """Average before there is a roll those who will be on it if nobody is left out: so the lines go both ways at
+        once. Everyone keeps what comes early until the roll says whether it is taken."""
+        if self._roll == roll.name:
+            return
+        self.begin(roll)
+        if self._averages:
+            self._start(self._round.handshake.weights({m: self._round.handshake.met[m] for m in roll.counted}))
 
     def begin(self, roll: Roll) -> None:
         """Average those on the roll, in place of those on the one before; those of this row have been introduced."""
@@ -71,19 +81,30 @@ class Reducing:
         """All on the roll have been introduced: now it is known how much each row counts."""
         if not self._averages:
             return
+        if self._plan.one_row:
+            if self._task is None:
+                self._start(introductions.weights)
+            return
         self._coding.averaged.begin(float(introductions.samples))
         self._weights = dict.fromkeys(range(len(self._plan.teams)), 0.0)
         for member, weight in introductions.weights.items():
             self._weights[self._plan.rows[member]] += weight
-        if self._plan.one_row:
-            self._start(introductions.weights)
         for number in self._averages:
             self._finish(number)
 
-    def stop(self) -> None:
-        self._averages = {}
+    def part_came(self) -> None:
+        """Averages that were foreseen may wait for it."""
+        self._came.set()
+        self._came = asyncio.Event()
+
+    def stop(self, but: bytes = b"") -> None:
+        """:param but: the name of a roll whose averages go on"""
+        if but and self._roll == but:
+            return
+        self._averages, self._roll = {}, b""
         if self._task is not None:
             self._task.cancel()
+            self._task = None
         for link in self._links.down.values():
             link.stop_averages()
 
@@ -148,6 +169,8 @@ class Reducing:
         return {self._deal.finishers[n] for n, average in self._averages.items() if not average.done()} - {self._mine}
 
     def _start(self, weights: Mapping[int, int]) -> None:
+        if self._plan.one_row:
+            self._coding.averaged.begin(float(sum(weights.values())))
         numbers = list(self._averages)
         counted = {member: float(weight) for member, weight in weights.items() if weight}
         self._task = asyncio.create_task(self._reduce(numbers, counted))
@@ -163,6 +186,8 @@ class Reducing:
                     if member == self._mine:
                         values = self._coding.sent.exact(self._values[number], begin)
                     else:
+                        while not self._round.parts.has(member, number):
+                            await self._came.wait()
                         values = self._round.parts.of(member, number)
                     reducer.add(self._plan.members[member], index, values, weight)
                 mean = await reducer.result(index)
@@ -204,6 +229,6 @@ class Reducing:
         encoded = self._coding.averaged.encode(
             self._coding.of_averages(begin, self._plan.layout), average, begin, place
         )
-        self._round.take_average(
-            self._mine, messages.average(number, self._roll, bytes(encoded.SerializeToString()))[1:]
-        )
+        message = bytes(encoded.SerializeToString())
+        self.has(number, message)  # there may be no roll yet with which it is taken
+        self._round.take_average(self._mine, messages.average(number, self._roll, message)[1:])

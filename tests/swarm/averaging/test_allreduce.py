@@ -14,6 +14,7 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import decode_all
 from dedloc_kit.swarm.averaging.handshake import GroupRefused
 from dedloc_kit.swarm.averaging.link import Link
+from dedloc_kit.swarm.averaging.messages import Says, read_numbered
 
 SAMPLES = (3, 0, 5, 4, 7, 2, 6, 8, 9)
 SIZE = 700_000
@@ -169,6 +170,29 @@ def test_two_reducers_die_and_the_third_leads_to_the_end() -> None:
     outcomes = in_own_loop(meet(party))
     gone = set(party.ranking[:2])
     assert check(party, [number for number in range(7) if number not in gone], outcomes) <= gone
+
+
+class Waits(AllReduce):
+    """It sends the last part of a share only when averages of others have come."""
+
+    async def _send(self, reducer: int, link: Link) -> None:
+        last, plain = max(number for number, owner in enumerate(self._owners) if owner == reducer), link.send
+
+        async def send(message: bytes) -> None:
+            while message[0] == Says.PART and read_numbered(message[1:])[0] == last and not self.averages._early:
+                await asyncio.sleep(0)
+            await plain(message)
+
+        link.send = send  # type: ignore[method-assign]
+        await super()._send(reducer, link)
+
+
+def test_averages_travel_while_gradients_still_do_and_are_taken_once_the_roll_says_so() -> None:
+    party = a_party(3, clients=0, compression="4bit")
+    party.kinds[2] = Waits
+    outcomes = in_own_loop(party.meet())
+    assert check(party, range(3), outcomes) == set()
+    assert not any(member.culprits or member.named for member in party.members)
 
 
 @pytest.mark.parametrize("when", [sends, knows_the_roll, holds_the_average])

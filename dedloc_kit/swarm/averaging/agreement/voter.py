@@ -80,6 +80,7 @@ class Voter:
     def begin(self) -> None:
         self._begun = True
         self._followed = time.monotonic()
+        self._foresee()
         self._report()
 
     def leader_of(self, ballot: int) -> int:
@@ -199,6 +200,7 @@ class Voter:
                 link.post(say(Says.CALL, Call(ballot=self.ballot, reducers=self.living)))
         self.telling.roll((member,))
         self._round.resend(member, link)
+        self._foresee()
         self._report()
         self.fetching.fetch()
 
@@ -320,6 +322,14 @@ class Voter:
     def part_came(self) -> None:
         self._report()
 
+    def _foresee(self) -> None:
+        """Once everybody has come, most often it is known what the roll will be."""
+        met, members = self._handshake.met, range(len(self._plan.members))
+        if self.ballot or self.roll or not self._begun or len(met) < len(members) or not self._plan.one_row:
+            return
+        names = tuple(self._handshake.names[member] for member in members)
+        self._round.foresee(Roll(group=self._votes.group, ballot=0, reducers=self.living, introductions=names))
+
     # The roll
 
     def check(self, held: Held) -> None:
@@ -354,7 +364,7 @@ class Voter:
         if before is None or before.name != roll.name:
             # A quorum has nothing of an earlier ballot, or this average: what this peer has cannot be taken any more.
             self.acknowledged = self._acknowledged_roll = None
-            self._round.begin_roll()
+            self._round.begin_roll(roll)
             self._handshake.begin(roll)
             self.fetching.begin()
             self._round.take_early(roll)
