@@ -23,7 +23,7 @@ from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Task, create_task
-from dedloc_kit.tasks.mixtures import task_on
+from dedloc_kit.tasks.mixtures import batches_of, run_on, task_on
 from dedloc_kit.tasks.text.start import Undescribed
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
@@ -57,8 +57,9 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     cost = None
     if readable:
         emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
+        mixture = run_on(run, readable)
         cost = _cost(
-            task_on(run, readable, peer.task_module), model, device, run, peer.microbatch or run.microbatch or 0, warn
+            create_task(mixture, peer.task_module), model, device, mixture, peer.microbatch or run.microbatch or 0, warn
         )
     layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
@@ -179,7 +180,7 @@ def _describe_samples(
 def _cost(
     task: Task, model: nn.Module, device: torch.device, run: RunConfig, microbatch: int, warn: Warn
 ) -> SampleCost:
-    batches = task.batches(microbatch or MAX_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
+    batches = batches_of(run, task, microbatch or MAX_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
     some = list(islice(batches, _BATCHES))
     model.to(device)
     compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))
