@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +24,7 @@ from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Task, create_task
-from dedloc_kit.tasks.mixtures import batches_of, run_on, task_on
+from dedloc_kit.tasks.mixtures import batches_of, run_on
 from dedloc_kit.tasks.text.start import Undescribed
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
@@ -140,9 +141,10 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
             )
         if not surveyed.faults:
             try:
-                _describe_samples(
-                    run, task_on(run, (source,), peer.task_module, shuffle_buffer=1), source, emit, surveyed.odd
-                )
+                alone = run_on(run, (source,), shuffle_buffer=1)
+                task = create_task(alone, peer.task_module)
+                as_learned = partial(batches_of, alone, task) if source in learned else task.batches
+                _describe_samples(run, as_learned(_FEW, 0, lambda _: None), source, emit, surveyed.odd)
             except UserError as error:
                 surveyed.faults.append(str(error))
         for line in surveyed.odd:
@@ -162,11 +164,10 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
 
 
 def _describe_samples(
-    run: RunConfig, task: Task, source: Source, emit: Callable[[AnyEvent], None], odd: list[str]
+    run: RunConfig, batches: Iterator[Batch], source: Source, emit: Callable[[AnyEvent], None], odd: list[str]
 ) -> None:
     """Take a few samples and tell how much of them is used, where they have an attention mask."""
-    batches = list(islice(task.batches(_FEW, 0, lambda _: None), _BATCHES))
-    masks = [batch["attention_mask"] for batch in batches if "attention_mask" in batch]
+    masks = [batch["attention_mask"] for batch in islice(batches, _BATCHES) if "attention_mask" in batch]
     if not masks:
         return
     length = run.task.options.get("sequence_length", max(mask.shape[1] for mask in masks))

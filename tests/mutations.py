@@ -40,6 +40,41 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "lines of work that have counted are brought once more",
+        "training/accumulator.py",
+        "work = self.work[counted.lines :]",
+        "work = self.work",
+        "tests/training/test_gradients.py -k lines",
+    ),
+    Mutation(
+        "what is computed for a check leaves its traces in the training",
+        "training/state.py",
+        "                buffer.copy_(before)\n",
+        "                pass\n",
+        "tests/training/test_recomputing.py -k bit_for_bit",
+    ),
+    Mutation(
+        "who makes up blocks without end finds one that suits it",
+        "tasks/in_blocks.py",
+        "0 <= self.block < 2 * DECAY and",
+        "0 <= self.block < 2**63 and",
+        "tests/swarm/trust/test_recomputing.py -k not_to_be_had",
+    ),
+    Mutation(
+        "a question may be for a vector of any length",
+        "swarm/trust/recomputing.py",
+        "end <= min(self._parameters.size, begin + CHUNK)",
+        "end <= self._parameters.size",
+        "tests/swarm/trust/test_recomputing.py -k chunk",
+    ),
+    Mutation(
+        "a slow device computes again whatever a fast one can",
+        "training/devices.py",
+        "if device is None or samples_in(wanted.batch) > MOST_TIMES * device.most:",
+        "if device is None:",
+        "tests/training/test_devices.py -k suits_it",
+    ),
+    Mutation(
         "where a gradient vanishes honest rounding is taken for a lie",
         "swarm/trust/projections.py",
         "least = _LEAST * float(",

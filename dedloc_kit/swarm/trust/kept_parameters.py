@@ -1,6 +1,7 @@
 """The parameters of the last few global steps, on the disk: what was computed with them can be computed again."""
 
 import logging
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.trust.kept import Kept
+from dedloc_kit.swarm.trust.pledge import pieces
 from dedloc_kit.training.state import TrainingState
 
 _log = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ class KeptParameters:
 
     def __init__(self, state: TrainingState, folder: Path, steps: int) -> None:
         self._state, self._kept = state, Kept(folder, steps)
+        self._pieces = pieces(state.layout.size)
+        self._lock = threading.Lock()  # so that what is read is of one state
         self._warned = False
 
     @property
@@ -32,8 +36,10 @@ class KeptParameters:
     def keep(self) -> None:
         """Keep those of now. A full disk costs a warning."""
         try:
-            with self._state.lock:
-                self._kept.put(str(self._state.step), [self._state.flat.numpy().view(np.uint8).data])
+            with self._lock, self._state.lock:
+                values = self._state.flat.numpy()
+                parts = (values[begin:end].view(np.uint8).data for begin, end in self._pieces)
+                self._kept.put(str(self._state.step), parts)
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -41,8 +47,15 @@ class KeptParameters:
 
     def read(self, step: int) -> Tensor | None:
         """float32 [size], or none if they are not kept (any more)."""
-        found = self._kept.part(str(step), 0)
-        return None if found is None else torch.frombuffer(bytearray(found), dtype=torch.float32)
+        flat = torch.empty(self.size)
+        values = flat.numpy().view(np.uint8)
+        with self._lock:
+            for number, (begin, end) in enumerate(self._pieces):  # so that they are in the memory once
+                part = self._kept.part(str(step), number)
+                if part is None:
+                    return None
+                values[4 * begin : 4 * end] = np.frombuffer(part, np.uint8)
+        return flat
 
     def close(self) -> None:
         """Throw them away."""
