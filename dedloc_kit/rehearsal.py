@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +24,7 @@ from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.tasks import Batch, Continuing, Task, create_task
-from dedloc_kit.tasks.mixtures import task_on
+from dedloc_kit.tasks.mixtures import batches_of, run_on
 from dedloc_kit.tasks.text.start import Undescribed
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.device import describe_device, half_precision, pick_devices, set_threads
@@ -57,8 +58,9 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     cost = None
     if readable:
         emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
+        mixture = run_on(run, readable)
         cost = _cost(
-            task_on(run, readable, peer.task_module), model, device, run, peer.microbatch or run.microbatch or 0, warn
+            create_task(mixture, peer.task_module), model, device, mixture, peer.microbatch or run.microbatch or 0, warn
         )
     layout = FlatLayout.of([each for group in task.parameter_groups(model, 0.0) for each in group["params"]])
     codec = codec_of(run.averaging.compression)
@@ -139,9 +141,10 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
             )
         if not surveyed.faults:
             try:
-                _describe_samples(
-                    run, task_on(run, (source,), peer.task_module, shuffle_buffer=1), source, emit, surveyed.odd
-                )
+                alone = run_on(run, (source,), shuffle_buffer=1)
+                task = create_task(alone, peer.task_module)
+                as_learned = partial(batches_of, alone, task) if source in learned else task.batches
+                _describe_samples(run, as_learned(_FEW, 0, lambda _: None), source, emit, surveyed.odd)
             except UserError as error:
                 surveyed.faults.append(str(error))
         for line in surveyed.odd:
@@ -161,11 +164,10 @@ def _read_sources(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], N
 
 
 def _describe_samples(
-    run: RunConfig, task: Task, source: Source, emit: Callable[[AnyEvent], None], odd: list[str]
+    run: RunConfig, batches: Iterator[Batch], source: Source, emit: Callable[[AnyEvent], None], odd: list[str]
 ) -> None:
     """Take a few samples and tell how much of them is used, where they have an attention mask."""
-    batches = list(islice(task.batches(_FEW, 0, lambda _: None), _BATCHES))
-    masks = [batch["attention_mask"] for batch in batches if "attention_mask" in batch]
+    masks = [batch["attention_mask"] for batch in islice(batches, _BATCHES) if "attention_mask" in batch]
     if not masks:
         return
     length = run.task.options.get("sequence_length", max(mask.shape[1] for mask in masks))
@@ -179,7 +181,7 @@ def _describe_samples(
 def _cost(
     task: Task, model: nn.Module, device: torch.device, run: RunConfig, microbatch: int, warn: Warn
 ) -> SampleCost:
-    batches = task.batches(microbatch or MAX_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
+    batches = batches_of(run, task, microbatch or MAX_SAMPLES, seed_of(run.run_id, "rehearsal"), warn)
     some = list(islice(batches, _BATCHES))
     model.to(device)
     compute = Compute(model, lambda m, batch: task.loss(m, batch, 0), device, half_precision(device))

@@ -281,6 +281,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _checks_are_of_gradients(self) -> "RunConfig":
+        if self.trust.checks == "on" and self.averaging.mode == "local-steps":
+            raise ValueError(
+                'trust.checks = "on" is for gradients, and with averaging = "local-steps" volunteers send none; remove '
+                "one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _decay_is_ordered(self) -> "RunConfig":
         if self.data.decay and self.optimizer.schedule != "warmup-stable-decay":
             raise ValueError('data.decay needs optimizer.schedule = "warmup-stable-decay"; add that or remove it')

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dedloc_kit.data import blocks
+from dedloc_kit.data.shards import Shard, Warn, count_rows
 from dedloc_kit.data.survey import ROWS
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
 from dedloc_kit.errors import UserError
@@ -182,3 +184,28 @@ def test_of_ten_gigabytes_with_all_that_goes_wrong_everything_is_told_in_one_cal
         assert len([line for line in told if words in line]) == 1, words
     assert all(any(fix in line for line in told) for _, fix in FAULTS)
     assert any("not read: what follows in 7 of 10 files" in line for line in told)
+
+
+def test_a_run_with_checks_is_tried_on_blocks_of_all_its_data_and_refused_where_none_can_be_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: Any = {"trust": {"checks": "on"}, "optimizer": {"schedule": "warmup-stable-decay"}}
+    text, more = ({"dataset": str(folder / name)} for name in ("corpus.txt", "more.txt"))
+    (folder / "more.txt").write_text((SENTENCES + "\n") * 100)
+    data = {"train": [text], "decay": [more], "shuffle_buffer": 10}
+    heard = tried(folder, data=data, **checks)
+    assert isinstance(heard[-1], Rehearsed)
+    assert heard[-1].cost is not None
+
+    def counted(shard: Shard, warn: Warn) -> int:
+        if shard.path.endswith("more.txt"):
+            raise UserError(f"{shard.path} cannot be read from the middle")
+        return count_rows(shard, warn)
+
+    monkeypatch.setattr(blocks, "count_rows", counted)
+    with pytest.raises(UserError, match=r"more\.txt cannot be read from the middle"):
+        tried(folder, data=data, **checks)
+    assert isinstance(tried(folder, data={**data, "evaluation": more, "decay": []}, **checks)[-1], Rehearsed)
+    dropping = {**values(folder, {})["task"]["model"], "hidden_dropout_prob": 0.1}
+    with pytest.raises(UserError, match=r"hidden_dropout_prob is 0\.1, .*; set it to 0; or remove trust\.checks"):
+        tried(folder, {"model": dropping}, data=data, **checks)

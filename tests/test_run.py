@@ -260,3 +260,9 @@ def test_a_state_of_8_bits_is_refused_in_a_line_where_it_is_not_made_for(changes
     told = message(values(**changes))
     assert 'optimizer.state = "8bit"' in told
     assert why in told
+
+
+def test_checks_are_refused_where_volunteers_send_no_gradients() -> None:
+    told = message(values(trust={"checks": "on"}, averaging="local-steps"))
+    assert 'trust.checks = "on" is for gradients' in told
+    assert parse_run(values(trust={"checks": "on"})).trust.checks == "on"

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
-from dedloc_kit.run import seed_of
+from dedloc_kit.run import TrustConfig, seed_of
+from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import Peer, Swarm
 from tests.tasks.bytes_run import run_of
+from tests.text_runs import text_run, write_text
 from tests.tiny import tiny_run
 
 SMALL = {"TINY_MEMORY": "2", "TINY_PAUSE": "0.01"}
@@ -111,3 +113,27 @@ def test_a_volunteer_goes_on_without_what_it_cannot_read_and_tells_how_much_that
     warned = [event.text for event in volunteer.events if isinstance(event, Warned)]
     assert len([text for text in warned if "broken.parquet" in text]) == 1
     assert len([text for text in warned if "row 100 of" in text and "holds int, not text" in text]) == 1
+
+
+@pytest.mark.slow
+def test_in_a_run_with_checks_volunteers_train_on_named_data_and_keep_the_parameters_of_the_last_steps_until_they_leave(
+    tmp_path: Path,
+) -> None:
+    write_text(tmp_path)
+    run = text_run(tmp_path, "causal")
+    lasting = run.optimizer.model_copy(update={"total_steps": 1000})
+    run = run.model_copy(update={"trust": TrustConfig(checks="on"), "optimizer": lasting})
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator()
+        volunteers = [swarm.volunteer(name, microbatch=4) for name in ("one", "two")]
+        for peer in (coordinator, *volunteers):
+            peer.wait_for_step(MAX_STALENESS + 4)
+            assert 1 <= len(list(kept(peer).iterdir())) <= MAX_STALENESS + 3, "one more while it is written"
+        for peer in volunteers:
+            assert peer.worker.stop() == 0
+            assert not kept(peer).exists()
+    assert not any("cannot be checked" in text for peer in volunteers for text in warnings(peer))
+
+
+def kept(peer: Peer) -> Path:
+    return peer.config.folder / "recent-parameters"

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from dedloc_kit.access.office import Office
+from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.averaging.averager import Averager
@@ -30,10 +31,12 @@ from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
 from dedloc_kit.swarm.network.service import Endpoint
+from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
+from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
 from dedloc_kit.tasks import Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
@@ -58,6 +61,8 @@ class SwarmPeer:
     signer: Signer
     dht: Node
     optimizer: CollaborativeOptimizer
+    parameters: KeptParameters | None
+    """Of the last few steps, where checks are on."""
 
     @property
     def port(self) -> int:
@@ -137,6 +142,7 @@ def connected(
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         exchange = exchange_of(dht, signer, run, state.layout, StateSource(state.for_newcomer, lambda: state.info))
+        parameters = _kept_parameters(state, peer)
         replicas = () if follower else tuple(Replica(state, device) for device in devices)
         accumulator = _accumulator(run, task, state, replicas)
         profile = Profile(
@@ -167,10 +173,12 @@ def connected(
             membership = NoticeFollower(dht, signer, tracker, entry.identity, optimizer.give_up, tell)
         membership.start()
         try:
-            yield SwarmPeer(task, replicas, profile, signer, dht, optimizer)
+            yield SwarmPeer(task, replicas, profile, signer, dht, optimizer, parameters)
         finally:
             membership.stop()
             optimizer.leave()
+            if parameters is not None:
+                parameters.close()
     finally:
         dht.shutdown()
 
@@ -216,6 +224,19 @@ def exchange_of(
 
     host = Host(make, source.newest)
     return Exchange(Averager(vector, signer, host), Transfers(host, run.run_id), rules.grouping, host)
+
+
+def _kept_parameters(state: TrainingState, peer: PeerConfig) -> KeptParameters | None:
+    if state.run.trust.checks == "off":
+        return None
+    try:
+        # A gradient may be so late, and one more step is done by the time that it is asked for.
+        parameters = KeptParameters(state, peer.folder / "recent-parameters", MAX_STALENESS + 2)
+    except OSError as error:
+        raise UserError(f"{peer.folder} cannot be written ({error.strerror}); choose another folder") from None
+    parameters.keep()
+    state.listen(parameters.keep)
+    return parameters
 
 
 def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> SharedOptimizer:

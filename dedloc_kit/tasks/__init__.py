@@ -174,7 +174,8 @@ def first_model(task: Task) -> torch.nn.Module:
 
 
 def create_task(run: RunConfig, module: str | None = None) -> Task:
-    """The task that a run names; raises UserError if there is none of that name or its options are wrong.
+    """The task that a run names; raises UserError if there is none of that name, if its options are wrong, or if the
+    run wants checks that it cannot give.
 
     `module` is a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
     it, never the network. It is found where other modules are, and last in the current folder: a volunteer that names
@@ -192,7 +193,10 @@ def create_task(run: RunConfig, module: str | None = None) -> Task:
         nearest = difflib.get_close_matches(run.task.name, tasks, n=1)
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"choose one of: {', '.join(sorted(tasks))}"
         raise UserError(f"there is no task '{run.task.name}'; {hint}")
-    return tasks[run.task.name](run)
+    task = tasks[run.task.name](run)
+    if run.trust.checks == "on" and (against := why_unchecked(task)):
+        raise UserError(f'trust.checks = "on" is not possible: {against}; or remove trust.checks')
+    return task
 
 
 def _load(path: str, run: RunConfig) -> Task:

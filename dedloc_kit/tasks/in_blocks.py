@@ -6,6 +6,7 @@ of which a microbatch is a part.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 import torch
@@ -20,7 +21,10 @@ from dedloc_kit.training.microbatch import MAX_SAMPLES, pieces, samples_in
 
 ORIGIN = "origin"
 """In a batch: where each sample comes from, int64 [samples, 3]. So it stays with them however they are divided."""
+DECAY = 2**32
+"""Blocks from this number on are of `data.decay`. Nobody reads so many of either mixture."""
 _NONE = -1
+_MAX_POSITION = 2**32
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Origin:
     """The name of a microbatch among those of a seed; raises ValueError for one that cannot be."""
 
     block: int
+    """Its number, from 0 or from `DECAY` on."""
     missing: int | None
     """The place of the block that could not be read, for all microbatches of a block the same."""
     position: int
@@ -36,7 +41,8 @@ class Origin:
 
     def __post_init__(self) -> None:
         missing_fits = self.missing is None or 0 <= self.missing < PLACES
-        if self.block < 0 or not missing_fits or self.position < 0 or self.samples < 1:
+        in_range = 0 <= self.block < 2 * DECAY and 0 <= self.position < _MAX_POSITION
+        if not in_range or not missing_fits or self.samples < 1:
             raise ValueError(f"no microbatch: {self}")
 
 
@@ -55,6 +61,7 @@ class InBlocks:
     def __init__(self, run: RunConfig, task: Checkable, seed: int, warn: Callable[[str], None]) -> None:
         self._task = task
         self._blocks = Blocks(run.data.train, task.read, seed=seed, warn=warn)
+        self._again = lru_cache(maxsize=1)(self._blocks.again)  # who asks for a microbatch often asks for its neighbour
         self._size = run.microbatch or MAX_SAMPLES
         self._exact = run.microbatch is not None
 
@@ -82,11 +89,12 @@ class InBlocks:
         Raises ValueError if there is none, and Unread if its block cannot be read here.
         """
         number, begin = divmod(origin.position, self._size)
-        block = self._blocks.again(origin.block, origin.missing)
-        for batch in islice(self._batches(block), number, number + 1):
-            part = {name: values[begin : begin + origin.samples] for name, values in batch.items()}
-            if samples_in(part) == origin.samples:
-                return part
+        if begin + origin.samples <= self._size:  # else no device can have got it, and nothing has to be read for it
+            block = self._again(origin.block, origin.missing)
+            for batch in islice(self._batches(block), number, number + 1):
+                part = {name: values[begin : begin + origin.samples] for name, values in batch.items()}
+                if samples_in(part) == origin.samples:
+                    return part
         raise ValueError(f"the data holds no microbatch {origin}")
 
     def _batches(self, block: Block) -> Iterator[Batch]:

@@ -7,17 +7,47 @@ from typing import Any
 
 from dedloc_kit.data.stream import Prefetch
 from dedloc_kit.run import RunConfig, Source, seed_of
-from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.tasks import Batch, Checkable, Task, create_task
+from dedloc_kit.tasks.in_blocks import DECAY, InBlocks
 
 
-def task_on(run: RunConfig, sources: tuple[Source, ...], module: str | None, **data: Any) -> Task:
-    """The run's task with other training data.
+def run_on(run: RunConfig, sources: tuple[Source, ...], **data: Any) -> RunConfig:
+    """The run with other training data.
 
-    :param module: as for `create_task`
     :param data: further keys of `run.data` that change
     """
     changed = run.data.model_copy(update={"train": sources, **data})
-    return create_task(run.model_copy(update={"data": changed}), module)
+    return run.model_copy(update={"data": changed})
+
+
+def task_on(run: RunConfig, sources: tuple[Source, ...], module: str | None, **data: Any) -> Task:
+    """The run's task with other training data, as `run_on` says.
+
+    :param module: as for `create_task`
+    """
+    return create_task(run_on(run, sources, **data), module)
+
+
+def in_blocks(run: RunConfig, task: Task, seed: int, warn: Callable[[str], None]) -> InBlocks:
+    """What a task makes of the run's data where checks are on."""
+    assert isinstance(task, Checkable), "no other one is created"
+    return InBlocks(run, task, seed, warn)
+
+
+def of_decay(run: RunConfig, module: str | None, seed: int, warn: Callable[[str], None]) -> InBlocks:
+    """The same of `data.decay`.
+
+    :param seed: that of the usual mixture
+    """
+    last = run_on(run, run.data.decay)
+    return in_blocks(last, create_task(last, module), seed_of(seed, "decay"), warn)
+
+
+def batches_of(run: RunConfig, task: Task, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[Batch]:
+    """As `Task.batches`; where checks are on in blocks, so that others can make any of them again."""
+    if run.trust.checks == "on":
+        return in_blocks(run, task, seed, warn).batches(microbatch)
+    return task.batches(microbatch, seed, warn)
 
 
 class Mixtures:
@@ -38,7 +68,7 @@ class Mixtures:
         its way, and waits.
         """
         with ExitStack() as stack:
-            usual = stack.enter_context(Prefetch(self._task.batches(microbatch, seed, warn), ahead))
+            usual = stack.enter_context(Prefetch(batches_of(self._run, self._task, microbatch, seed, warn), ahead))
 
             @cache
             def last() -> Iterator[Batch]:
@@ -51,5 +81,8 @@ class Mixtures:
 
     def _last(self, microbatch: int, seed: int, warn: Callable[[str], None]) -> Iterator[Batch]:
         """Opened when it is needed: most of a run passes before."""
-        task = task_on(self._run, self._run.data.decay, self._module)
-        yield from task.batches(microbatch, seed_of(seed, "decay"), warn)
+        if self._run.trust.checks == "on":
+            yield from of_decay(self._run, self._module, seed, warn).batches(microbatch, DECAY)
+        else:
+            task = task_on(self._run, self._run.data.decay, self._module)
+            yield from task.batches(microbatch, seed_of(seed, "decay"), warn)

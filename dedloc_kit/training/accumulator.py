@@ -16,6 +16,8 @@ class Doubt(Generic[T]):
 
     samples: int
     loss: float
+    lines: int
+    """Of work: so many, from the first one on."""
     held: T
     """What takes it out of what is outgoing."""
 
@@ -31,6 +33,8 @@ class Tally(Generic[T]):
     def __init__(self) -> None:
         self.fresh = self.outgoing = self.counted = 0
         self._fresh_loss = self._outgoing_loss = 0.0  # sums over the samples
+        self.work: tuple[bytes, ...] = ()
+        """What the outgoing samples are, a line for each microbatch; nothing where nobody asks for that."""
         self.doubts: dict[str, Doubt[T]] = {}
 
     @property
@@ -46,14 +50,18 @@ class Tally(Generic[T]):
     def add(self, loss: float, samples: int) -> None:
         self.fresh, self._fresh_loss = self.fresh + samples, self._fresh_loss + loss * samples
 
-    def send(self) -> None:
-        """The fresh samples are outgoing now."""
+    def send(self, work: Iterable[bytes] = ()) -> None:
+        """The fresh samples are outgoing now.
+
+        :param work: what they are
+        """
         self.outgoing, self._outgoing_loss = self.samples, self._outgoing_loss + self._fresh_loss
+        self.work = (*self.work, *work)
         self.drop_fresh()
 
     def doubt(self, round_id: str, held: T) -> None:
         """This round failed here; the outgoing samples may have counted for others."""
-        self.doubts[round_id] = Doubt(self.outgoing, self._outgoing_loss, held)
+        self.doubts[round_id] = Doubt(self.outgoing, self._outgoing_loss, len(self.work), held)
 
     def count(self) -> None:
         """The outgoing samples are part of a global step."""
@@ -66,9 +74,10 @@ class Tally(Generic[T]):
         if counted is not None:
             self.counted += counted.samples
             left, loss = self.outgoing - counted.samples, self._outgoing_loss - counted.loss
+            work = self.work[counted.lines :]
             self.drop_outgoing()
             if left:
-                self.outgoing, self._outgoing_loss = left, loss
+                self.outgoing, self._outgoing_loss, self.work = left, loss, work
         return counted
 
     def lose(self, samples: int, loss: float) -> None:
@@ -79,7 +88,7 @@ class Tally(Generic[T]):
         self.fresh, self._fresh_loss = 0, 0.0
 
     def drop_outgoing(self) -> None:
-        self.outgoing, self._outgoing_loss = 0, 0.0
+        self.outgoing, self._outgoing_loss, self.work = 0, 0.0, ()
         self.doubts.clear()
 
 
@@ -91,8 +100,9 @@ class Sums:
         self.samples, self.loss = 0, 0.0  # the latter summed over the samples
         self.step = 0
         """The oldest parameters that these were computed with."""
+        self.work: list[bytes] = []
 
-    def add(self, gradients: list[Tensor], loss: float, samples: int, step: int) -> None:
+    def add(self, gradients: list[Tensor], loss: float, samples: int, step: int, work: bytes = b"") -> None:
         """Add gradients, means over so many samples; the first ones are taken over, which saves their memory."""
         if self.samples:
             torch._foreach_add_(self.gradients, gradients, alpha=float(samples))
@@ -101,6 +111,8 @@ class Sums:
             self.gradients = gradients
         self.step = min(self.step, step) if self.samples else step
         self.samples, self.loss = self.samples + samples, self.loss + loss * samples
+        if work:
+            self.work.append(work)
 
 
 class Accumulator(Protocol):
@@ -114,10 +126,12 @@ class Accumulator(Protocol):
     def rebase(self, newer: Sequence[Tensor], replica: int = 0) -> None:
         """Newer shared parameters have come: make them those of a replica."""
 
-    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+    def add(self, loss: float, samples: int, step: int, replica: int = 0, work: bytes = b"") -> bool:
         """Take a replica's gradients (means over `samples`, with the parameters of `step`) and clear them.
 
         Returns False, and takes nothing, if the loss or a gradient is not finite.
+
+        :param work: a line that says what these samples are, for `Tally.work`; empty where nobody asks for that
         """
 
     def boundary(self) -> None:

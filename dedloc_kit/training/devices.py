@@ -18,7 +18,12 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.training.compute import Batch, Compute
 from dedloc_kit.training.device import describe_device, half_precision
 from dedloc_kit.training.microbatch import Microbatches, find_microbatch, samples_in
+from dedloc_kit.training.recomputing import Part, Wanted, recompute
 from dedloc_kit.training.state import Replica
+
+MOST_TIMES = 8
+"""What others have computed at once is too much for a device that takes so many times less: it would take long, and
+memory that there may not be."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +39,8 @@ class Computed(NamedTuple):
     loss: float
     rescaled: bool
     """Its gradients overflowed because of float16, as they do now and then; the next ones will not."""
+    batch: Batch
+    """What it was."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class _Device:
     """One device and its thread."""
 
     def __init__(self, number: int, replica: Replica, loss: Loss, stream: Iterator[Batch], alone: bool) -> None:
-        self.number, self.device = number, replica.device
+        self.number, self.device, self._replica = number, replica.device, replica
         self.name = f"{describe_device(self.device)} ({self.device})"
         self.microbatches = Microbatches(stream)
         self._line: Executor = _Here() if alone else ThreadPoolExecutor(1, f"device {number}")
@@ -77,17 +84,24 @@ class _Device:
         ).result()
         self.batch: Batch = {}
         """What it computes."""
+        self.most = 0
+        """Samples at once, as far as it has been seen to take them."""
 
     def find_size(self, batch: Batch) -> Future[int]:
         return self._line.submit(find_microbatch, self.compute, batch)
 
     def begin(self) -> Future[float | None]:
         self.batch = next(self.microbatches)
+        self.most = max(self.most, samples_in(self.batch))
         return self._line.submit(self.compute.gradients, self.batch)
+
+    def recompute(self, wanted: Wanted) -> Future[Part | None]:
+        return self._line.submit(recompute, self._replica, self.compute, wanted)
 
     def make_room(self) -> str:
         """Its memory did not hold a microbatch: that comes again, in a way that needs less. Returns what to tell."""
         samples = samples_in(self.batch)
+        self.most = max(1, samples // 2)
         if samples > 1:
             self.microbatches.put_back(self.batch, samples // 2)
             return f"the memory does not hold {samples} samples at once; going on with {samples // 2}"
@@ -160,6 +174,18 @@ class Devices:
         computed = [self._taken(self._working.pop(future), future) for future in done]
         return sorted(filter(None, computed))
 
+    def recompute(self, wanted: Wanted) -> Part | None:
+        """Compute on a device that waits what somebody else has computed, as `training.recomputing.Again`. Call it when
+        all that the devices have computed is taken. None also if no device waits, or none takes so many samples."""
+        device = next((device for device in self._devices if device not in self._working.values()), None)
+        if device is None or samples_in(wanted.batch) > MOST_TIMES * device.most:
+            return None
+        try:
+            return device.recompute(wanted).result()
+        except RuntimeError as error:
+            self._leave_out(device, error)
+            return None
+
     def close(self) -> None:
         for device in self._devices:
             device.close()
@@ -174,7 +200,7 @@ class Devices:
             return None
         if loss is None:
             return None
-        return Computed(device.number, samples_in(device.batch), loss, device.compute.rescaled)
+        return Computed(device.number, samples_in(device.batch), loss, device.compute.rescaled, device.batch)
 
     def _where(self, device: _Device) -> str:
         return f" ({device.name})" if len(self._devices) > 1 else ""

@@ -46,6 +46,15 @@ class FlatLayout:
             for shape, offset in zip(self.shapes, self.offsets, strict=True)
         ]
 
+    def part(self, tensors: Sequence[Tensor], begin: int, end: int) -> Tensor:
+        """What of these tensors lies there in the flat vector: float32 [end - begin] on the CPU."""
+        found = torch.empty(end - begin)
+        for tensor, offset in zip(tensors, self.offsets, strict=True):
+            first, last = max(begin, offset), min(end, offset + tensor.numel())
+            if first < last:
+                found[first - begin : last - begin] = tensor.reshape(-1)[first - offset : last - offset]
+        return found
+
     def chunks(self, shares: Sequence[int]) -> list[list[tuple[int, int]]]:
         """The flat vector in pieces (begin, end), for each peer its own, given how many values each one reduces."""
         ends = list(itertools.accumulate(shares))

@@ -31,12 +31,12 @@ class Gradients:
             mine.copy_(theirs)
 
     @torch.no_grad()
-    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+    def add(self, loss: float, samples: int, step: int, replica: int = 0, work: bytes = b"") -> bool:
         gradients = taken(self._parameters[replica], loss)
         if gradients is None:
             return False
         with self._lock:
-            self._fresh[replica].add(gradients, loss, samples, step)
+            self._fresh[replica].add(gradients, loss, samples, step, work)
             self.tally.add(loss, samples)
         return True
 
@@ -56,7 +56,7 @@ class Gradients:
             if fresh:
                 oldest = min(sums.step for sums in fresh)
                 self._outgoing_step = min(self._outgoing_step, oldest) if before else oldest
-            self.tally.send()
+            self.tally.send(line for sums in fresh for line in sums.work)
             total = self.tally.outgoing
         if before and self._counted is not None and self._counted.held is not None:
             flat.mul_((before + self._counted.samples) / before)

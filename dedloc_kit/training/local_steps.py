@@ -48,7 +48,7 @@ class LocalSteps:
         self._snapshot = self._base
 
     @torch.no_grad()
-    def add(self, loss: float, samples: int, step: int, replica: int = 0) -> bool:
+    def add(self, loss: float, samples: int, step: int, replica: int = 0, work: bytes = b"") -> bool:
         gradients = taken(self._others.get(replica, self._parameters), loss)
         if gradients is None:
             return False

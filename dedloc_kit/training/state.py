@@ -99,7 +99,12 @@ class TrainingState:
         """Of the learning rate, once it has begun."""
         # Held while the tensors change, so that a newcomer or a checkpoint never gets half a step.
         self.lock = threading.Lock()
+        self._listener: Callable[[], None] = lambda: None
         self._take_sketch()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Let somebody be told, in the thread that has changed them, whenever these are other parameters."""
+        self._listener = listener
 
     @property
     def round(self) -> str:
@@ -149,7 +154,7 @@ class TrainingState:
                 self._ordered[DECAY_STEPS].fill_(falling.steps)
             self.decay = falling
             self._count(receipt)
-        self._take_sketch()
+        self._changed()
 
     def _begun(self, steps: int, step: int) -> Decay | None:
         """The decay that begins with a global step; it ends with the run's last one at the latest."""
@@ -178,6 +183,10 @@ class TrainingState:
             return False
         difference = sum((mine - other) ** 2 for mine, other in zip(self.sketch, sketch, strict=True)) / len(sketch)
         return not difference <= (SKETCH_TOLERANCE * self._norm) ** 2
+
+    def _changed(self) -> None:
+        self._take_sketch()
+        self._listener()
 
     def _take_sketch(self) -> None:
         self.sketch, self._norm = _sketch(self.flat, self.run_id), float(blockwise_norm(self.flat))
@@ -221,7 +230,7 @@ class TrainingState:
         with self.lock:
             for own, other in zip([*self.parameters, *self.model.buffers()], theirs, strict=True):
                 own.copy_(other)
-        self._take_sketch()
+        self._changed()
 
     def load_named(self, tensors: Mapping[str, Tensor], info: StateInfo) -> None:
         """Take over a state whose tensors are known by name (a checkpoint); errors as `load`."""
@@ -259,7 +268,7 @@ class TrainingState:
                 own.copy_(other)
             self.decay = decay
             self.step, self.rounds, self.receipts = info.step, info.rounds, tuple(receipts)
-        self._take_sketch()
+        self._changed()
 
     def _check(self, mine: Mapping[str, Tensor], tensors: Sequence[Tensor], info: StateInfo) -> None:
         if info.run_id != self.run_id:
@@ -285,7 +294,7 @@ class Replica:
     """The model that a device of a volunteer computes with; it takes over the state between two microbatches."""
 
     def __init__(self, state: TrainingState, device: torch.device) -> None:
-        self._state, self.device = state, device
+        self._state, self.device, self.layout = state, device, state.layout
         self.model = copy.deepcopy(state.model).to(device)
         self._round = state.round
         self.step = state.step
@@ -316,6 +325,30 @@ class Replica:
                 else:
                     own.copy_(theirs)
             self.step, self._round = state.step, state.round
+
+    @contextmanager
+    def holding(self, flat: Tensor, step: int) -> Iterator[None]:
+        """Let it hold the parameters of another step meanwhile: float32 [layout.size], which takes its own ones.
+
+        Both, and its buffers, are afterwards what they were.
+        """
+        buffers, own = [buffer.clone() for buffer in self.model.buffers()], self.step
+        self._swap(flat)
+        self.step = step
+        try:
+            yield
+        finally:
+            self._swap(flat)
+            self.step = own
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+    @torch.no_grad()
+    def _swap(self, flat: Tensor) -> None:
+        for parameter, view in zip(self.model.parameters(), self.layout.views(flat), strict=True):
+            mine = parameter.detach().to(view.device, copy=True)
+            parameter.copy_(view)
+            view.copy_(mine)
 
 
 def _sketch(flat: Tensor, run_id: str) -> tuple[float, ...]:

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dedloc_kit.run import RunConfig
-from dedloc_kit.tasks import Batch
-from dedloc_kit.tasks.mixtures import Mixtures
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import RunConfig, TrustConfig
+from dedloc_kit.tasks import Batch, create_task
+from dedloc_kit.tasks.in_blocks import DECAY, ORIGIN, origin_of
+from dedloc_kit.tasks.mixtures import Mixtures, in_blocks, of_decay
 from tests import tiny
+from tests.text_runs import text_run, write_text
 from tests.tiny import TinyTask, tiny_run
 
 STEADY = {"schedule": "warmup-stable-decay", "warmup_steps": 0, "total_steps": 1000}
@@ -56,3 +60,46 @@ def test_the_last_mixture_is_read_from_the_batch_on_with_which_the_rate_falls_an
 def test_a_run_without_a_last_mixture_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixtures(monkeypatch, lambda: True) as batches:
         assert read(batches, 2) == [[1.0, 0.0], [1.0, 1.0]]
+
+
+def checked(run: RunConfig) -> RunConfig:
+    return run.model_copy(update={"trust": TrustConfig(checks="on")})
+
+
+def test_with_checks_each_batch_has_a_name_which_tells_the_mixture_and_by_which_it_is_made_again(
+    tmp_path: Path,
+) -> None:
+    write_text(tmp_path)
+    run = text_run(tmp_path, "causal")
+    run = checked(run.model_copy(update={"data": run.data.model_copy(update={"decay": run.data.train})}))
+    falls = False
+    with Mixtures(run, create_task(run), None, lambda: falls).batches(3, 5, pytest.fail, ahead=2) as batches:
+        usual = list(islice(batches, 3))
+        falls = True
+        last = list(islice(batches, 3))
+    assert [origin_of(batch).block for batch in (*usual, *last)] == [0, 0, 0, DECAY, DECAY, DECAY]
+    for found, blocks in (
+        (usual, in_blocks(run, create_task(run), 5, pytest.fail)),
+        (last, of_decay(run, None, 5, pytest.fail)),
+    ):
+        for batch in found:
+            again = blocks.derive(origin_of(batch))
+            assert all(torch.equal(values, again[name]) for name, values in batch.items())
+    assert not torch.equal(usual[0]["input_ids"], last[0]["input_ids"])
+
+
+def test_without_checks_batches_are_those_of_the_task_as_ever(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    run = text_run(tmp_path, "causal")
+    with Mixtures(run, create_task(run), None, lambda: False).batches(3, 5, pytest.fail, ahead=2) as batches:
+        for found, expected in zip(islice(batches, 4), create_task(run).batches(3, 5, pytest.fail), strict=False):
+            assert ORIGIN not in found
+            assert torch.equal(found["input_ids"], expected["input_ids"])
+
+
+def test_a_task_that_cannot_be_checked_is_not_created_where_checks_are_on(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    with pytest.raises(UserError, match=r"attention_dropout is 0\.1, .*; set it to 0; or remove trust\.checks"):
+        create_task(checked(text_run(tmp_path, "causal", model={"attention_dropout": 0.1})))
+    with pytest.raises(UserError, match="the task TinyTask does not promise"):
+        create_task(checked(tiny_run()), "tests.tiny")

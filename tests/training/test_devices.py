@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import RunConfig
 from dedloc_kit.training.accumulator import Accumulator
-from dedloc_kit.training.devices import Caller, Devices
+from dedloc_kit.training.devices import MOST_TIMES, Caller, Devices
 from dedloc_kit.training.gradients import Gradients
 from dedloc_kit.training.local_steps import LocalSteps
 from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.recomputing import Wanted
 from dedloc_kit.training.state import Replica, TrainingState
-from tests.tiny import TinyTask, tiny_run
+from tests.tiny import WIDTH, TinyTask, tiny_run
 
 CPU = torch.device("cpu")
 MICROBATCH, TURNS = 4, 6
@@ -177,4 +178,64 @@ def test_each_device_tries_what_its_memory_holds_and_one_that_holds_nothing_is_l
     assert host.devices.find_sizes() in ([2, 1], [1, 1])  # a busy machine may find one sample as fast
     assert ["is left out" in text for text in caplog.messages] == [True]
     assert host.turn() == {0, 2}
+    host.devices.close()
+
+
+def wanted(host: Host, samples: int) -> Wanted:
+    """Of so many samples, with parameters of step 7."""
+    size = host.state.layout.size
+    return Wanted({"x": torch.ones(samples, WIDTH)}, torch.linspace(-1, 1, size), 7, 3, size - 2)
+
+
+def test_a_device_computes_again_what_suits_it_and_goes_on_as_if_nothing_had_been() -> None:
+    run = tiny_run()
+    steps = list[int]()
+
+    def telling(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        steps.append(step)
+        return quick(model, batch, step)
+
+    quick: Loss = TinyTask(run).loss
+    disturbed, other = Host(run, 1, [telling]), Host(run, 1)
+    assert disturbed.devices.recompute(wanted(disturbed, 1)) is None, "it is not known what it takes"
+    for _ in range(3):
+        disturbed.turn(), other.turn()
+        assert disturbed.devices.recompute(wanted(disturbed, MOST_TIMES * MICROBATCH)) is not None
+        assert disturbed.devices.recompute(wanted(disturbed, MOST_TIMES * MICROBATCH + 1)) is None
+    assert steps == [0, 7] * 3
+    assert torch.equal(disturbed.outgoing(), other.outgoing())
+    disturbed.devices.close()
+
+
+def test_a_device_that_waits_computes_again_what_others_do_not_have_to_stop_for() -> None:
+    run, held, running = tiny_run(), threading.Event(), threading.Event()
+    quick: Loss = TinyTask(run).loss
+
+    def slow(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        running.set()
+        held.wait(60)
+        return quick(model, batch, step)
+
+    host = Host(run, 2, [slow, quick], in_step=False)
+    assert host.turn() == {1}
+    running.wait(60)
+    assert host.devices.recompute(wanted(host, MICROBATCH)) is not None
+    held.set()
+    host.devices.close()
+
+
+def test_a_device_that_fails_while_it_computes_again_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    run = tiny_run()
+    quick: Loss = TinyTask(run).loss
+
+    def failing(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        if step == 7:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return quick(model, batch, step)
+
+    host = Host(run, 2, [failing, quick])
+    assert host.turn() == {0, 1}
+    assert host.devices.recompute(wanted(host, MICROBATCH)) is None
+    assert ["is left out" in text for text in caplog.messages] == [True]
+    assert host.turn() == {1}
     host.devices.close()

@@ -1,6 +1,7 @@
 """Samples are averaged by their number, none is lost by a failed round, and none counts twice."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -123,3 +124,71 @@ def test_adding_goes_on_while_a_snapshot_is_made(parameter: torch.nn.Parameter) 
         gradients.load_outgoing(mean)
         assert mean.tolist() == [value] * 3
         gradients.count_outgoing()
+
+
+class Host:
+    """Two replicas whose gradients tell in a line of work how large they are, and of how many samples."""
+
+    def __init__(self) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+        self.gradients = Gradients([[each] for each in self.parameters], FlatLayout.of(self.parameters[:1]))
+        self.mean = torch.zeros(3)
+        self.given = 0
+        self.step = 0
+        self.rounds: list[str] = []
+
+    def give(self, replica: int, samples: int) -> None:
+        self.given += 1
+        self.parameters[replica].grad = torch.full((3,), float(self.given))
+        line = f"{self.given} {samples}".encode()
+        assert self.gradients.add(1.0, samples, self.step, replica, work=line)
+
+    def doubt(self) -> None:
+        self.rounds.append(f"{len(self.rounds):02x}")
+        self.gradients.doubt(self.rounds[-1])
+
+    def outgoing(self) -> list[tuple[int, int]]:
+        """The gradient and the samples of each line."""
+        return [(int(each), int(samples)) for each, samples in map(bytes.split, self.gradients.tally.work)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lines_of_work_follow_their_samples_whatever_becomes_of_rounds(seed: int) -> None:
+    chance, host = random.Random(seed), Host()
+    for turn in range(300):
+        match chance.choice(["give", "give", "send", "send", "doubt", "settle", "count", "age", "lose", "forget"]):
+            case "give":
+                host.give(chance.randrange(2), chance.randint(1, 4))
+            case "send":
+                host.gradients.load_outgoing(host.mean)
+                lines = host.outgoing()
+                total = sum(samples for _, samples in lines)
+                mean = sum(each * samples for each, samples in lines) / total if total else 0.0
+                assert host.mean.tolist() == pytest.approx([mean] * 3, rel=1e-4), f"turn {turn}"
+            case "doubt":
+                host.doubt()
+            case "settle" if host.rounds:
+                host.gradients.settle([chance.choice(host.rounds)])
+            case "count":
+                host.gradients.count_outgoing()
+            case "age":
+                host.step += 1
+                host.gradients.drop_older_than(host.step - 2)
+            case "lose" if chance.random() < 0.3:
+                host.gradients.leave_out(chance.randrange(2))
+            case "forget" if chance.random() < 0.3:
+                assert host.gradients.forget() >= 0
+        assert sum(samples for _, samples in host.outgoing()) == host.gradients.tally.outgoing, f"turn {turn}"
+
+
+def test_of_a_doubt_that_is_settled_only_the_lines_that_were_outgoing_then_have_counted() -> None:
+    host = Host()
+    host.give(0, 2)
+    host.give(1, 3)
+    host.gradients.load_outgoing(host.mean)
+    host.doubt()
+    host.give(0, 4)
+    host.gradients.load_outgoing(host.mean)
+    assert host.outgoing() == [(1, 2), (2, 3), (3, 4)]
+    host.gradients.settle(host.rounds)
+    assert host.outgoing() == [(3, 4)]

@@ -1,6 +1,7 @@
 """The training's side of averaging: gather a group, begin, call off."""
 
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from dedloc_kit.records import Contribution
@@ -75,10 +76,13 @@ class Averager:
         """Look from now on as this says, if the group is still being found."""
         self._host.call(AveragingService.widen, group.number, request)
 
-    def begin(self, group: PendingGroup, mine: Contribution, patience: Patience, limit: float) -> None:
+    def begin(
+        self, group: PendingGroup, mine: Contribution, patience: Patience, limit: float, work: Sequence[bytes] = ()
+    ) -> None:
         """Average with the group as soon as it stands.
 
         :param limit: seconds for the whole all-reduce
+        :param work: lines that say what was computed
         """
         self._host.call(AveragingService.begin, group.number, Start(self._signer.sign(mine), patience, limit))
 

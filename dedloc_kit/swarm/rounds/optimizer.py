@@ -28,6 +28,7 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.rounds.timing import Idling
+from dedloc_kit.swarm.trust.recomputing import line_of
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices
@@ -233,7 +234,7 @@ class CollaborativeOptimizer:
         taken, left_out = list[int](), list[Computed]()
         for each in computed:
             step = self._replicas[each.replica].step
-            if self._accumulator.add(each.loss, each.samples, step, each.replica):
+            if self._accumulator.add(each.loss, each.samples, step, each.replica, line_of(each.batch, step)):
                 taken.append(each.samples)
                 self._skipped = 0
             else:

@@ -258,7 +258,8 @@ class Rounds:
             self._begun = True
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
-            self._averager.begin(group, contribution, patience, self._timeouts.limit + boundary)
+            limit = self._timeouts.limit + boundary
+            self._averager.begin(group, contribution, patience, limit, work=self._tally.work)
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""

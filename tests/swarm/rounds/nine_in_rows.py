@@ -155,7 +155,7 @@ class Peer:
             self._replica.model.zero_grad()
             self._nine.task.loss(self._replica.model, batch, step).backward()
             self.computed[step].append(batch)
-            self.optimizer.accumulate([Computed(0, self.microbatch, 1.0, rescaled=False)])
+            self.optimizer.accumulate([Computed(0, self.microbatch, 1.0, rescaled=False, batch=batch)])
         self.optimizer.boundary()
         self.optimizer.refresh(0)
 

@@ -1,7 +1,7 @@
 """What a device does beside a round, and what becomes of its samples; the averager does what it is told."""
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +23,8 @@ from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import optimizer, rounds
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer
+from dedloc_kit.swarm.trust.pledge import Work
+from dedloc_kit.tasks.in_blocks import ORIGIN
 from dedloc_kit.training.devices import Computed
 from dedloc_kit.training.flat import SharedVector
 from dedloc_kit.training.gradients import Gradients
@@ -40,14 +42,18 @@ class Averager:
     def __init__(self, vector: SharedVector) -> None:
         self.vector = vector
         self.brought: list[Contribution] = []
+        self.work: Sequence[bytes] = ()
         self._left_out: torch.Tensor | None = None
 
     def gather(self, request: GroupRequest) -> Any:
         self.group: Any = SimpleNamespace(done=False, called=False, members=request.expected, seconds=0.1)
         return self.group
 
-    def begin(self, _group: object, mine: Contribution, _patience: Patience, _limit: float) -> None:
+    def begin(
+        self, _group: object, mine: Contribution, _patience: Patience, _limit: float, work: Sequence[bytes] = ()
+    ) -> None:
         self.brought.append(mine)
+        self.work = work
 
     def end(self, outcome: RoundResult) -> None:
         with self.vector.held() as flat:
@@ -87,6 +93,8 @@ class Volunteer:
         self.optimizer = CollaborativeOptimizer(
             state, [replica], self.gradients, exchange, self.tracker, me, profile(), caller
         )
+        self.batch: dict[str, torch.Tensor] = {}
+        """What it computes."""
         self.hear()
 
     def hear(self) -> None:
@@ -109,7 +117,7 @@ class Volunteer:
         """A microbatch, each of whose gradients is this number."""
         for parameter in self._parameters:
             parameter.grad = torch.full_like(parameter, gradient)
-        self.optimizer.accumulate([Computed(0, MICROBATCH, 1.0, rescaled=False)])
+        self.optimizer.accumulate([Computed(0, MICROBATCH, 1.0, rescaled=False, batch=self.batch)])
         self.optimizer.boundary()
 
     def compute_until_ahead(self, gradient: float = 0.0) -> None:
@@ -163,6 +171,30 @@ def test_a_device_computes_one_batch_beside_a_round_and_then_waits_for_the_step_
         assert not me.optimizer.ahead
     assert [mine.samples for mine in me.averager.brought] == [BATCH] * 3
     assert me.optimizer.step == 3
+
+
+def test_a_round_begins_with_a_line_for_each_microbatch_and_the_step_whose_parameters_it_was_computed_with(
+    tmp_path: Path,
+) -> None:
+    me = Volunteer(tmp_path)
+    me.batch = {ORIGIN: torch.tensor([[3, 1, 40], [3, 1, 41]])}
+    while not me.averager.brought:
+        me.compute()
+    assert me.averager.work == (Work(3, 1, 40, MICROBATCH, 0).content,) * (BATCH // MICROBATCH)
+    me.batch = {ORIGIN: torch.tensor([[4, -1, 0], [4, -1, 1]])}
+    me.compute()
+    me.end_round("complete", me.peer)
+    while len(me.averager.brought) == 1:
+        me.compute()
+    late, *rest = map(Work.read, me.averager.work)
+    assert (late, {*rest}) == (Work(4, None, 0, MICROBATCH, 0), {Work(4, None, 0, MICROBATCH, 1)})
+    assert MICROBATCH * len(me.averager.work) == me.averager.brought[1].samples
+
+
+def test_where_microbatches_have_no_names_a_round_begins_without_lines(tmp_path: Path) -> None:
+    me = Volunteer(tmp_path)
+    me.compute_until_ahead()
+    assert (me.averager.brought[-1].samples, list(me.averager.work)) == (BATCH, [])
 
 
 def test_the_first_word_after_a_step_tells_of_what_was_computed_beside_its_round(

@@ -1,0 +1,85 @@
+"""Microbatches that somebody names are computed again, for the organizer's question."""
+
+import logging
+from functools import lru_cache
+
+from dedloc_kit.data.blocks import Unread
+from dedloc_kit.errors import UserError
+from dedloc_kit.run import RunConfig, seed_of
+from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
+from dedloc_kit.swarm.trust.pledge import Work
+from dedloc_kit.swarm.trust.projections import project
+from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Recompute
+from dedloc_kit.tasks import Batch, create_task
+from dedloc_kit.tasks.in_blocks import DECAY, ORIGIN, InBlocks, Origin, origin_of
+from dedloc_kit.tasks.mixtures import in_blocks, of_decay
+from dedloc_kit.training.flat import CHUNK
+from dedloc_kit.training.recomputing import Again, Wanted
+
+_AUTHORS = 2
+"""Of whose data so much is kept open: where it lies, and how many rows its files have."""
+
+_log = logging.getLogger(__name__)
+
+
+def line_of(batch: Batch, step: int) -> bytes:
+    """The line of work for a microbatch that was computed with the parameters of a step; empty if it has no name, as
+    where checks are off."""
+    if ORIGIN not in batch:
+        return b""
+    origin = origin_of(batch)
+    return Work(origin.block, origin.missing, origin.position, origin.samples, step).content
+
+
+class Recomputer:
+    """Answers what the organizer asks; use it in one thread.
+
+    :param module: as for `create_task`
+    :param parameters: of the steps whose microbatches can be computed
+    :param again: how this peer computes
+    """
+
+    def __init__(self, run: RunConfig, module: str | None, parameters: KeptParameters, again: Again) -> None:
+        self._run, self._module = run, module
+        self._parameters, self._again = parameters, again
+        self._opened = lru_cache(_AUTHORS)(self._open)
+
+    def answer(self, question: Recompute) -> Found:
+        """What comes out, for all lines; nothing if one of them cannot be computed here, or the question is none."""
+        try:
+            return self._answer(question)
+        except (ValueError, Unread, UserError) as error:
+            _log.info("asked for work that cannot be computed here: %s", error)
+            return Found()
+
+    def _answer(self, question: Recompute) -> Found:
+        begin, end, lines = question.begin, question.end, Work.read_all(question.work)
+        if not begin < end <= min(self._parameters.size, begin + CHUNK) or len(lines) > MAX_ASKED:
+            raise ValueError(f"{len(lines)} lines and the values from {begin} to {end}")
+        step, parameters = -1, None
+        projections, norms = [], []
+        for line in lines:
+            if line.step != step:
+                step, parameters = line.step, self._parameters.read(line.step)
+            if parameters is None:
+                raise ValueError(f"the parameters of step {step} are not kept")
+            batch = self._batch(question, line)
+            part = self._again(Wanted(batch, parameters, step, begin, end))
+            if part is None:
+                raise ValueError(f"{line.samples} samples do not suit this device, or their gradient is not finite")
+            projections.append(tuple(project(part.values, question.seed).tolist()))
+            norms.append(part.norm)
+        return Found(projections=tuple(projections), norms=tuple(norms))
+
+    def _batch(self, question: Recompute, line: Work) -> Batch:
+        origin = Origin(line.block, line.missing, line.position, line.samples)
+        return self._opened(question.author, question.session, line.block >= DECAY).derive(origin)
+
+    def _open(self, author: str, session: str, decay: bool) -> InBlocks:
+        """The data of a volunteer's session, through a task of its own: what the training uses is at work elsewhere."""
+        seed = seed_of(self._run.run_id, author, session)
+        if decay:
+            if not self._run.data.decay:
+                raise ValueError("the run has no data for its end")
+            return of_decay(self._run, self._module, seed, _log.info)
+        return in_blocks(self._run, create_task(self._run, self._module), seed, _log.info)

@@ -1,0 +1,242 @@
+"""What a volunteer has computed has a name, by which others find its gradient again."""
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dedloc_kit.data.blocks import Blocks, Unread
+from dedloc_kit.records import Receipt
+from dedloc_kit.run import RunConfig, TrustConfig, seed_of
+from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
+from dedloc_kit.swarm.trust.pledge import Work
+from dedloc_kit.swarm.trust.projections import TOLERANCE, Recomputed, difference, project
+from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Recompute
+from dedloc_kit.swarm.trust.recomputing import Recomputer, line_of
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.in_blocks import DECAY
+from dedloc_kit.tasks.mixtures import Mixtures
+from dedloc_kit.training import devices
+from dedloc_kit.training.devices import Caller, Devices
+from dedloc_kit.training.flat import CHUNK
+from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.recomputing import on_cpu
+from dedloc_kit.training.state import Replica, TrainingState
+from tests.text_runs import text_run, write_text
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+AUTHOR, SESSION, SEED = "QmAuthor", "0123456789abcdef", bytes(range(32))
+ALBERT = {"embedding_size": 16, "max_position_embeddings": 64}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunConfig]:
+    folder = tmp_path_factory.mktemp("data")
+    write_text(folder)
+
+    def made(name: str) -> RunConfig:
+        run = text_run(folder, name, model=ALBERT if name == "albert" else {})
+        data = run.data.model_copy(update={"decay": run.data.train})
+        return run.model_copy(update={"trust": TrustConfig(checks="on"), "data": data})
+
+    return made
+
+
+class Line(NamedTuple):
+    """A microbatch that was computed, and its gradient."""
+
+    work: bytes
+    gradient: Tensor
+
+
+class Volunteer:
+    """One with data of its own; its global steps are any that lead to other parameters."""
+
+    def __init__(self, run: RunConfig, folder: Path, peer: str) -> None:
+        task = create_task(run)
+        self.run, self.loss = run, task.loss
+        self.state = TrainingState(
+            task.build_model(), lambda m: build_optimizer(run.optimizer, task.parameter_groups(m, 0.01)), run
+        )
+        self.parameters = KeptParameters(self.state, folder / peer, 3)
+        self.parameters.keep()
+        self.state.listen(self.parameters.keep)
+        self.replica = Replica(self.state, torch.device("cpu"))
+        self.gradients = Gradients([list(self.replica.model.parameters())], self.state.layout)
+        self.falls = False
+        self._mixtures = Mixtures(run, task, None, lambda: self.falls)
+        self._seed = seed_of(run.run_id, peer, SESSION)
+
+    @contextmanager
+    def at_work(self, microbatch: int) -> Iterator[None]:
+        with self._mixtures.batches(microbatch, self._seed, pytest.fail, ahead=2) as batches:
+            caller = Caller(self._refresh, self.gradients.leave_out)
+            self.devices = Devices([self.replica], [self.loss], batches, caller, in_step=False)
+            yield
+            self.devices.close()
+
+    def compute(self) -> Line:
+        (computed,) = self.devices.compute()
+        found = self.gradients_now()
+        work = line_of(computed.batch, self.replica.step)
+        assert self.gradients.add(computed.loss, computed.samples, self.replica.step, work=work)
+        return Line(work, found)
+
+    def gradients_now(self) -> Tensor:
+        parameters = self.replica.model.parameters()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        return self.state.layout.part(gradients, 0, self.state.layout.size)
+
+    def step(self) -> None:
+        """The same for all, and far."""
+        generator = torch.Generator().manual_seed(self.state.step)
+        average = torch.randn(self.state.layout.size, generator=generator)
+        step = self.state.step + 1
+        self.state.apply(average, Receipt(step=step, round=f"{step:02x}", time=0.0, seconds=0.0, signed=()))
+
+    def recomputer(self) -> Recomputer:
+        return Recomputer(self.run, None, self.parameters, self.devices.recompute)
+
+    def held(self) -> list[Tensor]:
+        return [each.detach().clone() for each in (*self.replica.model.parameters(), *self.replica.model.buffers())]
+
+    def _refresh(self, number: int) -> None:
+        self.replica.refresh(lambda newer: self.gradients.rebase(newer, number), lambda: None)
+
+
+def question(work: bytes, **changes: Any) -> Recompute:
+    asked = {"author": AUTHOR, "session": SESSION, "work": work, "begin": 7, "end": 9000, "seed": SEED}
+    return Recompute(**{**asked, **changes})
+
+
+def projected(line: Line, begin: int = 7, end: int = 9000) -> tuple[float, ...]:
+    return tuple(project(line.gradient[begin:end], SEED).tolist())
+
+
+@pytest.mark.parametrize("name", ["albert", "causal"])
+def test_what_a_volunteer_has_computed_another_one_and_the_coordinator_find_again_bit_for_bit(
+    name: str, run_of: Callable[[str], RunConfig], tmp_path: Path
+) -> None:
+    run = run_of(name)
+    author, checker = Volunteer(run, tmp_path, AUTHOR), Volunteer(run, tmp_path, "QmChecker")
+    with author.at_work(4), checker.at_work(2):
+        lines = [author.compute(), author.compute()]
+        author.step()
+        author.falls = True
+        lines += [author.compute(), author.compute()]
+        assert [Work.read(line.work).step for line in lines] == [0, 0, 1, 1]
+        assert [Work.read(line.work).block >= DECAY for line in lines] == [False, False, True, True]
+        checker.step()
+        checker.step()
+        checker.compute()
+        held = checker.held()
+        found = checker.recomputer().answer(question(b"".join(line.work for line in lines)))
+        assert found.projections == tuple(map(projected, lines))
+        assert found.norms == pytest.approx([float(line.gradient.norm()) for line in lines], rel=1e-5)
+        assert all(map(torch.equal, held, checker.held()))
+        assert checker.replica.step == 2
+        assert len({*found.norms}) == 4
+    coordinator = Recomputer(run, None, checker.parameters, on_cpu(checker.state, create_task(run).loss))
+    assert coordinator.answer(question(b"".join(line.work for line in lines))) == found
+    other = coordinator.answer(question(lines[0].work, author="QmOther"))
+    assert other.projections != found.projections[:1], "another's data are others"
+
+
+def test_a_gradient_in_bfloat16_is_within_the_tolerance_of_one_in_float32_and_another_is_not(
+    run_of: Callable[[str], RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "half_precision", lambda _: torch.bfloat16)
+    run = run_of("albert")
+    author = Volunteer(run, tmp_path, AUTHOR)
+    with author.at_work(8):
+        lines = [author.compute(), author.compute()]
+        samples = [Work.read(line.work).samples for line in lines]
+        claimed = np.average([projected(line) for line in lines], axis=0, weights=samples)
+        for again in (author.devices.recompute, on_cpu(author.state, author.loss)):
+            found = Recomputer(run, None, author.parameters, again).answer(
+                question(b"".join(line.work for line in lines))
+            )
+            work = [
+                Recomputed(n, np.array(each), norm)
+                for n, each, norm in zip(samples, found.projections, found.norms, strict=True)
+            ]
+            off = difference(claimed, work)
+            assert off < TOLERANCE
+            assert (off > 0) is (again != author.devices.recompute)
+            assert difference(-claimed, work) > 1
+
+
+def test_what_is_not_to_be_had_is_answered_with_nothing_at_once(
+    run_of: Callable[[str], RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of("causal")
+    author = Volunteer(run, tmp_path, AUTHOR)
+    with author.at_work(4):
+        line = author.compute().work
+        right, recomputer = Work.read(line), author.recomputer()
+        size = author.state.layout.size
+        assert recomputer.answer(question(line)) != Found()
+        began = time.monotonic()
+        wrong = [
+            right._replace(step=1),
+            right._replace(step=2**64 - 1),
+            right._replace(block=2**60),
+            right._replace(block=2**64 - 1),
+            right._replace(missing=8),
+            right._replace(missing=127),
+            right._replace(samples=10**9),
+            right._replace(samples=65),
+            right._replace(samples=40),
+            right._replace(position=10**12),
+            right._replace(position=2**64 - 1),
+            right._replace(position=10**9),
+            right._replace(position=62),
+        ]
+        for work in wrong:
+            assert recomputer.answer(question(work.content)) == Found(), work
+            assert recomputer.answer(question(line + work.content)) == Found(), "nothing of the others either"
+        for nonsense in (b"\0", line[:-1], line * (MAX_ASKED + 1), struct.pack(">QbQIQ", 0, -2, 0, 4, 0)):
+            assert recomputer.answer(question(nonsense)) == Found()
+        for begin, end in ((5, 5), (6, 5), (0, size + 1), (size, size + 1), (2**53 - 1, 2**53)):
+            assert recomputer.answer(question(line, begin=begin, end=end)) == Found()
+        assert len(recomputer.answer(question(line * MAX_ASKED, begin=0, end=min(size, CHUNK))).norms) == MAX_ASKED
+        assert time.monotonic() - began < 30
+
+        def unread(*_: object) -> None:
+            raise Unread("too many files cannot be read")
+
+        monkeypatch.setattr(Blocks, "again", unread)
+        assert author.recomputer().answer(question(line)) == Found()
+
+
+def test_a_chunk_is_the_most_that_is_projected(run_of: Callable[[str], RunConfig], tmp_path: Path) -> None:
+    run = run_of("causal")
+    state = Volunteer(run, tmp_path, AUTHOR)
+    with state.at_work(4):
+        line = state.compute().work
+    large: Any = type("Large", (), {"size": 2 * CHUNK, "read": staticmethod(lambda _: pytest.fail("it was read"))})
+    recomputer = Recomputer(run, None, large, lambda _: pytest.fail("it was computed"))
+    assert recomputer.answer(question(line, begin=0, end=CHUNK + 1)) == Found()
+
+
+def test_a_run_without_data_for_its_end_has_no_work_on_it(run_of: Callable[[str], RunConfig], tmp_path: Path) -> None:
+    run = run_of("causal")
+    run = run.model_copy(update={"data": run.data.model_copy(update={"decay": ()})})
+    author = Volunteer(run, tmp_path, AUTHOR)
+    with author.at_work(4):
+        line = Work.read(author.compute().work)
+        assert author.recomputer().answer(question(line.content)) != Found()
+        assert author.recomputer().answer(question(line._replace(block=DECAY).content)) == Found()
+
+
+def test_where_checks_are_off_a_microbatch_has_no_name() -> None:
+    assert line_of({"input_ids": torch.zeros(2, 3)}, 5) == b""
