@@ -9,7 +9,6 @@ from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Found, Start
 from dedloc_kit.swarm.network.host import Host
-from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.training.flat import SharedVector
 
 
@@ -57,8 +56,8 @@ class Averager:
     :param host: where the AveragingService lives
     """
 
-    def __init__(self, vector: SharedVector, signer: Signer, host: Host) -> None:
-        self.vector, self._signer, self._host = vector, signer, host
+    def __init__(self, vector: SharedVector, host: Host) -> None:
+        self.vector, self._host = vector, host
         self._numbers = itertools.count()
 
     def gather(self, request: GroupRequest) -> PendingGroup:
@@ -75,12 +74,15 @@ class Averager:
         """Look from now on as this says, if the group is still being found."""
         self._host.call(AveragingService.widen, group.number, request)
 
-    def begin(self, group: PendingGroup, mine: Contribution, patience: Patience, limit: float) -> None:
+    def begin(
+        self, group: PendingGroup, mine: Contribution, patience: Patience, limit: float, work: tuple[bytes, ...] = ()
+    ) -> None:
         """Average with the group as soon as it stands.
 
         :param limit: seconds for the whole all-reduce
+        :param work: a line for each microbatch (`pledge.Work`) where members are checked
         """
-        self._host.call(AveragingService.begin, group.number, Start(self._signer.sign(mine), patience, limit))
+        self._host.call(AveragingService.begin, group.number, Start(mine, patience, limit, work))
 
     def call_off(self, group: PendingGroup) -> None:
         """Leave the group, unless its round has begun."""

@@ -107,7 +107,7 @@ def main() -> None:
     gradient = torch.full((SIZE,), float("nan") if who["fault"] == "sends nan" else who["value"])
     info = StateInfo(run_id=run.run_id, step=0, rounds=())
     source = StateSource(lambda: contextlib.nullcontext(({}, [])), lambda: info)
-    exchange = exchange_of(node, signer, run, FlatLayout.of([gradient]), source, rules)
+    exchange = exchange_of(node, signer, run, FlatLayout.of([gradient]), source, folder, rules)
     averager = exchange.averager
     with averager.vector.held() as flat:
         flat.copy_(gradient)
