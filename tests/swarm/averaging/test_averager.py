@@ -35,7 +35,13 @@ class Member(Puppet):
 
 @contextmanager
 def group(
-    folder: Path, faults: list[str], *, clients: int = 0, compression: str = "none", samples: int = 4
+    folder: Path,
+    faults: list[str],
+    *,
+    clients: int = 0,
+    compression: str = "none",
+    samples: int = 4,
+    checks: str = "off",
 ) -> Iterator[list[Member]]:
     """Members with these faults ("" for none), the last `clients` of them in client mode."""
     members: list[Member] = []
@@ -50,6 +56,7 @@ def group(
                 fault=fault,
                 client_mode=number >= len(faults) - clients,
                 compression=compression,
+                checks=checks,
             )
             members.append(member)
             addresses = addresses or tuple(member.meet()["addresses"])
@@ -91,6 +98,16 @@ def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(tmp_path: Pat
     assert [answer["outcome"] for answer in answers] == ["complete"] * 3, answers
     assert len({answer["digest"] for answer in answers}) == 1
     assert answers[0]["right"] == 1.0
+
+
+def test_where_members_are_checked_who_sends_what_it_has_not_pledged_is_left_out_and_named(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "breaks its pledge"], compression="8bit", checks="on") as members:
+        answers = a_round(members, tolerance=0.02)[:2]
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 2, answers
+    assert len({answer["digest"] for answer in answers}) == 1
+    for answer in answers:
+        assert (answer["members"], answer["right"]) == (2, 1.0), answers
+        assert {*answer["culprits"], *answer["named"]} == {members[2].peer}, answers
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Members commit to what they send before they send it, and can prove it; who lies in a proof is found."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import torch
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.allreduce import AllReduce
+from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.pledges import LOTS
 from dedloc_kit.swarm.averaging.proving import Proven, proven
 from dedloc_kit.swarm.averaging.result import RoundResult
+from dedloc_kit.swarm.averaging.service import Opening
 from dedloc_kit.swarm.network.identity import opened, parted
+from dedloc_kit.swarm.network.service import Stream, decode, encode
 from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
 from dedloc_kit.swarm.trust.questions import Prove
@@ -145,5 +149,67 @@ def test_where_members_are_not_checked_their_introductions_are_what_they_were(tm
             assert subkey == next(signer.subkey for signer in party._signers if signer.peer == author)
             assert parted(value)[0] == MSGPackSerializer.dumps(mine.model_dump())
             assert list(MSGPackSerializer.loads(parted(value)[0])) == list(Contribution.model_fields)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("rows", [(), (0, 0, 0, 1, 1, 1)])
+def test_in_rows_as_in_one_group_what_all_have_pledged_is_averaged(tmp_path: Path, rows: tuple[int, ...]) -> None:
+    async def check() -> None:
+        samples = (8, 24, 4, 6, 0, 10)
+        run = tiny_run(global_batch=8, averaging={"compression": "8bit"}, trust={"checks": "on"})
+        vectors = [torch.randn(SIZE, generator=torch.Generator().manual_seed(n)) for n in range(6)]
+        party = Party(tmp_path, run, vectors, samples=samples)
+        party.rows = rows
+        results = await party.results()
+        assert [(result.outcome, len(result.contributions)) for result in results] == [("complete", 6)] * 6, results
+        averages = [shared._values for shared in party._shared]
+        assert all(torch.equal(average, averages[0]) for average in averages)
+        true = sum(n * vector for n, vector in zip(samples, vectors, strict=True)) / sum(samples)
+        torch.testing.assert_close(averages[0], true, rtol=0.0, atol=0.05)
+        for member in (0, 1, 2, 3, 5):
+            found = asked(party, member, pledge_of(party, member, results[0]), 0, first=True)
+            torch.testing.assert_close(found.implied, vectors[member][found.window.begin : found.window.end])
+
+    asyncio.run(check())
+
+
+class ShowsTwo(Party):
+    """The last member introduces itself to the first one with another pledge than to the others."""
+
+    @asynccontextmanager
+    async def _line(self, me: str, peer: str, service: object, first: bytes) -> AsyncIterator[Stream]:
+        liar = self._signers[-1]
+        if (me, peer) == (liar.peer, self._signers[0].peer):
+            opening = Opening.parse(decode(first))
+            _, pledged = opened(Pledged, opening.introduction)
+            another = liar.sign(pledged.model_copy(update={"work": bytes(32)}))
+            first = encode(opening.model_copy(update={"introduction": another}))
+        async with super()._line(me, peer, service, first) as stream:
+            yield stream
+
+
+def test_who_introduces_itself_in_two_ways_is_left_out_and_no_reducer_is_blamed(tmp_path: Path) -> None:
+    async def check() -> None:
+        run = tiny_run(global_batch=8, averaging={"compression": "4bit"}, trust={"checks": "on"})
+        party = ShowsTwo(tmp_path, run, [torch.ones(20_000)] * 4, samples=(8, 8, 8, 8))
+        results = (await party.results())[:3]
+        liar = party._signers[3].peer
+        assert [(result.outcome, [*result.absent]) for result in results] == [("complete", [liar])] * 3, results
+        assert all(result.culprits | result.named <= {liar} for result in results)
+        assert torch.equal(*(shared._values for shared in party._shared[:2]))
+
+    asyncio.run(check())
+
+
+def test_a_vector_that_cannot_be_encoded_is_the_fault_of_who_brings_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        run = tiny_run(global_batch=8, averaging={"compression": "4bit"}, trust={"checks": "on"})
+        broken = torch.full((20_000,), float("nan"))
+        party = Party(tmp_path, run, [torch.ones(20_000), torch.ones(20_000), broken], samples=(8, 8, 8))
+        party.patience = Patience(3.0, 4.0)
+        results, liar = await party.results(), party._signers[2].peer
+        assert [result.outcome for result in results] == ["complete", "complete", "failed"], results
+        assert all(result.culprits == {liar} for result in results), results
 
     asyncio.run(check())

@@ -47,6 +47,9 @@ class Party:
         self._run, self._vectors, self._round, self._folder = run, vectors, 0, folder
         self.pledges: list[Pledges] = []
         """Of each member, where members are checked."""
+        self.patience = Patience(30.0, 30.0)
+        self.rows: tuple[int, ...] = ()
+        """Of each member; one row if there are none."""
         self._signers = [Signer(Identity(folder / str(number))) for number in range(len(vectors))]
         layout = FlatLayout.of([vectors[0]])
         self._shared = [SharedVector(layout) for _ in vectors]
@@ -69,7 +72,7 @@ class Party:
     async def _find(self, _: GroupRequest) -> Group:
         size = len(self._signers)
         members = [Member(peer=s.peer, bandwidth=1.0, client_mode=False, group_size=size) for s in self._signers]
-        return Group(id=f"{self._round:040x}", members=tuple(members))
+        return Group(id=f"{self._round:040x}", members=tuple(members), rows=self.rows)
 
     @asynccontextmanager
     async def _line(self, me: str, peer: str, _: object, first: bytes) -> AsyncIterator[Stream]:
@@ -120,7 +123,7 @@ class Party:
             service = self._services[signer.peer]
             tasks.append(asyncio.create_task(service.average(0, request)))
             await asyncio.sleep(0)  # it is known from here on
-            await service.begin(0, Start(mine, Patience(30.0, 30.0), 60.0, self.work(samples)))
+            await service.begin(0, Start(mine, self.patience, 60.0, self.work(samples)))
         return list(await asyncio.gather(*tasks))
 
 
