@@ -40,6 +40,55 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "who has signed what it sends may send something else",
+        "swarm/averaging/parts.py",
+        "if not brought.sends(number, self._plan.chunks, encoded, path):",
+        "if False:",
+        "tests/swarm/averaging/test_averager.py -k not_pledged",
+    ),
+    Mutation(
+        "what a peer reduces itself is not what it has signed",
+        "swarm/averaging/allreduce.py",
+        "            return decode(read_part(sealed.parts[number]), end - begin)",
+        "            return self._coding.sent.exact(self._values[number], begin)",
+        "tests/swarm/averaging/test_pledges.py -k own_share",
+    ),
+    Mutation(
+        "a pledge of one round is taken in another",
+        "swarm/trust/pledge.py",
+        "return self.group == group and bool(self.samples)",
+        "return bool(self.samples)",
+        "tests/swarm/averaging/test_averager.py -k very_round",
+    ),
+    Mutation(
+        "what another state lost is said to belong to this one",
+        "swarm/averaging/pledges.py",
+        "self._now = self._next = None\n\n    def close",
+        "pass\n\n    def close",
+        "tests/swarm/averaging/test_pledges.py -k another_state",
+    ),
+    Mutation(
+        "a round that failed changes what a peer says that it has lost",
+        "swarm/averaging/pledges.py",
+        "self._next = made.after",
+        "self._now = self._next = made.after",
+        "tests/swarm/averaging/test_pledges.py -k neither",
+    ),
+    Mutation(
+        "a sample may be counted twice",
+        "swarm/averaging/proving.py",
+        "if _overlap(work):",
+        "if False:",
+        "tests/swarm/averaging/test_proving.py -k convicted",
+    ),
+    Mutation(
+        "a member proves another part than it was asked for",
+        "swarm/averaging/proving.py",
+        "if opening.number != number or not opening",
+        "if not opening",
+        "tests/swarm/averaging/test_proving.py -k nothing_either_way",
+    ),
+    Mutation(
         "where a gradient vanishes honest rounding is taken for a lie",
         "swarm/trust/projections.py",
         "least = _LEAST * float(",

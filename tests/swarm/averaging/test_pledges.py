@@ -12,7 +12,8 @@ from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
-from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.compression import codec_of, read_part
+from dedloc_kit.swarm.averaging.compression import decode as decode_values
 from dedloc_kit.swarm.averaging.pledges import LOTS
 from dedloc_kit.swarm.averaging.proving import Proven, proven
 from dedloc_kit.swarm.averaging.result import RoundResult
@@ -39,6 +40,11 @@ def pledge_of(party: Party, member: int, result: RoundResult) -> Pledged:
     found = result.contributions[party._signers[member].peer]
     assert isinstance(found, Pledged)
     return found
+
+
+def decode_part(encoded: bytes) -> torch.Tensor:
+    part = read_part(encoded)
+    return decode_values(part, part.size[0])
 
 
 def asked(party: Party, member: int, pledged: Pledged, part: int, first: bool = False) -> Proven:
@@ -149,6 +155,20 @@ def test_where_members_are_not_checked_their_introductions_are_what_they_were(tm
             assert subkey == next(signer.subkey for signer in party._signers if signer.peer == author)
             assert parted(value)[0] == MSGPackSerializer.dumps(mine.model_dump())
             assert list(MSGPackSerializer.loads(parted(value)[0])) == list(Contribution.model_fields)
+
+    asyncio.run(check())
+
+
+def test_of_its_own_share_too_what_a_peer_has_pledged_is_what_counts(tmp_path: Path) -> None:
+    async def check() -> None:
+        party = a_party(tmp_path)
+        results = await party.results()
+        part = next(n for n in range(8) if asked(party, 0, pledge_of(party, 0, results[0]), n).window.begin == 0)
+        shown = [pledges.prove(Prove(group=results[0].id, part=part)) for pledges in party.pledges]
+        sent = [decode_part(each.part) for each in shown if each is not None]
+        mean = (SAMPLES[0] * sent[0]).add_(sent[1], alpha=SAMPLES[1]).div_(sum(SAMPLES))  # to the bit, as reducers do
+        way = codec_of("4bit").averages
+        assert torch.equal(party._shared[0]._values[: len(mean)], way.extract(way.compress(mean)))
 
     asyncio.run(check())
 
