@@ -80,7 +80,7 @@ class Ours:
         self._node, self.peer, self.addresses = node, signer.peer, addresses_of(node)
         layout, info = FlatLayout.of(gradients), StateInfo(run_id=self._run.run_id, step=0, rounds=())
         source = StateSource(lambda: nullcontext(({}, [])), lambda: info)
-        self._averager = exchange_of(node, signer, self._run, layout, source).averager
+        self._averager = exchange_of(node, signer, self._run, layout, source, Path(job["folder"])).averager
         with self._averager.vector.held() as flat:
             for view, gradient in zip(layout.views(flat), gradients, strict=True):
                 view.copy_(gradient)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import hivemind
@@ -49,7 +50,7 @@ class Ours:
         self._state = state
         source = StateSource(lambda: nullcontext(({"info": info.model_dump(), "receipts": []}, state)), lambda: info)
         nothing = FlatLayout.of([torch.zeros(1)])  # is averaged
-        self._transfers = exchange_of(self._node, entry.signer, run, nothing, source).transfers
+        self._transfers = exchange_of(self._node, entry.signer, run, nothing, source, Path(job["folder"])).transfers
         self._transfers.share(bool(job["donor"]))
 
     def fetch(self, donors: dict[str, list[str]]) -> Sequence[Tensor] | None:

@@ -145,7 +145,7 @@ class Observer:
                 if (info.after, info.step) != (after, step + 1):
                     raise ValueError("it is not the average that was asked for")
                 signed = tuple(MSGPackSerializer.loads(info.metadata))
-                contributions = opened(self._signer, self._run.run_id, info.step, signed, self._run.global_batch)
+                contributions = opened(self._signer, self._run, info.step, info.round, signed)
                 latest = max((c.time for c in contributions.values()), default=0.0)
                 receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
                 return self._checked(receipt, contributions)
@@ -177,8 +177,7 @@ class Observer:
         return []
 
     def _open(self, receipt: Receipt) -> Finished:
-        signed = (receipt.signed, self._run.global_batch)
-        return self._checked(receipt, opened(self._signer, self._run.run_id, receipt.step, *signed))
+        return self._checked(receipt, opened(self._signer, self._run, receipt.step, receipt.round, receipt.signed))
 
     def _checked(self, receipt: Receipt, contributions: dict[str, Contribution]) -> Finished:
         done = global_step(receipt, contributions)

@@ -6,8 +6,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.averaging.averager import Averager
+from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
 from dedloc_kit.swarm.averaging.search import GroupService
 from dedloc_kit.swarm.averaging.service import AveragingService, Rules, rules_of
@@ -36,6 +38,7 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
+from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
 from dedloc_kit.tasks import Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
@@ -141,7 +144,8 @@ def connected(
         dht.run_coroutine(partial(serve, run, office, signer))
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
-        exchange = exchange_of(dht, signer, run, state.layout, StateSource(state.for_newcomer, lambda: state.info))
+        source = StateSource(state.for_newcomer, lambda: state.info)
+        exchange = exchange_of(dht, signer, run, state.layout, source, peer.folder)
         parameters = _kept_parameters(state, peer)
         replicas = () if follower else tuple(Replica(state, device) for device in devices)
         accumulator = _accumulator(run, task, state, replicas)
@@ -184,7 +188,13 @@ def connected(
 
 
 def exchange_of(
-    node: Node, signer: Signer, run: RunConfig, layout: FlatLayout, source: StateSource, rules: Rules | None = None
+    node: Node,
+    signer: Signer,
+    run: RunConfig,
+    layout: FlatLayout,
+    source: StateSource,
+    folder: Path,
+    rules: Rules | None = None,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
     `rows` and `allreduce`; those of the directory, of reachability and of admission live in the node's process.
@@ -192,6 +202,7 @@ def exchange_of(
     Call it in a process's main thread, before other threads run: it forks.
 
     :param source: of the state that is handed out
+    :param folder: this peer's; where members are checked it holds what they may be asked for
     :param rules: the usual ones if none are given
     """
     rules = rules or rules_of(run)
@@ -204,6 +215,7 @@ def exchange_of(
         # All modules stand to the end. Looking through them for garbage would hold up a round by 0.2 to 0.4 s.
         gc.freeze()
         p2p = await node.replicate_p2p()
+        pledges = Pledges(Kept(folder / "pledged", LOTS)) if run.trust.checks == "on" else None
         try:
             endpoint = Endpoint(p2p, run.run_id)
             donor = Donor(owner.query, source.layout)
@@ -213,17 +225,20 @@ def exchange_of(
                 signer.peer, endpoint, client_mode=bool(node.client_mode), followed=lambda: groups.followed
             )
             matchmaking = Matchmaking(groups, rows)
-            averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, rules, node.gate.organizer)
+            own = replace(rules, pledges=pledges)
+            averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, own, node.gate.organizer)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
             for service in (transfer, groups, rows, averaging):
                 await endpoint.add(service)
             yield node.gate, transfer, averaging
         finally:
+            if pledges is not None:
+                pledges.close()
             await p2p.shutdown()
 
     host = Host(make, source.newest)
-    return Exchange(Averager(vector, signer, host), Transfers(host, run.run_id), rules.grouping, host)
+    return Exchange(Averager(vector, host), Transfers(host, run.run_id), rules.grouping, host)
 
 
 def _kept_parameters(state: TrainingState, peer: PeerConfig) -> KeptParameters | None:

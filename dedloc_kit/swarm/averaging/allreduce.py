@@ -20,6 +20,7 @@ from dedloc_kit.swarm.averaging import messages
 from dedloc_kit.swarm.averaging.agreement.heads import LACKED, UNFINISHED
 from dedloc_kit.swarm.averaging.agreement.roll import Fault, Roll, Votes
 from dedloc_kit.swarm.averaging.agreement.voter import Voter
+from dedloc_kit.swarm.averaging.compression import decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.handshake import Handshake, Introductions
 from dedloc_kit.swarm.averaging.link import Link, Links
@@ -100,7 +101,7 @@ class AllReduce:
         """Of those from whom nothing more comes, as this peer saw it."""
         self.longest_silence = 0.0
         """Seconds between two parts of a stream."""
-        self._reducing = Reducing(self, self._values, coding, make_reducer)
+        self._reducing = Reducing(self, coding, make_reducer)
         self.deal(plan.reducers)
         self._voter = Voter(self, votes)
 
@@ -309,9 +310,7 @@ class AllReduce:
                         continue
                     self._sent.add((number, reducer))
                     await self._window.room(reducer)
-                    begin = self.plan.chunks[number][0]
-                    way = self._coding.of_gradients(begin, self.plan.layout)
-                    part = self._coding.sent.encode(way, self._values[number], begin).SerializeToString()
+                    part = self._encoded(number)
                     self._window.sent(reducer, len(part))
                     await link.send(messages.part(number, part))
                 await dealt.wait()
@@ -319,6 +318,23 @@ class AllReduce:
             pass  # the other side is gone or has given up: what it said last tells which
         except Exception as error:
             self.fail_here(f"encoding failed here ({error!r:.100})")
+
+    def _encoded(self, number: int) -> bytes:
+        """What a reducer gets of a chunk."""
+        sealed = self._coding.sealed
+        if sealed is not None:
+            return messages.with_path(sealed.commitment.opening(number).path, sealed.parts[number])
+        begin = self.plan.chunks[number][0]
+        way = self._coding.of_gradients(begin, self.plan.layout)
+        return bytes(self._coding.sent.encode(way, self._values[number], begin).SerializeToString())
+
+    def own(self, number: int) -> Tensor:
+        """This peer's values of a chunk that it reduces itself, float32 [numel]: of a pledge what others would get."""
+        begin, end = self.plan.chunks[number]
+        sealed = self._coding.sealed
+        if sealed is not None:
+            return decode(read_part(sealed.parts[number]), end - begin)
+        return self._coding.sent.exact(self._values[number], begin)
 
     def take_average(self, sender: int, content: bytes) -> None:
         """An average from its reducer, or from whoever holds it; raises ValueError."""
@@ -378,7 +394,7 @@ class AllReduce:
                     self.longest_silence = max(self.longest_silence, link.measure(says))
                     number, encoded = messages.read_numbered(content)
                     await self._await_deal(member, number)
-                    self.parts.take(member, number, encoded)
+                    self.parts.take(member, number, encoded, self.handshake.met[member])
                     link.post(say(Says.CAME))
                     self._reducing.part_came()
                     self._voter.part_came()

@@ -1,7 +1,6 @@
 """The training's side of averaging: gather a group, begin, call off."""
 
 import itertools
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 from dedloc_kit.records import Contribution
@@ -10,7 +9,6 @@ from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Found, Start
 from dedloc_kit.swarm.network.host import Host
-from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.training.flat import SharedVector
 
 
@@ -58,8 +56,8 @@ class Averager:
     :param host: where the AveragingService lives
     """
 
-    def __init__(self, vector: SharedVector, signer: Signer, host: Host) -> None:
-        self.vector, self._signer, self._host = vector, signer, host
+    def __init__(self, vector: SharedVector, host: Host) -> None:
+        self.vector, self._host = vector, host
         self._numbers = itertools.count()
 
     def gather(self, request: GroupRequest) -> PendingGroup:
@@ -77,14 +75,14 @@ class Averager:
         self._host.call(AveragingService.widen, group.number, request)
 
     def begin(
-        self, group: PendingGroup, mine: Contribution, patience: Patience, limit: float, work: Sequence[bytes] = ()
+        self, group: PendingGroup, mine: Contribution, patience: Patience, limit: float, work: tuple[bytes, ...] = ()
     ) -> None:
         """Average with the group as soon as it stands.
 
         :param limit: seconds for the whole all-reduce
-        :param work: lines that say what was computed
+        :param work: a line for each microbatch (`pledge.Work`) where members are checked
         """
-        self._host.call(AveragingService.begin, group.number, Start(self._signer.sign(mine), patience, limit))
+        self._host.call(AveragingService.begin, group.number, Start(mine, patience, limit, work))
 
     def call_off(self, group: PendingGroup) -> None:
         """Leave the group, unless its round has begun."""

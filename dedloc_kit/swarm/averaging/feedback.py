@@ -8,6 +8,7 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, Scratch
+from dedloc_kit.swarm.trust.pledge import Sealed
 from dedloc_kit.training.flat import FlatLayout
 
 
@@ -66,6 +67,18 @@ class Feedback:
         self._remember(offset, chunk.numel(), False)
         return value
 
+    @property
+    def residual(self) -> Tensor | None:
+        """What was lost times the weight that it had, float32 [size]; none while that is nothing."""
+        return self._residual
+
+    def next_residual(self) -> Tensor | None:
+        """The same once this round is complete, of which all chunks are encoded; until the next round begins."""
+        for offset, (numel, lossy) in self._pending.items():
+            if self._lost is not None and not lossy:
+                self._lost[offset : offset + numel] = 0.0
+        return self._lost
+
     def commit(self) -> None:
         """The round is complete: what it lost becomes the residual. Chunks that took no part keep theirs."""
         pending, self._pending = self._pending, {}
@@ -107,11 +120,13 @@ class Coding:
 
     :ivar sent: of what this peer sends as a member
     :ivar averaged: of what it sends as a reducer
+    :ivar sealed: what it has encoded, and committed to, before it sends any of it; none where checks are off
     """
 
     codec: Codec
     sent: Feedback
     averaged: Feedback
+    sealed: Sealed | None = None
 
     def of_gradients(self, begin: int, layout: FlatLayout) -> ChunkCompression:
         """Of the chunk that begins there: those of small tensors are written more finely."""

@@ -1,7 +1,7 @@
 """What members of an all-reduce say to each other: a byte for the kind, and the content."""
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ R = TypeVar("R", bound=Record)
 _TOLD_AT_ONCE = 32
 """Introductions in one message."""
 
+HASH_BYTES = 32
 _PART, _AVERAGE = struct.Struct(">BI"), struct.Struct(">BI32s")
 
 
@@ -23,7 +24,8 @@ class Says(IntEnum):
     """The first byte of each message."""
 
     PART = 1
-    """Of a member's gradient: which chunk (4 bytes), and its values, encoded."""
+    """Of a member's gradient: which chunk (4 bytes), and its values, encoded; before these, where members have pledged
+    what they send, the path to the root that they have signed (a byte for its length, and 32 for each hash)."""
     CAME = 2
     """To a member: its next part has come."""
     HERE = 3
@@ -104,6 +106,18 @@ def numbers(content: bytes) -> list[int]:
 
 def part(number: int, encoded: bytes) -> bytes:
     return _PART.pack(Says.PART, number) + encoded
+
+
+def with_path(path: Sequence[bytes], encoded: bytes) -> bytes:
+    return bytes([len(path)]) + b"".join(path) + encoded
+
+
+def read_with_path(content: bytes) -> tuple[tuple[bytes, ...], bytes]:
+    """The path to the root, and the values, encoded; raises ValueError."""
+    end = 1 + HASH_BYTES * (content[0] if content else 0)
+    if len(content) < end:
+        raise ValueError("a part without its path")
+    return tuple(content[at : at + HASH_BYTES] for at in range(1, end, HASH_BYTES)), content[end:]
 
 
 def read_numbered(content: bytes) -> tuple[int, bytes]:

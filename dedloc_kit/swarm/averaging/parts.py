@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import hash_of
 from dedloc_kit.swarm.averaging.compression import check, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding
+from dedloc_kit.swarm.averaging.messages import read_with_path
 from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.training.flat import CHUNK
 
 _HEADER_BYTES = 64
@@ -37,17 +40,25 @@ class Parts:
         others = self._kept.get(member, {}).keys() - set(self.mine)
         return number in self.mine or len(others) < max(1, len(self._first))
 
-    def take(self, member: int, number: int, encoded: bytes) -> None:
-        """Keep a part; raises ValueError unless it is the first of its kind and can be read."""
+    def take(self, member: int, number: int, content: bytes, brought: Contribution) -> None:
+        """Keep a part; raises ValueError unless it is the first of its kind, can be read, and is the one to which its
+        author has committed itself with what it brought, if it has."""
         kept = self._kept.setdefault(member, {})
         if number in kept or number >= len(self._plan.chunks):
             raise ValueError(f"part {number} came twice, or there is none")
+        encoded = self._pledged(number, content, brought) if isinstance(brought, Pledged) else content
         begin, end = self._plan.chunks[number]
         if len(encoded) > self._coding.of_gradients(begin, self._plan.layout).byte_count(end - begin) + _HEADER_BYTES:
             raise ValueError(f"part {number} takes more bytes than the run's compression needs")
         check(read_part(encoded), end - begin)
         if self.room(member, number):
             kept[number] = encoded
+
+    def _pledged(self, number: int, content: bytes, brought: Pledged) -> bytes:
+        path, encoded = read_with_path(content)
+        if not brought.sends(number, self._plan.chunks, encoded, path):
+            raise ValueError(f"part {number} is not what was pledged")
+        return encoded
 
     def deal(self, mine: int, owners: Sequence[int]) -> None:
         """Who reduces which chunk from now on."""

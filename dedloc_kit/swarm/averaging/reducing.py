@@ -30,8 +30,8 @@ MakeReducer = Callable[[Sequence[tuple[int, int]]], Reducer]
 class Reducing:
     """Of one roll after the other."""
 
-    def __init__(self, round: "AllReduce", values: Sequence[Tensor], coding: Coding, make_reducer: MakeReducer) -> None:
-        self._round, self._values, self._coding, self._make_reducer = round, values, coding, make_reducer
+    def __init__(self, round: "AllReduce", coding: Coding, make_reducer: MakeReducer) -> None:
+        self._round, self._coding, self._make_reducer = round, coding, make_reducer
         self._plan, self._mine, self._links = round.plan, round.mine, round.links
         self.means = Means(round.plan, coding, round.mine)
         self._roll = b""
@@ -181,10 +181,9 @@ class Reducing:
             reducer = self._make_reducer([self._plan.chunks[number] for number in numbers])
             reducer.expect({self._plan.members[member]: weight for member, weight in weights.items()})
             for index, number in enumerate(numbers if weights else ()):
-                begin = self._plan.chunks[number][0]
                 for member, weight in weights.items():
                     if member == self._mine:
-                        values = self._coding.sent.exact(self._values[number], begin)
+                        values = self._round.own(number)
                     else:
                         while not self._round.parts.has(member, number):
                             await self._came.wait()

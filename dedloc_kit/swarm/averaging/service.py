@@ -6,7 +6,7 @@ begins when its members say so. Everyone ends with the same bits, or nobody uses
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -25,6 +25,7 @@ from dedloc_kit.swarm.averaging.grouping import Grouping, Rows
 from dedloc_kit.swarm.averaging.handshake import GroupRefused, Handshake, Introductions
 from dedloc_kit.swarm.averaging.messages import gave_up
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.pledges import Pledges
 from dedloc_kit.swarm.averaging.reducer import MakeReducer, MeanReducer, RoundOver, let_go, reducer_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.row_meeting import Matchmaking
@@ -34,6 +35,7 @@ from dedloc_kit.swarm.network.identity import MAX_RECORD_BYTES, Signer
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
+from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
 from dedloc_kit.swarm.trust.weight import weighing
 from dedloc_kit.training.flat import SharedVector
 
@@ -42,11 +44,13 @@ from dedloc_kit.training.flat import SharedVector
 class Start:
     """Begin the all-reduce as soon as the group stands."""
 
-    introduction: bytes
-    """This peer's contribution, signed."""
+    mine: Contribution
+    """Of this peer; it is signed when the plan of the round stands."""
     patience: Patience
     limit: float
     """Seconds for the whole all-reduce."""
+    work: tuple[bytes, ...] = ()
+    """A line for each microbatch (`pledge.Work`) where members are checked."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Rules:
-    """What may be another than usual: who averages together, what becomes of their values, and how they exchange it."""
+    """What may be another than usual: who averages together, what becomes of their values, how they exchange it, and
+    whether they commit to it before."""
 
     grouping: Grouping
     make_reducer: MakeReducer = MeanReducer
     all_reduce: type[AllReduce] = AllReduce
+    pledges: Pledges | None = None
+    """This peer's, where members are checked."""
 
 
 def rules_of(run: RunConfig) -> Rules:
@@ -125,7 +132,7 @@ class AveragingService(Service):
         self._average, self._sums = torch.empty(size), torch.empty(size)
         self._rounds: dict[int, _Round] = {}
         self._standing: dict[str, _Round] = {}
-        self._searching = asyncio.Lock()
+        self._searching, self._sealing = asyncio.Lock(), asyncio.Lock()
         self._over: dict[str, bytes] = {}
         """The last group, and what late members hear of it."""
         self._left_out: Tensor | None = None
@@ -187,8 +194,11 @@ class AveragingService(Service):
 
     async def forget_feedback(self) -> None:
         """Another state was loaded: what compression lost on the way to the old one is of no use."""
-        self._coding.sent.reset()
-        self._coding.averaged.reset()
+        async with self._sealing:
+            self._coding.sent.reset()
+            self._coding.averaged.reset()
+            if self._rules.pledges is not None:
+                self._rules.pledges.forget()
 
     # A round
 
@@ -226,6 +236,8 @@ class AveragingService(Service):
                 flat.copy_(self._average)
             if counts:
                 self._coding.sent.commit()
+                if self._rules.pledges is not None:
+                    self._rules.pledges.counted()
             else:
                 self._coding.sent.discard()
             self._coding.averaged.commit()
@@ -261,7 +273,7 @@ class AveragingService(Service):
             self._forget_round()
             detail = str(error)[:200] or repr(error)
             if runner is None:
-                return RoundResult("failed", group.id, detail=detail)
+                return RoundResult("failed", group.id, detail=detail, culprits=frozenset({self._signer.peer}))
             culprits, named = frozenset(runner.culprits), frozenset(runner.named)
             return RoundResult("failed", group.id, detail=detail, culprits=culprits, named=named)
         finally:
@@ -275,18 +287,18 @@ class AveragingService(Service):
         plan = Plan(group.peers, layout, shares, group.rows)
 
         def introduced(peer: str, introduction: bytes) -> Contribution:
-            return self._introduced(peer, introduction, step)
+            return self._introduced(peer, introduction, step, group.id)
 
-        handshake = Handshake(
-            group.peers, me, start.introduction, introduced, self._check, self._rules.grouping.weigh, plan.rows
-        )
-        self._coding.sent.begin(float(handshake.mine.samples))
-        opening = encode(Opening(group=group.id, introduction=start.introduction))
+        self._coding.sent.begin(float(start.mine.samples))
+        introduction, coding = await self._pledge(group, start, plan, flat)
+        weigh = self._rules.grouping.weigh
+        handshake = Handshake(group.peers, me, introduction, introduced, self._check, weigh, plan.rows)
+        opening = encode(Opening(group=group.id, introduction=introduction))
         sums = self._sums
         return self._rules.all_reduce(
             plan,
             (flat, self._average),
-            self._coding,
+            coding,
             lambda chunks: self._rules.make_reducer([sums[begin:end] for begin, end in chunks]),
             handshake,
             Votes(group.id, group.peers, self._organizer, self._signer),
@@ -294,13 +306,26 @@ class AveragingService(Service):
             lambda peer: self._endpoint.open(peer, AveragingService, opening),
         )
 
+    async def _pledge(self, group: Group, start: Start, plan: Plan, flat: Tensor) -> tuple[bytes, Coding]:
+        """What this peer introduces itself with, and how it writes down what it sends."""
+        pledges, loop = self._rules.pledges, asyncio.get_running_loop()
+        if pledges is None:
+            return self._signer.sign(start.mine), self._coding
+        async with self._sealing:
+            pledged, sealed = await loop.run_in_executor(
+                None, pledges.seal, group.id, start.mine, start.work, plan, flat, self._coding
+            )
+        return self._signer.sign(pledged), replace(self._coding, sealed=sealed)
+
     def _check(self, introductions: Introductions) -> None:
         if not self._rules.grouping.enough_samples(introductions.samples):
             raise GroupRefused(f"{introductions.samples} of {self._run.global_batch} samples")
 
-    def _introduced(self, peer: str, introduction: bytes, step: int) -> Contribution:
-        """What a member contributes; raises ValueError unless it is its own, for this step and believable."""
-        author, contribution = self._signer.open(Contribution, introduction)
+    def _introduced(self, peer: str, introduction: bytes, step: int, group: str) -> Contribution:
+        """What a member contributes; raises ValueError unless it is its own, for this round and believable."""
+        author, contribution = self._signer.open(contribution_kind(self._run.trust), introduction)
+        if isinstance(contribution, Pledged) and not contribution.fits(group):
+            raise ValueError(f"{peer} brought a pledge of another round, or samples without work")
         if (author, contribution.step) != (peer, step):
             raise ValueError(f"{peer} brought a contribution that is not its own or not for this step")
         return possible(contribution, self._run.run_id, self._run.global_batch)

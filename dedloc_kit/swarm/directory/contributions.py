@@ -16,12 +16,14 @@ DHT_TIMEOUT = 20.0
 def publish(dht: DHT, signer: Signer, contribution: Contribution, *, peers: int = 0) -> None:
     """Store this peer's latest contribution, in the background; it replaces the one before.
 
-    Its cumulative counter says what the session gave in all, so a collector that misses one loses nothing.
+    Its cumulative counter says what the session gave in all, so a collector that misses one loses nothing. What was
+    pledged with it to a round is of no use here.
 
     :param peers: how many others there are
     """
     directory = Directory(dht, CONTRIBUTIONS, contribution.run_id, reject=lambda _: None)
-    directory.store(signer, contribution, peers=peers)
+    plain = Contribution(**{name: getattr(contribution, name) for name in Contribution.model_fields})
+    directory.store(signer, plain, peers=peers)
 
 
 def collect(dht: DHT, run_id: str, global_batch: int, reject: Callable[[str], None]) -> dict[str, Contribution]:

@@ -133,7 +133,7 @@ class CatchUp:
         if found.step != self._state.step + 1:
             raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
         signed = tuple(unpack(found.metadata))
-        contributions = opened(self._signer, self._run.run_id, found.step, signed, self._run.global_batch)
+        contributions = opened(self._signer, self._run, found.step, found.round, signed)
         grouping, claims = self._exchange.grouping, {peer: c.samples for peer, c in contributions.items()}
         # Of rows it is not known here who was weighed with whom: whoever leads may move clients to another one.
         one_group = grouping.division(self._state.step, self._state.receipts).rows == 1
@@ -256,7 +256,7 @@ class CatchUp:
         return missed
 
     def _opened(self, receipt: Receipt) -> dict[str, Contribution]:
-        return opened(self._signer, self._run.run_id, receipt.step, receipt.signed, self._run.global_batch)
+        return opened(self._signer, self._run, receipt.step, receipt.round, receipt.signed)
 
     def _look(self) -> None:
         try:

@@ -6,18 +6,21 @@ from collections.abc import Iterable, Mapping
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.records import Contribution, Decay, DecayOrder, GlobalStep, LeftOut, Receipt, Rewind
+from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
 
 
-def opened(
-    signer: Signer, run_id: str, step: int, signed: tuple[bytes, ...], global_batch: int
-) -> dict[str, Contribution]:
+def opened(signer: Signer, run: RunConfig, step: int, round: str, signed: tuple[bytes, ...]) -> dict[str, Contribution]:
     """Contributions to a step by peer; raises ValueError if one is not what it should be."""
-    contributions = dict(signer.open(Contribution, contribution) for contribution in signed)
+    kind = contribution_kind(run.trust)
+    contributions = dict(signer.open(kind, contribution) for contribution in signed)
     for contribution in contributions.values():
-        if possible(contribution, run_id, global_batch).step != step:
+        if possible(contribution, run.run_id, run.global_batch).step != step:
             raise ValueError("a contribution is of another step")
+        if isinstance(contribution, Pledged) and contribution.group != round:
+            raise ValueError("a contribution was pledged to another round")
     return contributions
 
 

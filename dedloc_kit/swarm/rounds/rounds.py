@@ -23,6 +23,7 @@ from dedloc_kit.swarm.rounds.missing import Missing
 from dedloc_kit.swarm.rounds.other_rows import OtherRows
 from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
+from dedloc_kit.swarm.trust.pledge import nothing_pledged
 from dedloc_kit.swarm.trust.weight import in_rows
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.state import TrainingState
@@ -282,14 +283,19 @@ class Rounds:
         )
 
     def _alone(self) -> RoundResult | None:
+        """The step of a peer that nobody else is there to see. Where members are checked it pledges nothing: there is
+        nobody to be sent anything, and only who was alone can bring samples without work."""
         mine = self._contribution()
         if mine.samples < self._run.global_batch:
             return None
         self.gather_seconds = self._full_at = 0.0
         self.left_out = None
         peer = self._signer.peer
-        name = hashlib.sha256(f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode())
-        return RoundResult("complete", name.hexdigest()[:40], {peer: mine}, (self._signer.sign(mine),))
+        name = f"{self._run.run_id} {peer} {self._state.step} {self._state.round}".encode()
+        group = hashlib.sha256(name).hexdigest()[:40]
+        if self._run.trust.checks == "on":
+            mine = nothing_pledged(mine, group)
+        return RoundResult("complete", group, {peer: mine}, (self._signer.sign(mine),))
 
     def _finish(self, group: PendingGroup) -> RoundResult | None:
         begun, self._group, self._begun, self._full_at = self._begun, None, False, 0.0

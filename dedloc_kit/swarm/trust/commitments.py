@@ -47,7 +47,7 @@ class Opening(Record):
 class Commitment:
     """The tree over some contents, which are not kept. Raises ValueError for none, or too many."""
 
-    def __init__(self, contents: Sequence[bytes]) -> None:
+    def __init__(self, contents: Sequence[bytes | memoryview]) -> None:
         if not 0 < len(contents) <= MAX_CONTENTS:
             raise ValueError(f"a commitment to {len(contents)} contents; from 1 to {MAX_CONTENTS} can be")
         self._levels = [[_leaf(content) for content in contents]]
@@ -56,9 +56,14 @@ class Commitment:
             self._levels.append([_hash(_NODE, *pair) if len(pair) == 2 else pair[0] for pair in pairs])
         self.root = _root(len(contents), self._levels[-1][0])
 
+    @property
+    def count(self) -> int:
+        """How many contents there are."""
+        return len(self._levels[0])
+
     def opening(self, number: int) -> Opening:
         """Of the content of this number; raises ValueError if there is none."""
-        count = len(self._levels[0])
+        count = self.count
         if not 0 <= number < count:
             raise ValueError(f"content {number} of {count}")
         others = [(level, (number >> height) ^ 1) for height, level in enumerate(self._levels)]
@@ -66,7 +71,7 @@ class Commitment:
         return Opening(number=number, count=count, path=path)
 
 
-def _leaf(content: bytes) -> bytes:
+def _leaf(content: bytes | memoryview) -> bytes:
     return _hash(_LEAF, hashlib.sha256(content).digest())
 
 

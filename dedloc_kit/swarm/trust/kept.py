@@ -50,7 +50,7 @@ class Kept:
             path.unlink(missing_ok=True)
             raise
         with self._lock:
-            old = [name] if name in self._files else list(self._files)[: len(self._files) + 1 - self._most]
+            old = [name] if name in self._files else list(self._files)[: max(0, len(self._files) + 1 - self._most)]
             for each in old:
                 del self._ends[each]
                 self._files.pop(each).unlink(missing_ok=True)

@@ -7,13 +7,15 @@ the others do, or to the question.
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from dedloc_kit.records import Contribution, Digest
 from dedloc_kit.run import TrustConfig
-from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Hash
+from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Commitment, Hash, Opening
 from dedloc_kit.training.flat import CHUNK
 
 NOTHING = bytes(32)
@@ -37,6 +39,32 @@ class Pledged(Contribution):
     work: Hash
     """Over its microbatches (`Work.content`), in the order in which they were computed."""
     microbatches: Annotated[int, Field(ge=0, le=MAX_CONTENTS)]
+
+    def fits(self, group: str) -> bool:
+        """Is it for this round, and made of microbatches if it brings any samples?"""
+        return self.group == group and bool(self.samples) == bool(self.microbatches)
+
+    def sends(self, number: int, chunks: Sequence[tuple[int, int]], encoded: bytes, path: tuple[bytes, ...]) -> bool:
+        """Did its author commit to send this of a chunk? These are those of the round; raises ValueError for a path
+        that cannot be."""
+        if number >= len(chunks):
+            return False
+        opening = Opening.parse({"number": number, "count": len(chunks), "path": path})
+        return opening.shows(part_content(*chunks[number], encoded), self.parts)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What a member sends of each chunk of a round, encoded, and its commitment to that."""
+
+    parts: tuple[bytes, ...]
+    commitment: Commitment
+
+
+def nothing_pledged(mine: Contribution, group: str) -> Pledged:
+    """Of who sends nothing."""
+    roots = dict.fromkeys(("parts", "before", "after", "work"), NOTHING)
+    return Pledged.parse({**mine.model_dump(), **roots, "group": group, "microbatches": 0})
 
 
 def contribution_kind(trust: TrustConfig) -> type[Contribution]:
@@ -81,27 +109,51 @@ class Work(NamedTuple):
     @classmethod
     def read_all(cls, contents: bytes) -> list["Work"]:
         """Lines, one after the other; raises ValueError."""
-        size = _WORK.size
-        if len(contents) % size or len(contents) > MAX_CONTENTS * size:
-            raise ValueError("no lines of work")
-        return [cls.read(contents[at : at + size]) for at in range(0, len(contents), size)]
+        return [cls.read(line) for line in lines(contents)]
+
+
+def lines(contents: bytes) -> list[bytes]:
+    """Those of some work, one after the other, each for itself; raises ValueError."""
+    size = _WORK.size
+    if len(contents) % size or len(contents) > MAX_CONTENTS * size:
+        raise ValueError("no lines of work")
+    return [contents[at : at + size] for at in range(0, len(contents), size)]
 
 
 class Window(NamedTuple):
-    """The values of a part that are compared: those within one piece of the residuals."""
+    """The values of a part that are compared: those within one piece of the residuals that were encoded together."""
 
     piece: int
     begin: int
     end: int
 
 
+BLOCK = 256
+"""Values of a part, counted from its begin on, that no codec encodes together with others (its blocks divide this)."""
+
+
 def window(begin: int, end: int) -> Window:
-    """Of the part of these values (at most `CHUNK`), which lies in two pieces at most: the larger share."""
+    """Of the part of these values (at most `CHUNK`), which lies in two pieces at most: the larger share.
+
+    A block that lies in both pieces is left out, for one piece does not tell how it was encoded. Of a part that is no
+    longer than such a block nothing may be left.
+    """
     pieces = range(begin // CHUNK, (end - 1) // CHUNK + 1)
     shares = [Window(n, max(begin, n * CHUNK), min(end, (n + 1) * CHUNK)) for n in pieces]
-    return max(shares, key=lambda share: share.end - share.begin)
+    whole = [Window(n, first + (begin - first) % BLOCK, _last(begin, last, end)) for n, first, last in shares]
+    return max(whole, key=lambda share: share.end - share.begin)
+
+
+def _last(begin: int, last: int, end: int) -> int:
+    return last if last == end else last - (last - begin) % BLOCK
 
 
 def pieces(size: int) -> Sequence[tuple[int, int]]:
     """The pieces (begin, end) of the residuals of a vector of so many values."""
     return [(begin, min(size, begin + CHUNK)) for begin in range(0, size, CHUNK)]
+
+
+@lru_cache(4)
+def nothing_lost(size: int) -> bytes:
+    """The root over the residuals of a vector of so many values of which nothing was lost yet."""
+    return Commitment([bytes(4 * (end - begin)) for begin, end in pieces(size)]).root

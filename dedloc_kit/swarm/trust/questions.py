@@ -21,7 +21,7 @@ class Prove(Record):
     group: Digest
     """The round."""
     part: Annotated[int, Field(ge=0, lt=MAX_CONTENTS)]
-    """The number of a chunk of it."""
+    """Which chunk of it: what remains when this is divided by their number, which who asks does not know."""
 
 
 class Proof(Record):

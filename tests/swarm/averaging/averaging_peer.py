@@ -24,13 +24,14 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.group import GroupRequest
 from dedloc_kit.swarm.averaging.grouping import OneGroup
 from dedloc_kit.swarm.averaging.link import Link
-from dedloc_kit.swarm.averaging.messages import Says
+from dedloc_kit.swarm.averaging.messages import Says, read_with_path, with_path
 from dedloc_kit.swarm.averaging.reducer import MeanReducer
 from dedloc_kit.swarm.averaging.service import Rules
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.node import addresses_of
 from dedloc_kit.swarm.peer import exchange_of
 from dedloc_kit.swarm.transfer.service import StateSource
+from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.flat import FlatLayout
 from tests.swarm.harness import gate_of, open_node, wait_until
 from tests.tiny import tiny_run
@@ -39,8 +40,8 @@ SIZE = 2_000_000  # 8 MB: some parts for each member
 
 
 class FaultyAllReduce(AllReduce):
-    """Sends its first part and then dies or stalls, cuts its parts short, adds nothing and begins when the others have
-    nearly finished, never goes to one member, or hangs up on one."""
+    """Sends its first part and then dies or stalls, cuts its parts short or sends others than it has pledged, adds
+    nothing and begins when the others have nearly finished, never goes to one member, or hangs up on one."""
 
     fault = ""
 
@@ -72,6 +73,11 @@ class FaultyAllReduce(AllReduce):
                 part = runtime_pb2.Tensor.FromString(message[5:])
                 part.buffer = part.buffer[:-4]
                 message = message[:5] + part.SerializeToString()
+            if self.fault == "breaks its pledge":
+                path, encoded = read_with_path(message[5:])
+                part = runtime_pb2.Tensor.FromString(encoded)
+                part.buffer = bytes(len(part.buffer))
+                message = message[:5] + with_path(path, part.SerializeToString())
             await plain(message)
             if reducer == self.last:
                 self.last_has_a_part.set()
@@ -94,7 +100,7 @@ class LyingReducer(MeanReducer):
 
 def main() -> None:
     who = json.loads(sys.stdin.readline())
-    run = tiny_run(global_batch=10, averaging={"compression": who["compression"]})
+    run = tiny_run(global_batch=10, averaging={"compression": who["compression"]}, trust={"checks": who["checks"]})
     FaultyAllReduce.fault = who["fault"]
     reducer = LyingReducer if who["fault"] == "claims weight" else MeanReducer
     rules = Rules(OneGroup(run.global_batch), reducer, FaultyAllReduce)
@@ -107,11 +113,12 @@ def main() -> None:
     gradient = torch.full((SIZE,), float("nan") if who["fault"] == "sends nan" else who["value"])
     info = StateInfo(run_id=run.run_id, step=0, rounds=())
     source = StateSource(lambda: contextlib.nullcontext(({}, [])), lambda: info)
-    exchange = exchange_of(node, signer, run, FlatLayout.of([gradient]), source, rules)
+    exchange = exchange_of(node, signer, run, FlatLayout.of([gradient]), source, folder, rules)
     averager = exchange.averager
     with averager.vector.held() as flat:
         flat.copy_(gradient)
     answer({"peer": signer.peer, "addresses": addresses_of(node)})
+    work = (Work(0, None, 0, who["samples"], 0).content,) if who["samples"] and who["checks"] == "on" else ()
     for line in sys.stdin:
         job = json.loads(line)
         mine = Contribution(
@@ -140,7 +147,7 @@ def main() -> None:
             wait_until(lambda g=group: g.members is not None, "there is no group")  # type: ignore[misc]
             averager.call_off(group)
         else:
-            averager.begin(group, mine, Patience(job["patience"], 2 * job["patience"]), 60.0)
+            averager.begin(group, mine, Patience(job["patience"], 2 * job["patience"]), 60.0, work)
         outcome = group.result()
         with averager.vector.held() as tensor:
             digest = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()

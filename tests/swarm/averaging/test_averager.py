@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from dedloc_kit.records import Contribution
+from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.averaging.service import AveragingService
+from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.trust.pledge import Pledged
 from tests.swarm.harness import Puppet
 
 PEER = "Qm1"
@@ -32,7 +35,13 @@ class Member(Puppet):
 
 @contextmanager
 def group(
-    folder: Path, faults: list[str], *, clients: int = 0, compression: str = "none", samples: int = 4
+    folder: Path,
+    faults: list[str],
+    *,
+    clients: int = 0,
+    compression: str = "none",
+    samples: int = 4,
+    checks: str = "off",
 ) -> Iterator[list[Member]]:
     """Members with these faults ("" for none), the last `clients` of them in client mode."""
     members: list[Member] = []
@@ -47,6 +56,7 @@ def group(
                 fault=fault,
                 client_mode=number >= len(faults) - clients,
                 compression=compression,
+                checks=checks,
             )
             members.append(member)
             addresses = addresses or tuple(member.meet()["addresses"])
@@ -88,6 +98,16 @@ def test_every_member_ends_with_the_same_bits_of_the_weighted_mean(tmp_path: Pat
     assert [answer["outcome"] for answer in answers] == ["complete"] * 3, answers
     assert len({answer["digest"] for answer in answers}) == 1
     assert answers[0]["right"] == 1.0
+
+
+def test_where_members_are_checked_who_sends_what_it_has_not_pledged_is_left_out_and_named(tmp_path: Path) -> None:
+    with group(tmp_path, ["", "", "breaks its pledge"], compression="8bit", checks="on") as members:
+        answers = a_round(members, tolerance=0.02)[:2]
+    assert [answer["outcome"] for answer in answers] == ["complete"] * 2, answers
+    assert len({answer["digest"] for answer in answers}) == 1
+    for answer in answers:
+        assert (answer["members"], answer["right"]) == (2, 1.0), answers
+        assert {*answer["culprits"], *answer["named"]} == {members[2].peer}, answers
 
 
 @pytest.mark.slow
@@ -210,10 +230,41 @@ def test_what_a_member_brings_must_be_its_own_for_this_step_and_believable(
     brought = Contribution(**{**usual, "loss": 1.0, "name": "", "time": 9.0, **values})
     me: Any = SimpleNamespace(
         _signer=SimpleNamespace(open=lambda *_: (author, brought)),
-        _run=SimpleNamespace(run_id=brought.run_id, global_batch=10),
+        _run=SimpleNamespace(run_id=brought.run_id, global_batch=10, trust=TrustConfig()),
     )
     if why is None:
-        assert AveragingService._introduced(me, PEER, b"", 2) == brought
+        assert AveragingService._introduced(me, PEER, b"", 2, "ab") == brought
     else:
         with pytest.raises(ValueError, match=why):
-            AveragingService._introduced(me, PEER, b"", 2)
+            AveragingService._introduced(me, PEER, b"", 2, "ab")
+
+
+@pytest.mark.parametrize(
+    ("values", "fine"),
+    [
+        ({}, True),
+        ({"samples": 0, "microbatches": 0}, True),
+        ({"group": "ef"}, False),
+        ({"microbatches": 0}, False),
+        ({"samples": 0}, False),
+    ],
+)
+def test_where_members_are_checked_each_brings_a_pledge_for_this_very_round(
+    tmp_path: Path, values: dict[str, Any], fine: bool
+) -> None:
+    signer = Signer(Identity(tmp_path / "key"))
+    usual: dict[str, Any] = {"run_id": "tiny-0123456789abcdef", "step": 2, "session": "ab"}
+    usual |= {"samples": 3, "session_samples": 5}
+    pledge = {"group": "ab", "microbatches": 1, **dict.fromkeys(("parts", "before", "after", "work"), bytes(32))}
+    brought = Pledged.parse({**usual, **pledge, "loss": 1.0, "name": "", "time": 9.0, **values})
+    me: Any = SimpleNamespace(
+        _signer=signer, _run=SimpleNamespace(run_id=brought.run_id, global_batch=10, trust=TrustConfig(checks="on"))
+    )
+    if fine:
+        assert AveragingService._introduced(me, signer.peer, signer.sign(brought), 2, "ab") == brought
+    else:
+        with pytest.raises(ValueError, match="pledge of another round"):
+            AveragingService._introduced(me, signer.peer, signer.sign(brought), 2, "ab")
+    plain = signer.sign(Contribution(**usual, loss=1.0, name="", time=9.0))
+    with pytest.raises(ValueError, match="Pledged: "):
+        AveragingService._introduced(me, signer.peer, plain, 2, "ab")

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.lib.party import GROUP, Party, PlainSigner, keep_the_certificate
 from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Call, Fault, Held, Proposal, Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.link import Link
@@ -293,8 +294,8 @@ def test_of_one_that_sends_every_share_to_everyone_no_reducer_keeps_more_than_tw
     def watch(reducer: int, parts: Parts) -> None:
         take = parts.take
 
-        def counted(member: int, number: int, encoded: bytes) -> None:
-            take(member, number, encoded)
+        def counted(member: int, number: int, content: bytes, brought: Contribution) -> None:
+            take(member, number, content, brought)
             kept[reducer] = max(kept.get(reducer, 0), *map(len, parts._kept.values()))
 
         parts.take = counted  # type: ignore[method-assign]

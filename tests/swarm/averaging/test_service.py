@@ -19,10 +19,13 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
+from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Start, rules_of
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.trust.kept import Kept
+from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from tests.tiny import tiny_run
 
@@ -40,8 +43,13 @@ class Party:
         all_reduce: type[AllReduce] = AllReduce,
         samples: Sequence[int] = SAMPLES,
     ) -> None:
-        self._all_reduce, self._samples = all_reduce, samples
-        self._run, self._vectors, self._round = run, vectors, 0
+        self.all_reduce, self.samples = all_reduce, samples
+        self._run, self._vectors, self._round, self._folder = run, vectors, 0, folder
+        self.pledges: list[Pledges] = []
+        """Of each member, where members are checked."""
+        self.patience = Patience(30.0, 30.0)
+        self.rows: tuple[int, ...] = ()
+        """Of each member; one row if there are none."""
         self._signers = [Signer(Identity(folder / str(number))) for number in range(len(vectors))]
         layout = FlatLayout.of([vectors[0]])
         self._shared = [SharedVector(layout) for _ in vectors]
@@ -54,13 +62,17 @@ class Party:
         endpoint: Any = SimpleNamespace(open=lambda *where: self._line(signer.peer, *where))
         donor: Any = SimpleNamespace(line_free=asyncio.Event(), keep=lambda _: None)
         groups: Any = SimpleNamespace(find=self._find)
-        rules = replace(rules_of(self._run), all_reduce=self._all_reduce)
+        usual: Any = rules_of(self._run)
+        rules = replace(usual, all_reduce=lambda *arguments: self.all_reduce(*arguments))
+        if self._run.trust.checks == "on":
+            self.pledges.append(Pledges(Kept(self._folder / f"pledged by {signer.peer}", LOTS)))
+            rules = replace(rules, pledges=self.pledges[-1])
         return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules, organizer="")
 
     async def _find(self, _: GroupRequest) -> Group:
         size = len(self._signers)
         members = [Member(peer=s.peer, bandwidth=1.0, client_mode=False, group_size=size) for s in self._signers]
-        return Group(id=f"{self._round:040x}", members=tuple(members))
+        return Group(id=f"{self._round:040x}", members=tuple(members), rows=self.rows)
 
     @asynccontextmanager
     async def _line(self, me: str, peer: str, _: object, first: bytes) -> AsyncIterator[Stream]:
@@ -72,6 +84,12 @@ class Party:
             yield here
         finally:
             here.close()
+
+    def work(self, samples: int) -> tuple[bytes, ...]:
+        """Of a member, in this round: microbatches of half of its samples."""
+        half, block = samples // 2, 8 * self._round
+        sizes = ((block, half), (block + 1, samples - half)) if self.pledges else ()
+        return tuple(Work(block, None, 0, size, self._round - 1).content for block, size in sizes if size)
 
     async def meet(self) -> Tensor:
         """The average of one round, which all have."""
@@ -85,7 +103,7 @@ class Party:
         """What becomes of one round, as each of them sees it."""
         self._round += 1
         tasks = []
-        for signer, shared, own, samples in zip(self._signers, self._shared, self._vectors, self._samples, strict=True):
+        for signer, shared, own, samples in zip(self._signers, self._shared, self._vectors, self.samples, strict=True):
             with shared.held() as flat:
                 flat.copy_(own)
             others = frozenset(self._services) - {signer.peer}
@@ -105,7 +123,7 @@ class Party:
             service = self._services[signer.peer]
             tasks.append(asyncio.create_task(service.average(0, request)))
             await asyncio.sleep(0)  # it is known from here on
-            await service.begin(0, Start(signer.sign(mine), Patience(30.0, 30.0), 60.0))
+            await service.begin(0, Start(mine, self.patience, 60.0, self.work(samples)))
         return list(await asyncio.gather(*tasks))
 
 

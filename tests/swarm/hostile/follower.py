@@ -51,7 +51,7 @@ class Liar:
         self.state.flat.fill_(FORGED)
         self.sketch: tuple[float, ...] = ()
         source = StateSource(self.served, lambda: self.state.info)
-        self.exchange = exchange_of(self.node, self.signer, self.run, self.state.layout, source)
+        self.exchange = exchange_of(self.node, self.signer, self.run, self.state.layout, source, config.folder)
         self.exchange.transfers.share(True)
         self.progress = Directory(self.node, PROGRESS, self.run.run_id, reject=lambda _: None, seconds=TIME_TO_LIVE)
         self.addresses = addresses_of(self.node)

@@ -105,7 +105,7 @@ class Peer:
             state,
             [self._replica],
             Gradients([parameters], state.layout),
-            Exchange(Averager(vector, signer, host), Transfers(host, run.run_id), grouping, host),
+            Exchange(Averager(vector, host), Transfers(host, run.run_id), grouping, host),
             self.tracker,
             signer,
             replace(profile(), session=f"{microbatch:02x}"),

@@ -1,13 +1,18 @@
 """What a peer can have given, and what a step was."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.run import MAX_BATCHES
-from dedloc_kit.swarm.directory.contributions import possible
-from dedloc_kit.swarm.rounds.receipts import global_step
+from dedloc_kit.swarm.directory.contributions import collect, possible, publish
+from dedloc_kit.swarm.network.identity import Identity, Signer
+from dedloc_kit.swarm.rounds.receipts import global_step, opened
+from dedloc_kit.swarm.trust.pledge import nothing_pledged
+from tests.swarm.harness import PlainDHT
+from tests.tiny import tiny_run
 
 RUN, BATCH = "tiny-0123456789abcdef", 10
 MAX_SAMPLES = MAX_BATCHES * BATCH
@@ -44,6 +49,26 @@ def test_what_an_honest_peer_may_have_given_is_taken(values: dict[str, Any]) -> 
 def test_what_no_honest_peer_can_have_given_is_not(values: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         possible(given(**values), RUN, BATCH)
+
+
+def test_what_was_pledged_to_another_round_or_not_at_all_is_in_no_receipt(tmp_path: Path) -> None:
+    run, signer = tiny_run(global_batch=BATCH, trust={"checks": "on"}), Signer(Identity(tmp_path / "key"))
+    plain = given(run_id=run.run_id)
+    pledged = nothing_pledged(plain, "ab")
+    assert opened(signer, run, 2, "ab", (signer.sign(pledged),)) == {signer.peer: pledged}
+    for signed, step, round, why in (
+        (pledged, 2, "cd", "another round"),
+        (pledged, 3, "ab", "another step"),
+        (plain, 2, "ab", "Pledged: "),
+    ):
+        with pytest.raises(ValueError, match=why):
+            opened(signer, run, step, round, (signer.sign(signed),))
+
+
+def test_the_directory_learns_of_a_pledge_what_it_learns_of_any_contribution(tmp_path: Path) -> None:
+    dht, signer = cast(Any, PlainDHT()), Signer(Identity(tmp_path / "key"))
+    publish(dht, signer, nothing_pledged(given(), "ab"))
+    assert collect(dht, RUN, BATCH, pytest.fail) == {signer.peer: given()}
 
 
 def test_the_loss_of_a_step_is_the_mean_over_its_samples() -> None:

@@ -20,6 +20,7 @@ from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS
 from dedloc_kit.swarm.rounds import sought
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
+from dedloc_kit.swarm.rounds.receipts import opened
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.trust.weight import Weigh, allowed, claimed
 from dedloc_kit.training.flat import FlatLayout, SharedVector
@@ -58,9 +59,11 @@ class Averager:
 class Peer:
     """One that trains, and what it does when another one tells the directory something."""
 
-    def __init__(self, folder: Path, schedule: str = "linear", weigh: Weigh = claimed, **averaging: Any) -> None:
+    def __init__(
+        self, folder: Path, schedule: str = "linear", weigh: Weigh = claimed, checks: str = "off", **averaging: Any
+    ) -> None:
         settings = {"learning_rate": 0.01, "schedule": schedule, "warmup_steps": 0, "total_steps": 1000}
-        run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings)
+        self.run = run = tiny_run(global_batch=10, averaging=averaging, optimizer=settings, trust={"checks": checks})
         self._dht = cast(Any, PlainDHT())
         self._run_id = run.run_id
         self.state = state = TrainingState(TinyTask(run).build_model(), lambda m: Lamb(m.parameters(), lr=0.1), run)
@@ -218,14 +221,16 @@ def test_who_is_one_step_behind_is_waited_for_only_if_it_took_part_in_that_step(
     assert me.rounds.under_way == took_part
 
 
-def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path) -> None:
-    me = Peer(tmp_path)
+@pytest.mark.parametrize("checks", ["off", "on"])
+def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path, checks: str) -> None:
+    me = Peer(tmp_path, checks=checks)
     me.gradients.add(1.0, 10, 0)
     assert me.rounds.gather_if_due(samples_per_second=1.0) is None, "it has not looked yet"
     me.tracker.refresh()
     complete = me.rounds.gather_if_due(samples_per_second=1.0)
     assert complete is not None
     assert [contribution.samples for contribution in complete.contributions.values()] == [10]
+    assert opened(me.rounds._signer, me.run, 1, complete.id, complete.signed) == complete.contributions
 
 
 def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_others_for_a_while(

@@ -29,6 +29,15 @@ def test_each_part_of_a_lot_is_what_was_committed_to(tmp_path: Path) -> None:
     assert kept.part("other", 0) is None
 
 
+@pytest.mark.parametrize("lots", [1, 3, 4])
+def test_so_many_lots_stay(tmp_path: Path, lots: int) -> None:
+    kept = Kept(tmp_path / "kept", lots)
+    for number in range(6):
+        kept.put(f"{number}", [bytes([number])])
+        there = [each for each in range(6) if kept.part(f"{each}", 0) == bytes([each])]
+        assert there == list(range(max(0, number + 1 - lots), number + 1))
+
+
 def test_only_the_newest_lots_stay_and_another_of_a_name_takes_the_place_of_the_first(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "kept", 2)
     for number in range(10):
