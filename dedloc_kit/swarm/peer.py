@@ -29,11 +29,13 @@ from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
-from dedloc_kit.swarm.network.service import Endpoint
+from dedloc_kit.swarm.network.service import Endpoint, Service
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
+from dedloc_kit.swarm.trust.answering import RecomputeService
+from dedloc_kit.swarm.trust.proofs import ProofService
 from dedloc_kit.tasks import Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
@@ -57,6 +59,7 @@ class SwarmPeer:
     profile: Profile
     signer: Signer
     dht: Node
+    exchange: Exchange
     optimizer: CollaborativeOptimizer
 
     @property
@@ -167,7 +170,7 @@ def connected(
             membership = NoticeFollower(dht, signer, tracker, entry.identity, optimizer.give_up, tell)
         membership.start()
         try:
-            yield SwarmPeer(task, replicas, profile, signer, dht, optimizer)
+            yield SwarmPeer(task, replicas, profile, signer, dht, exchange, optimizer)
         finally:
             membership.stop()
             optimizer.leave()
@@ -179,7 +182,8 @@ def exchange_of(
     node: Node, signer: Signer, run: RunConfig, layout: FlatLayout, source: StateSource, rules: Rules | None = None
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`; those of the directory, of reachability and of admission live in the node's process.
+    `rows` and `allreduce`, and with checks `proofs` and `recompute`; those of the directory, of reachability and of
+    admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
 
@@ -208,9 +212,13 @@ def exchange_of(
             averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, rules, node.gate.organizer)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
-            for service in (transfer, groups, rows, averaging):
+            checks: Sequence[Service] = ()
+            if run.trust.checks == "on":
+                organizer = node.gate.organizer
+                checks = ProofService(endpoint, organizer, lambda _: None), RecomputeService(endpoint, organizer)
+            for service in (transfer, groups, rows, averaging, *checks):
                 await endpoint.add(service)
-            yield node.gate, transfer, averaging
+            yield node.gate, transfer, averaging, *checks
         finally:
             await p2p.shutdown()
 

@@ -18,6 +18,7 @@ from torch import isfinite
 
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.network.service import NoAnswer
+from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS
 from dedloc_kit.swarm.trust.pledge import Pledged, Work
 from dedloc_kit.swarm.trust.projections import TOLERANCE, Recomputed, difference, project
 from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
@@ -111,6 +112,8 @@ class Audit:
                 raise Contradiction("it names no work, or parameters that did not exist yet")
         except Contradiction as lie:
             return self._convicted([self._guilty(self._author, str(lie))])
+        if proven.window.begin >= proven.window.end:
+            raise _End("given up")  # of a tiny part
         work, claimed = proven.work, project(proven.implied, seed)
         question = Recompute(
             author=self._author,
@@ -136,7 +139,7 @@ class Audit:
         return self._decided(_Lot(question, range(worst, worst + 1), work), own[worst], found[worst])
 
     def _proven(self) -> Proven:
-        question = Prove(group=self._pledged.group, part=self._chance.randrange(2**48))
+        question = Prove(group=self._pledged.group, part=self._chance.randrange(MAX_CONTENTS))
         try:
             shown = self._inquiry.prove(self._author, question)
             self._records += [question, shown.proof]

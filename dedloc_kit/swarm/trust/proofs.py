@@ -15,7 +15,7 @@ from dedloc_kit.training.flat import CHUNK
 MAX_PART_BYTES = 4 * CHUNK + 4096
 """No encoding takes more than four bytes a value, and what stands beside them."""
 MAX_PIECE_BYTES = 4 * CHUNK
-MAX_LINES_BYTES = MAX_CONTENTS * LINE_BYTES
+MAX_WORK_BYTES = MAX_CONTENTS * LINE_BYTES
 PROOF_SECONDS = 120.0
 """For all of it, on a slow line, while its author averages."""
 
@@ -29,8 +29,8 @@ class Shown(NamedTuple):
     before: bytes
     """The piece of its residuals that holds the part's `pledge.window`, float32."""
     after: bytes
-    lines: bytes
-    """All its work."""
+    work: bytes
+    """All its lines."""
 
 
 class Proven(NamedTuple):
@@ -81,4 +81,4 @@ class ProofService(Service):
                 proof = await stream.receive_record(Proof)
                 part = await stream.receive(MAX_PART_BYTES)
                 before, after = await stream.receive(MAX_PIECE_BYTES), await stream.receive(MAX_PIECE_BYTES)
-                return Shown(proof, part, before, after, await stream.receive(MAX_LINES_BYTES))
+                return Shown(proof, part, before, after, await stream.receive(MAX_WORK_BYTES))

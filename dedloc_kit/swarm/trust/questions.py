@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dedloc_kit.records import Count, Digest, PeerId, Record
-from dedloc_kit.swarm.trust.commitments import Opening
+from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Opening
 from dedloc_kit.swarm.trust.projections import PROJECTIONS
 
 MAX_ASKED = 8
@@ -20,9 +20,8 @@ class Prove(Record):
 
     group: Digest
     """The round."""
-    part: Annotated[int, Field(ge=0, lt=2**48)]
-    """Drawn: it asks for the chunk whose number is what is left when this is divided by how many there are. Who asks
-    need not know that, and no chunk is never asked for."""
+    part: Annotated[int, Field(ge=0, lt=MAX_CONTENTS)]
+    """Which chunk of it: what remains when this is divided by their number, which who asks does not know."""
 
 
 class Proof(Record):

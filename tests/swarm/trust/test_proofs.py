@@ -11,9 +11,9 @@ from dedloc_kit.swarm.network.service import NoAnswer, Service, Stream, encode
 from dedloc_kit.swarm.trust import proofs
 from dedloc_kit.swarm.trust.commitments import Opening
 from dedloc_kit.swarm.trust.proofs import (
-    MAX_LINES_BYTES,
     MAX_PART_BYTES,
     MAX_PIECE_BYTES,
+    MAX_WORK_BYTES,
     ProofService,
     Shown,
 )
@@ -27,7 +27,7 @@ LARGEST = Shown(
     b"p" * MAX_PART_BYTES,
     b"b" * MAX_PIECE_BYTES,
     b"a" * MAX_PIECE_BYTES,
-    b"w" * MAX_LINES_BYTES,
+    b"w" * MAX_WORK_BYTES,
 )
 
 
@@ -93,7 +93,7 @@ def test_one_question_is_answered_at_a_time() -> None:
 
 @pytest.mark.parametrize("which", range(5))
 def test_a_message_that_is_announced_too_long_ends_the_question_before_it_is_read(which: int) -> None:
-    limits = (4096, MAX_PART_BYTES, MAX_PIECE_BYTES, MAX_PIECE_BYTES, MAX_LINES_BYTES)
+    limits = (4096, MAX_PART_BYTES, MAX_PIECE_BYTES, MAX_PIECE_BYTES, MAX_WORK_BYTES)
 
     class Huge(Service):
         name = ProofService.name
