@@ -40,6 +40,62 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "whoever is accused is convicted without the organizer's own look",
+        "swarm/trust/audit.py",
+        "(truth,) = [other] if not other.by else self._own(lot).values()",
+        "truth = other",
+        "tests/swarm/trust/test_audit.py -k accuses",
+    ),
+    Mutation(
+        "a large enough norm excuses any lie",
+        "swarm/trust/audit.py",
+        "return max(difference(one.projections, [other]), norms)",
+        "return difference(one.projections, [other])",
+        "tests/swarm/trust/test_audit.py -k lies",
+    ),
+    Mutation(
+        "the organizer believes the checkers everything",
+        "swarm/trust/audit.py",
+        "OWN_SHARE = 0.05",
+        "OWN_SHARE = 0.0",
+        "tests/swarm/trust/test_audit.py -k cover_for_their_friend",
+    ),
+    Mutation(
+        "who says that it is fast checks everything",
+        "swarm/trust/audit.py",
+        "[min(speed, usual) for speed in here.values()]",
+        "list(here.values())",
+        "tests/swarm/trust/test_audit.py -k claims_to_be_fast",
+    ),
+    Mutation(
+        "a new session goes on from anything",
+        "swarm/trust/residuals.py",
+        "return pledged.session == last.session and pledged.before in (last.after, last.before)",
+        "return pledged.session != last.session or pledged.before in (last.after, last.before)",
+        "tests/swarm/trust/test_residuals.py -k new_session",
+    ),
+    Mutation(
+        "silence about what nobody has to keep any more is guilt",
+        "swarm/trust/auditor.py",
+        '(result == "silent" and fresh)',
+        '(result == "silent")',
+        "tests/swarm/trust/test_auditor.py -k old_step",
+    ),
+    Mutation(
+        "any member is shown what another one committed to",
+        "swarm/trust/proofs.py",
+        "if peer != self._organizer or self._busy:",
+        "if self._busy:",
+        "tests/swarm/trust/test_proofs.py -k another_member",
+    ),
+    Mutation(
+        "an answer to one question counts for the next one",
+        "swarm/trust/answering.py",
+        "if number == self._number and self._answer is not None",
+        "if self._answer is not None",
+        "tests/swarm/trust/test_answering.py -k asks_anew",
+    ),
+    Mutation(
         "where a gradient vanishes honest rounding is taken for a lie",
         "swarm/trust/projections.py",
         "least = _LEAST * float(",

@@ -286,7 +286,8 @@ function rows(list, people, action, act) {
       build(
         "li",
         {},
-        build("bdi", { class: "name", title: person.remark ?? "" }),
+        build("bdi", { class: "name" }),
+        build("small", { text: person.remark ?? "" }),
         build("button", { type: "button", class: "plain", text: action, on: { click: () => act(person.peer) } }),
       ),
     (item, person) => {
