@@ -76,9 +76,9 @@ MUTATIONS = (
     ),
     Mutation(
         "silence about what nobody has to keep any more is guilt",
-        "swarm/trust/auditor.py",
-        '(result == "silent" and fresh)',
-        '(result == "silent")',
+        "swarm/trust/audit.py",
+        'return _End("silent" if self._newest() <= self._pledged.step + KEPT_STEPS else "given up")',
+        'return _End("silent")',
         "tests/swarm/trust/test_auditor.py -k old_step",
     ),
     Mutation(

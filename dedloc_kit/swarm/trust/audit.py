@@ -34,6 +34,11 @@ AT_ONCE = 8
 LARGEST = 2.0**150
 """No gradient that was computed has a norm or a projection of this size, and its square is still a number."""
 
+GIVEN_UP_STEPS = 10
+"""An audit that takes longer is of no use."""
+KEPT_STEPS = 2
+"""For so long everybody must have what it committed to, and computed with: later its silence proves nothing."""
+
 Result = Literal["passed", "convicted", "silent", "uncomputed", "given up"]
 
 
@@ -84,15 +89,15 @@ class Audit:
     """Of one contribution.
 
     :param author: who has brought it
-    :param in_time: whether it still matters
+    :param newest: the global step that the run has come to
     :param chance: for what nobody may foresee
     """
 
     def __init__(
-        self, author: str, pledged: Pledged, inquiry: Inquiry, in_time: Callable[[], bool], chance: Random
+        self, author: str, pledged: Pledged, inquiry: Inquiry, newest: Callable[[], int], chance: Random
     ) -> None:
         self._author, self._pledged, self._inquiry = author, pledged, inquiry
-        self._in_time, self._chance = in_time, chance
+        self._newest, self._chance = newest, chance
         self._records: list[Record] = [pledged]
 
     def outcome(self) -> Outcome:
@@ -139,6 +144,7 @@ class Audit:
         return self._decided(_Lot(question, range(worst, worst + 1), work), own[worst], found[worst])
 
     def _proven(self) -> Proven:
+        silent = self._silent()
         question = Prove(group=self._pledged.group, part=self._chance.randrange(MAX_CONTENTS))
         try:
             shown = self._inquiry.prove(self._author, question)
@@ -147,7 +153,7 @@ class Audit:
         except Contradiction:
             raise
         except (NoAnswer, ValueError):  # nonsense shows nothing
-            raise _End("silent") from None
+            raise silent from None
 
     def _checked(self, lots: Sequence["_Lot"]) -> dict[int, _Account]:
         """Let others compute all of it, and the organizer what nobody else does."""
@@ -189,10 +195,15 @@ class Audit:
 
     def _accounted(self, lots: Sequence["_Lot"]) -> dict[int, _Account]:
         """What the author says of its work."""
+        silent = self._silent()
         _, found, undone = self._ask_all(self._author, list(lots))
         if undone:
-            raise _End("silent")
+            raise silent
         return found
+
+    def _silent(self) -> _End:
+        """What it means if the author does not answer now."""
+        return _End("silent" if self._newest() <= self._pledged.step + KEPT_STEPS else "given up")
 
     def _own(self, lot: "_Lot") -> dict[int, _Account]:
         self._hurry()
@@ -220,7 +231,7 @@ class Audit:
         return Outcome("convicted", tuple(verdicts))
 
     def _hurry(self) -> None:
-        if not self._in_time():
+        if self._newest() > self._pledged.step + GIVEN_UP_STEPS:
             raise _End("given up")
 
 

@@ -21,13 +21,11 @@ from dedloc_kit.swarm.trust.verdicts import Tally, Verdict
 
 ALARM_STEPS = 50
 """For so many steps after a conviction more is checked."""
-GIVEN_UP_STEPS = 10
-"""An audit that takes longer is of no use."""
-KEPT_STEPS = 2
-"""For so long everybody must have what it committed to: later its silence proves nothing."""
 MOST_UNSHOWN = 5
 """Whoever has not shown its work so often, of as many steps, with no audit passed in between, is sent away."""
 AUDITS_AT_ONCE, MAX_WAITING = 2, 16
+_END = 2**60
+"""A global step after all others: nothing matters any more."""
 SPARED_STEPS = 20
 """Nobody is convicted again while it may not have heard yet that it is sent away."""
 
@@ -112,20 +110,19 @@ class Auditor:
                 self.waiting -= 1
 
     def _audit(self, author: str, pledged: Pledged) -> None:
-        fresh = self._step <= pledged.step + KEPT_STEPS
-        outcome = Audit(author, pledged, self._inquiry, partial(self._matters, pledged.step), self._chance).outcome()
+        outcome = Audit(author, pledged, self._inquiry, self._newest, self._chance).outcome()
         _log.info("audit of %s in global step %d: %s", author, pledged.step, outcome.result)
         for verdict in outcome.verdicts:
             self._convict(verdict)
         with self._lock:
-            unshown = self._note(author, outcome.result, pledged, fresh=fresh)
+            unshown = self._note(author, outcome.result, pledged)
         if unshown is not None:
             self._convict(unshown)
 
-    def _matters(self, step: int) -> bool:
-        return not self._closed and self._step <= step + GIVEN_UP_STEPS
+    def _newest(self) -> int:
+        return _END if self._closed else self._step
 
-    def _note(self, author: str, result: Result, pledged: Pledged, *, fresh: bool) -> Verdict | None:
+    def _note(self, author: str, result: Result, pledged: Pledged) -> Verdict | None:
         """Count it; who has not shown its work too often is sent away."""
         if result == "passed":
             self.tally = replace(self.tally, passed=self.tally.passed + 1)
@@ -135,7 +132,7 @@ class Auditor:
         self.tally = replace(self.tally, given_up=self.tally.given_up + 1)
         times, passed = self._unshown.get(author, (0, -1))
         # Where nobody's work can be computed, it is not its author's doing.
-        if (result == "silent" and fresh) or (result == "uncomputed" and self.tally.passed > max(passed, 0)):
+        if result == "silent" or (result == "uncomputed" and self.tally.passed > max(passed, 0)):
             times += 1
             self._unshown[author] = times, self.tally.passed
             for peer in list(self._unshown)[:-MAX_AUTHORS]:

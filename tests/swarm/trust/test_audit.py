@@ -6,14 +6,13 @@ import pytest
 
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust import audit
-from dedloc_kit.swarm.trust.audit import Audit, Outcome
+from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS, KEPT_STEPS, Audit, Outcome
 from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Recompute
 from tests.swarm.trust.audited import World, pledged
 
 
-def audited(world: World, author: str = "alice", chance: int = 1, **options: bool) -> Outcome:
-    in_time = options.get("in_time", True)
-    return Audit(author, pledged(author, 7), world, lambda: in_time, Random(chance)).outcome()
+def audited(world: World, author: str = "alice", chance: int = 1, newest: int = 7) -> Outcome:
+    return Audit(author, pledged(author, 7), world, lambda: newest, Random(chance)).outcome()
 
 
 def convicted(outcome: Outcome) -> set[str]:
@@ -82,6 +81,7 @@ def test_who_shows_nothing_is_silent_and_who_accounts_for_nothing_as_well(monkey
     honest = world.recompute
     monkeypatch.setattr(world, "recompute", lambda peer, each: Found() if peer == "alice" else honest(peer, each))
     assert audited(world) == Outcome("silent")
+    assert audited(world, newest=8 + KEPT_STEPS) == Outcome("given up"), "nobody has to keep its parameters so long"
 
 
 def test_nonsense_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,5 +179,5 @@ def test_who_does_not_answer_is_asked_no_further_lot(monkeypatch: pytest.MonkeyP
 
 def test_an_audit_that_matters_no_more_is_given_up() -> None:
     world = World()
-    assert audited(world, in_time=False) == Outcome("given up")
+    assert audited(world, newest=8 + GIVEN_UP_STEPS) == Outcome("given up")
     assert not world.asked

@@ -9,7 +9,8 @@ from random import Random
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
-from dedloc_kit.swarm.trust.auditor import ALARM_STEPS, GIVEN_UP_STEPS, MAX_WAITING, MOST_UNSHOWN, SPARED_STEPS, Auditor
+from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS
+from dedloc_kit.swarm.trust.auditor import ALARM_STEPS, MAX_WAITING, MOST_UNSHOWN, SPARED_STEPS, Auditor
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.questions import Found, Recompute
 from dedloc_kit.swarm.trust.verdicts import Verdict
