@@ -176,6 +176,7 @@ class RunState(Shown):
     decay: Decaying | None = None
     announcement: Announcement | None = None
     problem: ProblemText | None = None
+    checks: ProblemText | None = None
 
 
 class Person(Shown):

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from dedloc_kit.auditing import Auditing
 from dedloc_kit.errors import UserError
 from dedloc_kit.evaluator import Evaluator
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
@@ -52,6 +53,8 @@ def coordinator(
 
     def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         done.put((step, {peer_id: c for peer_id, c in contributions.items() if c.samples}))
+        if auditing is not None:
+            auditing.stepped(step, contributions)
 
     check_key(peer.folder)
     memory = recall(peer.folder, run.run_id)
@@ -67,7 +70,8 @@ def coordinator(
         stop=stop,
         on_step=on_step,
     ) as me:
-        role = _Role(run, peer, me, done, emit)
+        auditing = None if run.trust.checks == "off" else Auditing(run, peer.folder, peer.task_module, me, emit)
+        role = _Role(run, peer, me, done, emit, auditing)
         try:
             # Data that volunteers could not read is better known now.
             next(me.task.batches(1, seed_of(run.run_id, "check"), _log.warning))
@@ -94,7 +98,9 @@ class _Role:
         me: SwarmPeer,
         done: queue.SimpleQueue[DoneStep],
         emit: Callable[[AnyEvent], None],
+        auditing: Auditing | None,
     ) -> None:
+        self._auditing = auditing
         self._run, self._peer, self._me, self._done, self._emit = run, peer, me, done, emit
         self._lasting = LastingRecord(peer.folder, peer.keep_checkpoints)
         self._ledger = self._lasting.ledger
@@ -265,6 +271,8 @@ class _Role:
             self._publisher.close()
 
     def close(self) -> None:
+        if self._auditing is not None:
+            self._auditing.close()
         self._evaluator.close()
         self._lasting.close()
 
@@ -348,6 +356,7 @@ class _Role:
             last_step=self._ordered_end(),
             decay=self._me.optimizer.state.decay,
             announcement=orders.announcement,
+            checks="" if self._auditing is None else self._auditing.told(),
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
             listed=public_addresses(others) if self._peer.listed else (),
             countries=None if self._regions is None else self._regions.count(volunteers),

@@ -106,6 +106,8 @@ class Peers(Event):
     decay: Decay | None = None
     """Of the learning rate, by the organizer's order, once it has begun."""
     announcement: Announcement | None = None
+    checks: str = ""
+    """In one line, what has come of checking the volunteers' work; empty where nothing is checked."""
     problem: str = ""
     """What the organizer has to put right, such as that the training has diverged; empty while nothing is wrong."""
     listed: tuple[str, ...] = ()

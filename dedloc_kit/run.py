@@ -350,6 +350,9 @@ class PeerConfig(Section):
     listed: bool = False
     """Whether this peer's addresses may stand in the public invitation. Coordinator: whether those of volunteers who
     agree do."""
+    checks: bool = True
+    """Where the run has its work checked: whether this machine computes now and then what others have computed. It
+    accounts for its own work in any case."""
     until_step: PositiveInt | None = None
     """Leave as soon as this global step is done."""
     export: Path | None = None

@@ -19,6 +19,8 @@ from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instruction
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.swarm.trust.answering import Answering, only_own
+from dedloc_kit.swarm.trust.recomputing import Recomputer
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training.checkpoint import save
@@ -118,10 +120,12 @@ def volunteer(
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
+            answer = _answering(run, peer, me, devices)
             organizer, twin = _Organizer(me, invitation, peer.last_step(run), emit), _Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
                 twin.check()
+                answer()
                 _train_on(devices, me, run, emit)
                 _remember(memory, me)
             emit(State(text="leaving"))
@@ -140,6 +144,15 @@ def volunteer(
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
+
+
+def _answering(run: RunConfig, peer: PeerConfig, me: SwarmPeer, devices: Devices) -> Callable[[], None]:
+    """What is to be done between two microbatches about the organizer's questions."""
+    if me.parameters is None:
+        return lambda: None
+    recompute = Recomputer(run, peer.task_module, me.parameters, devices.recompute).answer
+    own = only_own(me.signer.peer, recompute)
+    return Answering(me.exchange.host, recompute if peer.checks else own).turn
 
 
 class _Organizer:

@@ -28,7 +28,7 @@ ORDER = (
     {"evaluation", "steering"},
     {"access"},
     {"swarm", "lasting", "start_line"},
-    {"resuming", "publishing", "evaluator"},
+    {"resuming", "publishing", "evaluator", "auditing"},
     {"volunteer", "coordinator", "collector", "rehearsal"},
     {"worker"},
     {"session", "dashboard"},
@@ -53,7 +53,7 @@ FOUNDATION = {
     *("memory", "hub", "client", "display", "regions", "steering", "access"),
 }
 ROLES = {
-    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "start_line"),
+    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line"),
     *("volunteer", "coordinator", "collector", "rehearsal"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

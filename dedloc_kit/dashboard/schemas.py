@@ -101,6 +101,8 @@ class RunState(Answer):
     notices: list[LogLine]
     problem: str | None
     """What is wrong: why what was recorded is not shown, or that the training has diverged; null if nothing is."""
+    checks: str | None = None
+    """What has come of checking the volunteers' work, in one line; null where nothing is checked."""
     refusal: Literal["starting", "over", "full"] | None = None
     """Why nobody can join now."""
     wheel: str | None = None

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Announcement, Count, PeerId, PeerText, RateFactor, Record, Time
+from dedloc_kit.records import Announcement, Count, PeerId, PeerText, RateFactor, Reason, Record, Time
 from dedloc_kit.steering.followed import Followed
 from dedloc_kit.steering.journal import Journal
 from dedloc_kit.validation import describe
@@ -37,6 +37,8 @@ class Kicked(Record):
     name: PeerText
     """As it was shown when it was kicked."""
     time: Time
+    why: Reason = ""
+    """What was found about it, if it was not the organizer in person who sent it away."""
 
 
 class Rewinding(Record):
@@ -132,18 +134,21 @@ class OrderBook:
         """End the run after the global step that is under way; a pause ends, so that the step can be done."""
         return self._give("finish", "", lambda orders: orders.model_copy(update={"paused": False, "finish": True}))
 
-    def kick(self, peer: str, name: str) -> Orders:
-        """Send a peer away."""
+    def kick(self, peer: str, name: str, why: str = "") -> Orders:
+        """Send a peer away.
+
+        :param why: if it is not the organizer in person who does
+        """
 
         def kicked(orders: Orders) -> Orders:
             if peer in orders.kicked_peers:
                 return orders
             if len(orders.kicked) >= MAX_KICKED:
                 raise UserError(f"{MAX_KICKED} peers are kicked already; choose who may join instead")
-            entry = Kicked.parse({"peer": peer, "name": name, "time": time.time()})
+            entry = Kicked.parse({"peer": peer, "name": name, "time": time.time(), "why": why})
             return orders.model_copy(update={"kicked": (*orders.kicked, entry)})
 
-        return self._give("kick", f"{name} ({peer})", kicked)
+        return self._give("kick", f"{name} ({peer})" + (f": {why}" if why else ""), kicked)
 
     def readmit(self, peer: str, name: str) -> Orders:
         """Let a peer come back that was kicked."""

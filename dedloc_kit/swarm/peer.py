@@ -32,14 +32,17 @@ from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of, hosts_of
-from dedloc_kit.swarm.network.service import Endpoint
+from dedloc_kit.swarm.network.service import Endpoint, Service
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
+from dedloc_kit.swarm.trust.answering import RecomputeService
+from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
+from dedloc_kit.swarm.trust.proofs import ProofService
 from dedloc_kit.tasks import Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
@@ -63,6 +66,7 @@ class SwarmPeer:
     profile: Profile
     signer: Signer
     dht: Node
+    exchange: Exchange
     optimizer: CollaborativeOptimizer
     parameters: KeptParameters | None
     """Of the last few steps, where checks are on."""
@@ -146,7 +150,7 @@ def connected(
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         source = StateSource(state.for_newcomer, lambda: state.info)
         exchange = exchange_of(dht, signer, run, state.layout, source, peer.folder)
-        parameters = _kept_parameters(state, peer)
+        parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if organizer is None else 2 * KEPT_STEPS)
         replicas = () if follower else tuple(Replica(state, device) for device in devices)
         accumulator = _accumulator(run, task, state, replicas)
         profile = Profile(
@@ -177,7 +181,7 @@ def connected(
             membership = NoticeFollower(dht, signer, tracker, entry.identity, optimizer.give_up, tell)
         membership.start()
         try:
-            yield SwarmPeer(task, replicas, profile, signer, dht, optimizer, parameters)
+            yield SwarmPeer(task, replicas, profile, signer, dht, exchange, optimizer, parameters)
         finally:
             membership.stop()
             optimizer.leave()
@@ -197,7 +201,8 @@ def exchange_of(
     rules: Rules | None = None,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`; those of the directory, of reachability and of admission live in the node's process.
+    `rows` and `allreduce`, and with checks `proofs` and `recompute`; those of the directory, of reachability and of
+    admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
 
@@ -229,9 +234,13 @@ def exchange_of(
             averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, own, node.gate.organizer)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
-            for service in (transfer, groups, rows, averaging):
+            checks: Sequence[Service] = ()
+            if pledges is not None:
+                organizer = node.gate.organizer
+                checks = ProofService(endpoint, organizer, pledges.prove), RecomputeService(endpoint, organizer)
+            for service in (transfer, groups, rows, averaging, *checks):
                 await endpoint.add(service)
-            yield node.gate, transfer, averaging
+            yield node.gate, transfer, averaging, *checks
         finally:
             if pledges is not None:
                 pledges.close()
@@ -241,12 +250,13 @@ def exchange_of(
     return Exchange(Averager(vector, host), Transfers(host, run.run_id), rules.grouping, host)
 
 
-def _kept_parameters(state: TrainingState, peer: PeerConfig) -> KeptParameters | None:
+def _kept_parameters(state: TrainingState, peer: PeerConfig, audited: int) -> KeptParameters | None:
+    """:param audited: global steps after which somebody may still ask"""
     if state.run.trust.checks == "off":
         return None
     try:
-        # A gradient may be so late, and one more step is done by the time that it is asked for.
-        parameters = KeptParameters(state, peer.folder / "recent-parameters", MAX_STALENESS + 2)
+        # A gradient may be so late, and some steps are done by the time that it is asked for.
+        parameters = KeptParameters(state, peer.folder / "recent-parameters", MAX_STALENESS + audited)
     except OSError as error:
         raise UserError(f"{peer.folder} cannot be written ({error.strerror}); choose another folder") from None
     parameters.keep()

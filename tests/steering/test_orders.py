@@ -108,3 +108,15 @@ def test_orders_that_several_processes_give_at_once_all_hold(tmp_path: Path) -> 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         OrderBook(tmp_path / "none").pause()
+
+
+def test_why_somebody_was_sent_away_is_kept_with_the_order_and_in_the_log(tmp_path: Path) -> None:
+    book = OrderBook(tmp_path)
+    book.kick("QmOne", "anna")
+    book.kick("QmTwo", "mallory", "it does not show its work (global step 7)")
+    assert [kicked.why for kicked in book.read().kicked] == ["", "it does not show its work (global step 7)"]
+    newest, first = book.given()
+    assert newest.text == "mallory (QmTwo): it does not show its work (global step 7)"
+    assert first.text == "anna (QmOne)"
+    with pytest.raises(ValueError, match="why"):
+        book.kick("QmThree", "eve", "x" * 161)

@@ -18,6 +18,12 @@ def add(commands: Commands) -> None:
         help="agree that the public invitation names where this machine is: others can then join through it; only if "
         "the organizer wants that too",
     )
+    parser.add_argument(
+        "--no-checks",
+        action="store_false",
+        dest="checks",
+        help="do not compute again what others have computed, where the organizer has the work checked",
+    )
     add_code(parser)
     reach = parser.add_mutually_exclusive_group()
     reach.add_argument(
@@ -43,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = peer_settings(options)
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
-    settings["listed"] = options.listed
+    settings |= {"listed": options.listed, "checks": options.checks}
     if options.name:
         settings["name"] = options.name
     session = Session(options.invitation, folder=options.folder, settings=settings, code=code_for(options))

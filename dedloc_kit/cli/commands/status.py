@@ -30,6 +30,8 @@ def run(options: argparse.Namespace) -> None:
     if state.decay is not None:
         console.print(f"decaying: step {state.decay.step} of {state.decay.steps}")
     console.print(f"{state.samples_total} samples in all, training loss {_number(state.loss)}")
+    if state.checks:
+        console.print(state.checks)
     if state.problem:
         console.print(f"problem: {state.problem}")
     people, left_out = fetch_people(options.invitation), fetch_left_out(options.invitation, state.step)

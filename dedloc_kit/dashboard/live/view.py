@@ -112,7 +112,10 @@ class RunView:
         self.version()  # brings the revision up to date
         with self._lock:
             problem = self._recorded.problem or (None if self._lost() else self._wanted.problem) or None
-            return schemas.RunState(**known, **self._now(known), problem=problem, revision=self._revision)
+            checks = self._wanted.checks or None
+            return schemas.RunState(
+                **known, **self._now(known), problem=problem, checks=checks, revision=self._revision
+            )
 
     def volunteers(self, without: str = "") -> int:
         """How many train now, besides the one with this peer id."""

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,21 +15,12 @@ from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed, nothing_pledged, part_content, pieces, window
+from dedloc_kit.swarm.trust.proofs import Shown
 from dedloc_kit.swarm.trust.questions import Proof, Prove
 
 LOTS = 4
 """Rounds of which all that was committed to is kept. A round that failed here may have counted elsewhere."""
 _log = logging.getLogger(__name__)
-
-
-class Shown(NamedTuple):
-    """An answer to `Prove`: its head, and the messages behind it."""
-
-    proof: Proof
-    part: bytes
-    before: bytes
-    after: bytes
-    work: bytes
 
 
 @dataclass(frozen=True)

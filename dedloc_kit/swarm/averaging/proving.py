@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -10,38 +9,17 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, check, decode, read_part
-from dedloc_kit.swarm.averaging.pledges import Shown
 from dedloc_kit.swarm.trust.commitments import Commitment, Opening
-from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work, lines, nothing_lost, part_content, pieces, window
+from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work, lines, part_content, pieces, window
 from dedloc_kit.swarm.trust.projections import compressed_honestly, implied
+from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.trust.questions import Prove
 from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 
-class Contradiction(ValueError):
-    """What a member has signed cannot be: nobody who is honest has such contents under its roots."""
-
-
-@dataclass(frozen=True, eq=False)
-class Proven:
-    """What is known of a contribution without computing any of it again."""
-
-    window: Window
-    """The values that are compared; of a tiny part there may be none."""
-    implied: Tensor
-    """The gradient that was compressed, float32 [window]."""
-    work: list[Work]
-    """Whose mean it must be, weighted by samples."""
-
-
-def proven(
-    pledged: Pledged, question: Prove, shown: Shown, layout: FlatLayout, codec: Codec, *, first: bool = False
-) -> Proven:
+def proven(pledged: Pledged, question: Prove, shown: Shown, layout: FlatLayout, codec: Codec) -> Proven:
     """Raises Contradiction for what convicts its author, and another ValueError for what proves nothing either way: it
-    is not what was committed to, and may have been altered or made up by anybody.
-
-    :param first: of its author's session, before which nothing can have been lost
-    """
+    is not what was committed to, and may have been altered or made up by anybody."""
     proof = shown.proof
     if pledged.group != question.group or not pledged.samples:
         raise ValueError("there is nothing to prove")
@@ -51,8 +29,6 @@ def proven(
     place = window(proof.begin, proof.end)
     before = _residual(proof.before, place, shown.before, pledged.before, layout.size)
     after = _residual(proof.after, place, shown.after, pledged.after, layout.size)
-    if first and pledged.before != nothing_lost(layout.size):
-        raise Contradiction("something was lost before its first contribution")
     work = _work(shown.work, pledged)
     way = codec.small if proof.begin >= layout.large else codec.gradients
     sent = _sent(shown.part, proof.begin, proof.end)[place.begin - proof.begin : place.end - proof.begin]

@@ -36,7 +36,8 @@ class Line:
 
     def send(self, *message: Any) -> None:
         """Does not wait until it is sent."""
-        self._sending.submit(self._send, message)
+        with suppress(RuntimeError):  # it is closed: a call that was under way at the end is cancelled after that
+            self._sending.submit(self._send, message)
 
     def listen(self, heard: Callable[[Any], None]) -> None:
         """Call this in the event loop for every message, and at the end for none."""

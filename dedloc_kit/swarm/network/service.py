@@ -9,8 +9,8 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -161,6 +161,15 @@ class NoAnswer(Exception):
     """A peer was not reached, is not asked or does not serve us, broke off, was too slow, or sent nonsense."""
 
 
+@contextmanager
+def answered(peer: str) -> Iterator[None]:
+    """Whatever is wrong with a peer or with what it answers is raised as NoAnswer."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, P2PDaemonError, P2PHandlerError) as error:
+        raise NoAnswer(f"{peer} does not answer: {str(error) or repr(error):.200}") from None
+
+
 class Endpoint:
     """Where one process of a peer serves others and asks them.
 
@@ -220,14 +229,12 @@ class Endpoint:
         self, peer: str, service: RecordService[Q, A] | type[RecordService[Q, A]], question: Q, seconds: float
     ) -> A:
         """What a peer's service answers within so many seconds; raises NoAnswer."""
-        try:
+        with answered(peer):
             async with asyncio.timeout(seconds):
                 if not service.gated:
                     return await self._call(peer, service, question)
                 async with self.open(peer, service, encode(question)) as stream:
                     return await stream.receive_record(service.reply)
-        except (OSError, EOFError, ValueError, P2PDaemonError, P2PHandlerError) as error:
-            raise NoAnswer(f"{peer} does not answer: {str(error) or repr(error):.200}") from None
 
     async def _call(self, peer: str, service: RecordService[Q, A] | type[RecordService[Q, A]], question: Q) -> A:
         """Past the gates, ours and theirs."""

@@ -73,6 +73,8 @@ def contribution_kind(trust: TrustConfig) -> type[Contribution]:
 
 
 _PART, _WORK = struct.Struct(">QQ"), struct.Struct(">QbQIQ")
+LINE_BYTES = _WORK.size
+"""Of a line of work."""
 
 
 def part_content(begin: int, end: int, encoded: bytes) -> bytes:

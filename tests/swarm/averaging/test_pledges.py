@@ -15,13 +15,14 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of, read_part
 from dedloc_kit.swarm.averaging.compression import decode as decode_values
 from dedloc_kit.swarm.averaging.pledges import LOTS
-from dedloc_kit.swarm.averaging.proving import Proven, proven
+from dedloc_kit.swarm.averaging.proving import proven
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import Opening
 from dedloc_kit.swarm.network.identity import opened, parted
 from dedloc_kit.swarm.network.service import Stream, decode, encode
 from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
+from dedloc_kit.swarm.trust.proofs import Proven
 from dedloc_kit.swarm.trust.questions import Prove
 from tests.swarm.averaging.test_service import SAMPLES, LeavesOutTheSecond, Party
 from tests.tiny import tiny_run
@@ -47,12 +48,12 @@ def decode_part(encoded: bytes) -> torch.Tensor:
     return decode_values(part, part.size[0])
 
 
-def asked(party: Party, member: int, pledged: Pledged, part: int, first: bool = False) -> Proven:
+def asked(party: Party, member: int, pledged: Pledged, part: int) -> Proven:
     question = Prove(group=pledged.group, part=part)
     shown = party.pledges[member].prove(question)
     assert shown is not None
     layout = party._shared[0].layout
-    return proven(pledged, question, shown, layout, codec_of(party._run.averaging.compression), first=first)
+    return proven(pledged, question, shown, layout, codec_of(party._run.averaging.compression))
 
 
 @pytest.mark.parametrize("compression", ["4bit", "8bit", "float16", "none"])
@@ -62,7 +63,7 @@ def test_of_every_part_the_gradient_that_was_compressed_can_be_proven_over_three
     async def check() -> None:
         party = a_party(tmp_path, compression)
         roots = [nothing_lost(SIZE)] * len(SAMPLES)
-        for number in range(3):
+        for _ in range(3):
             results = await party.results()
             assert [result.outcome for result in results] == ["complete"] * 2, results
             assert torch.equal(*(shared._values for shared in party._shared))
@@ -72,7 +73,7 @@ def test_of_every_part_the_gradient_that_was_compressed_can_be_proven_over_three
                 roots[member] = pledged.after
                 seen = torch.zeros(SIZE, dtype=torch.bool)
                 for part in range(8):  # some of them twice
-                    found = asked(party, member, pledged, part, first=not number)
+                    found = asked(party, member, pledged, part)
                     true = vector[found.window.begin : found.window.end]
                     assert torch.linalg.vector_norm(found.implied - true) <= 1e-6 * torch.linalg.vector_norm(true)
                     assert [line.content for line in found.work] == list(party.work(SAMPLES[member]))
@@ -108,7 +109,7 @@ def test_another_state_has_lost_nothing_of_it(tmp_path: Path) -> None:
             await service.forget_feedback()
         pledged = pledge_of(party, 0, (await party.results())[0])
         assert pledged.before == nothing_lost(SIZE)
-        assert asked(party, 0, pledged, 0, first=True).work
+        assert asked(party, 0, pledged, 0).work
 
     asyncio.run(check())
 
@@ -188,7 +189,7 @@ def test_in_rows_as_in_one_group_what_all_have_pledged_is_averaged(tmp_path: Pat
         true = sum(n * vector for n, vector in zip(samples, vectors, strict=True)) / sum(samples)
         torch.testing.assert_close(averages[0], true, rtol=0.0, atol=0.05)
         for member in (0, 1, 2, 3, 5):
-            found = asked(party, member, pledge_of(party, member, results[0]), 0, first=True)
+            found = asked(party, member, pledge_of(party, member, results[0]), 0)
             torch.testing.assert_close(found.implied, vectors[member][found.window.begin : found.window.end])
 
     asyncio.run(check())

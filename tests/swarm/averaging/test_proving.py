@@ -10,10 +10,10 @@ from torch import Tensor
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.plan import Plan
-from dedloc_kit.swarm.averaging.pledges import Shown
-from dedloc_kit.swarm.averaging.proving import Contradiction, Proven, proven
+from dedloc_kit.swarm.averaging.proving import proven
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, part_content, pieces, window
+from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.trust.questions import Proof, Prove
 from dedloc_kit.training.flat import CHUNK, FlatLayout
 
@@ -76,16 +76,16 @@ def residuals(values: Tensor | None) -> list[bytes]:
     return [numbers[begin:end].numpy().tobytes() for begin, end in pieces(LAYOUT.size)]
 
 
-def ask(pledged: Pledged, part: int, shown: Shown, *, first: bool = False) -> Proven:
+def ask(pledged: Pledged, part: int, shown: Shown) -> Proven:
     # The number is drawn by who does not know how many parts there are.
-    return proven(pledged, Prove(group=GROUP, part=part + 5 * len(CHUNKS)), shown, LAYOUT, CODEC, first=first)
+    return proven(pledged, Prove(group=GROUP, part=part + 5 * len(CHUNKS)), shown, LAYOUT, CODEC)
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
 @pytest.mark.parametrize("part", range(len(CHUNKS)))
 def test_an_honest_author_proves_every_part(rounds: int, part: int) -> None:
     pledged, shown = Author(rounds).signs(part)
-    found = ask(pledged, part, shown, first=rounds == 1)
+    found = ask(pledged, part, shown)
     begin, end = CHUNKS[part]
     assert begin <= found.window.begin < found.window.end <= end
     true = gradient()[found.window.begin : found.window.end]
@@ -225,10 +225,3 @@ def test_who_has_signed_a_lie_is_convicted_by_it(lie: Callable[[Author], None], 
     pledged, shown = author.signs(STRADDLING)
     with pytest.raises(Contradiction, match=why):
         ask(pledged, STRADDLING, shown)
-
-
-def test_before_its_first_contribution_nobody_has_lost_anything() -> None:
-    pledged, shown = Author(rounds=2).signs(0)
-    ask(pledged, 0, shown)
-    with pytest.raises(Contradiction, match="before its first contribution"):
-        ask(pledged, 0, shown, first=True)

@@ -5,13 +5,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dedloc_kit.swarm.network.host import Host, Owner
+from dedloc_kit.swarm.network.host import Host, Line, Owner
 
 SECONDS = 30.0
 
@@ -120,3 +121,11 @@ def test_what_goes_wrong_in_making_it_is_raised_at_once() -> None:
 
     with pytest.raises(ValueError, match="cannot be made"):
         Host(make)
+
+
+def test_what_is_said_after_the_end_is_said_to_nobody() -> None:
+    here, there = Pipe()
+    line = Line(here)
+    line.close()
+    line.send("done", 1, False, RuntimeError("the call was cancelled"))
+    assert not there.poll()

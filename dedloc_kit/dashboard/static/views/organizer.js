@@ -268,7 +268,7 @@ function peopleControls(order, signal) {
     outTitle.hidden = !kicked.length;
     rows(
       out,
-      kicked.map((one) => ({ ...one, shown: nameOf(one) })),
+      kicked.map((one) => ({ ...one, shown: nameOf(one), remark: one.why })),
       "Let in again",
       (peer) => order("readmit", { peer }),
     );
@@ -287,6 +287,7 @@ function rows(list, people, action, act) {
         "li",
         {},
         build("bdi", { class: "name" }),
+        build("small", { text: person.remark ?? "" }),
         build("button", { type: "button", class: "plain", text: action, on: { click: () => act(person.peer) } }),
       ),
     (item, person) => {

@@ -1,0 +1,92 @@
+"""What the coordinator does with its auditor: it asks in the swarm, and makes an order of a verdict."""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Warned
+from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep
+from dedloc_kit.run import RunConfig
+from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.swarm.averaging.compression import codec_of
+from dedloc_kit.swarm.averaging.proving import proven
+from dedloc_kit.swarm.peer import SwarmPeer
+from dedloc_kit.swarm.trust.answering import RecomputeService
+from dedloc_kit.swarm.trust.auditor import Auditor
+from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
+from dedloc_kit.swarm.trust.proofs import ProofService, Proven, Shown
+from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
+from dedloc_kit.swarm.trust.recomputing import Recomputer
+from dedloc_kit.swarm.trust.verdicts import EVIDENCE_FOLDER, Verdict, keep_evidence
+from dedloc_kit.training.recomputing import on_cpu
+
+_log = logging.getLogger(__name__)
+
+
+class Auditing:
+    """From the first step to the last; only where checks are on."""
+
+    def __init__(
+        self, run: RunConfig, folder: Path, module: str | None, me: SwarmPeer, emit: Callable[[AnyEvent], None]
+    ) -> None:
+        """:param module: as for `create_task`"""
+        self._folder, self._book, self._emit = folder, OrderBook(folder), emit
+        self._tracker = me.optimizer.tracker
+        nothing = nothing_lost(me.optimizer.state.layout.size)
+        self._auditor = Auditor(run.trust, nothing, Inquiries(run, module, me), self._send_away)
+
+    def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
+        self._auditor.stepped(step.step, contributions)
+
+    def told(self) -> str:
+        """What has come of it, in one line."""
+        return self._auditor.tally.told(self._auditor.share)
+
+    def close(self) -> None:
+        self._auditor.close()
+
+    def _send_away(self, verdict: Verdict) -> None:
+        progress = self._tracker.others().get(verdict.peer)
+        name = "" if progress is None else progress.name
+        why = "".join(letter if letter.isprintable() else " " for letter in verdict.why)[:MAX_REASON]
+        keep_evidence(self._folder / EVIDENCE_FOLDER, verdict)
+        try:
+            self._book.kick(verdict.peer, name, why)
+        except UserError as error:
+            _log.warning("%s cannot be sent away: %s", verdict.peer, error)
+        else:
+            self._emit(Warned(text=f"{name or 'a volunteer'} (...{verdict.peer[-4:]}) is sent away: {why}"))
+
+
+class Inquiries:
+    """Asks in the swarm, as `trust.audit.Inquiry`."""
+
+    def __init__(self, run: RunConfig, module: str | None, me: SwarmPeer) -> None:
+        assert me.parameters is not None
+        state = me.optimizer.state
+        self._layout, self._codec = state.layout, codec_of(run.averaging.compression)
+        self._again = Recomputer(run, module, me.parameters, on_cpu(state, me.task.loss))
+        self._host, self._tracker = me.exchange.host, me.optimizer.tracker
+        self._asking = defaultdict[str, threading.Lock](threading.Lock)
+        self._computing = threading.Lock()
+
+    def here(self) -> Mapping[str, float]:
+        others = self._tracker.others()
+        return {peer: progress.samples_per_second for peer, progress in others.items() if not progress.follower}
+
+    def prove(self, peer: str, question: Prove) -> Shown:
+        return self._host.call(ProofService.ask, peer, question).result()
+
+    def recompute(self, peer: str, question: Recompute) -> Found:
+        with self._asking[peer]:  # it computes one at a time, and takes the newest
+            return self._host.call(RecomputeService.ask, peer, question).result()
+
+    def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
+        return proven(pledged, question, shown, self._layout, self._codec)
+
+    def own(self, question: Recompute) -> Found:
+        with self._computing:
+            return self._again.answer(question)

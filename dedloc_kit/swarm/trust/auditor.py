@@ -1,0 +1,154 @@
+"""The organizer's auditor: of every global step it draws some contributions, and finds out who cheats.
+
+It draws in secret, once the step is done, so nobody can know what will be asked. Everybody trusts the organizer's key
+in any case; while it is away nobody is checked.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from dedloc_kit.records import Contribution
+from dedloc_kit.run import TrustConfig
+from dedloc_kit.swarm.trust.audit import Audit, Inquiry, Result
+from dedloc_kit.swarm.trust.pledge import Pledged
+from dedloc_kit.swarm.trust.residuals import MAX_AUTHORS, Residuals
+from dedloc_kit.swarm.trust.verdicts import Tally, Verdict
+
+ALARM_STEPS = 50
+"""For so many steps after a conviction more is checked."""
+MOST_UNSHOWN = 5
+"""Whoever has not shown its work so often, of as many steps, with no audit passed in between, is sent away."""
+AUDITS_AT_ONCE, MAX_WAITING = 2, 16
+_END = 2**60
+"""A global step after all others: nothing matters any more."""
+SPARED_STEPS = 20
+"""Nobody is convicted again while it may not have heard yet that it is sent away."""
+
+_log = logging.getLogger(__name__)
+
+
+class Auditor:
+    """Told of every step, it works in threads of its own.
+
+    :param nothing: the root of the residuals before the first round
+    :param sentence: told of every verdict, in one of these threads
+    :param chance: nobody may foresee it
+    """
+
+    def __init__(
+        self,
+        trust: TrustConfig,
+        nothing: bytes,
+        inquiry: Inquiry,
+        sentence: Callable[[Verdict], None],
+        chance: random.Random | None = None,
+    ) -> None:
+        self._trust, self._inquiry, self._sentence = trust, inquiry, sentence
+        self._chance = chance or random.SystemRandom()
+        self._residuals = Residuals(nothing)
+        self._lock = threading.Lock()
+        self._line = ThreadPoolExecutor(AUDITS_AT_ONCE, "audit")
+        self._step = self._alarm_until = self.waiting = 0
+        self._unshown: dict[str, tuple[int, int]] = {}
+        """How often in a row somebody did not show its work, and how many audits had passed by then."""
+        self._convicted: dict[str, int] = {}
+        self._closed = False
+        self.tally = Tally()
+
+    @property
+    def share(self) -> float:
+        """Of the contributions that are checked now."""
+        return self._trust.alarm_share if self._step < self._alarm_until else self._trust.share
+
+    def stepped(self, step: int, contributions: Mapping[str, Contribution]) -> None:
+        """A global step is done, with these contributions by their authors."""
+        counted = {peer: each for peer, each in contributions.items() if isinstance(each, Pledged) and each.samples}
+        alone = len(counted) == 1 and not any(each.parts.strip(b"\x00") for each in counted.values())
+        with self._lock:
+            self._step = step
+            # Who takes a step alone sends nothing to anybody, and has nothing to show.
+            for peer in self._residuals.follow(step, {} if alone else counted):
+                why = f"what compression left over is not that of its last contribution (global step {step})"
+                self._submit(partial(self._convict, Verdict(peer, why, (counted[peer],))))
+            for peer, pledged in {} if alone else counted.items():
+                if self._drawn(peer):
+                    self._submit(partial(self._audit, peer, pledged))
+
+    @property
+    def idle(self) -> bool:
+        """Is nothing under way?"""
+        return not self.waiting
+
+    def close(self) -> None:
+        """Does not wait for audits that are under way."""
+        self._closed = True
+        self._line.shutdown(wait=False, cancel_futures=True)
+
+    def _drawn(self, peer: str) -> bool:
+        if self._step < self._convicted.get(peer, -SPARED_STEPS) + SPARED_STEPS:
+            return False
+        return peer in self._unshown or self._chance.random() < self.share
+
+    def _submit(self, task: Callable[[], None]) -> None:
+        """Not if too much waits already."""
+        if self.waiting < MAX_WAITING and not self._closed:
+            self.waiting += 1
+            self._line.submit(self._do, task)
+
+    def _do(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:  # no audit may end those after it
+            _log.warning("an audit could not be finished: %.200r", error)
+        finally:
+            with self._lock:
+                self.waiting -= 1
+
+    def _audit(self, author: str, pledged: Pledged) -> None:
+        outcome = Audit(author, pledged, self._inquiry, self._newest, self._chance).outcome()
+        _log.info("audit of %s in global step %d: %s", author, pledged.step, outcome.result)
+        for verdict in outcome.verdicts:
+            self._convict(verdict)
+        with self._lock:
+            unshown = self._note(author, outcome.result, pledged)
+        if unshown is not None:
+            self._convict(unshown)
+
+    def _newest(self) -> int:
+        return _END if self._closed else self._step
+
+    def _note(self, author: str, result: Result, pledged: Pledged) -> Verdict | None:
+        """Count it; who has not shown its work too often is sent away."""
+        if result == "passed":
+            self.tally = replace(self.tally, passed=self.tally.passed + 1)
+            self._unshown.pop(author, None)
+        if result in ("passed", "convicted"):
+            return None
+        self.tally = replace(self.tally, given_up=self.tally.given_up + 1)
+        times, passed = self._unshown.get(author, (0, -1))
+        # Where nobody's work can be computed, it is not its author's doing.
+        if result == "silent" or (result == "uncomputed" and self.tally.passed > max(passed, 0)):
+            times += 1
+            self._unshown[author] = times, self.tally.passed
+            for peer in list(self._unshown)[:-MAX_AUTHORS]:
+                del self._unshown[peer]
+        if times < MOST_UNSHOWN:
+            return None
+        return Verdict(author, f"it does not show its work (global step {pledged.step})", (pledged,))
+
+    def _convict(self, verdict: Verdict) -> None:
+        with self._lock:
+            if self._step < self._convicted.get(verdict.peer, -SPARED_STEPS) + SPARED_STEPS:
+                return
+            self._convicted[verdict.peer] = self._step
+            for peer in list(self._convicted)[:-MAX_AUTHORS]:
+                del self._convicted[peer]
+            self._unshown.pop(verdict.peer, None)
+            self._alarm_until = self._step + ALARM_STEPS
+            self.tally = replace(self.tally, convicted=self.tally.convicted + 1)
+        self._sentence(verdict)

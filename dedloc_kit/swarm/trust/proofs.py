@@ -1,0 +1,84 @@
+"""The organizer asks a member to show what it committed to, and gets the head of the answer and the contents."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, answered, encode
+from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS
+from dedloc_kit.swarm.trust.pledge import LINE_BYTES, Window, Work
+from dedloc_kit.swarm.trust.questions import Proof, Prove
+from dedloc_kit.training.flat import CHUNK
+
+MAX_PART_BYTES = 4 * CHUNK + 4096
+"""No encoding takes more than four bytes a value, and what stands beside them."""
+MAX_PIECE_BYTES = 4 * CHUNK
+MAX_WORK_BYTES = MAX_CONTENTS * LINE_BYTES
+PROOF_SECONDS = 120.0
+"""For all of it, on a slow line, while its author averages."""
+
+
+class Shown(NamedTuple):
+    """What a member answers; nothing of it is checked yet but its size."""
+
+    proof: Proof
+    part: bytes
+    """As encoded."""
+    before: bytes
+    """The piece of its residuals that holds the part's `pledge.window`, float32."""
+    after: bytes
+    work: bytes
+    """All its lines."""
+
+
+class Proven(NamedTuple):
+    """What follows from what was shown, if it is what was committed to."""
+
+    window: Window
+    implied: Tensor
+    """The gradient that was compressed, float32 [window]."""
+    work: list[Work]
+
+
+class Contradiction(ValueError):
+    """What a member shows is what it has signed, and cannot be honest."""
+
+
+class ProofService(Service):
+    """Shows the organizer what this peer has committed to, one question at a time, and nobody else anything; asks
+    others on the organizer's side.
+
+    :param prove: what was committed to, read from the disk; none if it is not kept
+    """
+
+    name = "proofs"
+
+    def __init__(self, endpoint: Endpoint, organizer: str, prove: Callable[[Prove], Shown | None]) -> None:
+        self._endpoint, self._organizer, self._prove = endpoint, organizer, prove
+        self._busy = False
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        if peer != self._organizer or self._busy:
+            raise ValueError(f"{peer} is not the organizer, or asks for several things at a time")
+        self._busy = True
+        try:
+            question = await stream.receive_question(Prove)
+            shown = await asyncio.to_thread(self._prove, question)
+            if shown is None:
+                return
+            for message in (encode(shown.proof), *shown[1:]):
+                await stream.send(message)
+        finally:
+            self._busy = False
+        await stream.closed()
+
+    async def ask(self, peer: str, question: Prove) -> Shown:
+        """What a member shows; raises NoAnswer."""
+        with answered(peer):
+            async with asyncio.timeout(PROOF_SECONDS), self._endpoint.open(peer, self, encode(question)) as stream:
+                proof = await stream.receive_record(Proof)
+                part = await stream.receive(MAX_PART_BYTES)
+                before, after = await stream.receive(MAX_PIECE_BYTES), await stream.receive(MAX_PIECE_BYTES)
+                return Shown(proof, part, before, after, await stream.receive(MAX_WORK_BYTES))

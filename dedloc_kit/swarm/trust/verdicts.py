@@ -1,0 +1,60 @@
+"""What an audit leads to: who is found to cheat, why, and what shows it."""
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dedloc_kit.records import Record
+
+MAX_EVIDENCE_BYTES = 64 * 1024
+MAX_FILES = 100
+EVIDENCE_FOLDER = "evidence"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is to be sent away."""
+
+    peer: str
+    why: str
+    """In words, for everyone: what it did and in which global step."""
+    records: tuple[Record, ...] = ()
+    """What was signed, asked and answered."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What has come of the audits so far."""
+
+    passed: int = 0
+    given_up: int = 0
+    """Nobody could compute it in time, or its author had left."""
+    convicted: int = 0
+
+    def told(self, share: float) -> str:
+        """In one line.
+
+        :param share: of the contributions that are checked
+        """
+        found = f"{self.convicted} sent away" if self.convicted else "all fine"
+        given_up = f", {self.given_up} could not be" if self.given_up else ""
+        return f"1 in {max(1, round(1 / share))} contributions is checked: {self.passed} checked{given_up}, {found}"
+
+
+def keep_evidence(folder: Path, verdict: Verdict) -> None:
+    """Write down what shows it, one record a line; a full folder or disk costs the evidence and not the verdict."""
+    whole = b""
+    for values in ({"why": verdict.why}, *({type(each).__name__: each.model_dump()} for each in verdict.records)):
+        line = json.dumps(values, default=bytes.hex).encode() + b"\n"
+        if len(whole) + len(line) <= MAX_EVIDENCE_BYTES:
+            whole += line
+    try:
+        folder.mkdir(exist_ok=True)
+        if sum(1 for _ in folder.iterdir()) < MAX_FILES:
+            (folder / f"{time.time_ns()}-{verdict.peer}.jsonl").write_bytes(whole)
+    except OSError as error:
+        _log.warning("the evidence against %s cannot be kept (%s)", verdict.peer, error.strerror)

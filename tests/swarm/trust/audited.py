@@ -1,0 +1,144 @@
+"""A small world to audit: true gradients are vectors that follow from a microbatch's name, and projections are real."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.swarm.network.service import NoAnswer
+from dedloc_kit.swarm.trust.commitments import Opening
+from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work
+from dedloc_kit.swarm.trust.projections import HONEST, project
+from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
+from dedloc_kit.swarm.trust.questions import Found, Proof, Prove, Recompute
+
+VALUES = 200
+NOTHING_LOST = b"\x00" * 31 + b"\x01"
+_OPENING = Opening(number=0, count=1, path=())
+
+
+def pledged(author: str, step: int, *, session: str = "ab", before: bytes = NOTHING_LOST, **values: object) -> Pledged:
+    """A contribution whose residuals are named by its author and step."""
+    given = {
+        "run_id": "toy-0123456789abcdef",
+        "step": step,
+        "session": session,
+        "samples": 40,
+        "session_samples": 40,
+        "loss": 1.0,
+        "name": author,
+        "time": 1.0,
+        "group": "cd",
+        "parts": b"p" * 32,
+        "before": before,
+        "after": root(author, step),
+        "work": b"w" * 32,
+        "microbatches": 10,
+    }
+    return Pledged.parse(given | values)
+
+
+def root(author: str, step: int) -> bytes:
+    return hashlib.sha256(f"{author} {step}".encode()).digest()
+
+
+def gradient(author: str, session: str, line: Work) -> Tensor:
+    """The true one of a microbatch; all have something in common."""
+    seed = hashlib.sha256(f"{author} {session}".encode() + line.content).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
+    return 0.5 + torch.randn(VALUES, generator=generator)
+
+
+@dataclass
+class World:
+    """Who is here, and what each does; whoever is in none of the sets is honest.
+
+    :ivar noise: of each honest computation, relative to its gradient
+    """
+
+    peers: Mapping[str, float] = field(default_factory=lambda: {"alice": 1.0, "bob": 1.0, "carol": 1.0, "dave": 0.5})
+    microbatches: int = 10
+    noise: float = HONEST
+    mute: frozenset[str] = frozenset()
+    """They show nothing and compute nothing for others."""
+    sends_other: frozenset[str] = frozenset()
+    """They send what is not the gradient of their work, and account for it truly."""
+    covers_up: frozenset[str] = frozenset()
+    """They do the same, and account for one microbatch so that it adds up."""
+    inflates: frozenset[str] = frozenset()
+    """They do the same, and say that the whole gradient was so large that all of it is rounding."""
+    contradicts: frozenset[str] = frozenset()
+    accuses: frozenset[str] = frozenset()
+    """They compute the work of others wrongly."""
+    unable: bool = False
+    """Nobody has the parameters any more, the organizer neither."""
+    seconds: float = 0.0
+    """That a computation takes."""
+
+    def __post_init__(self) -> None:
+        self.asked: list[tuple[str, Recompute]] = []
+        self.proofs: list[str] = []
+        self._random, self._lock = Random(7), threading.Lock()
+
+    def lines(self, step: int) -> list[Work]:
+        return [Work(0, None, 4 * number, 4, step - 1) for number in range(self.microbatches)]
+
+    # As an Inquiry
+
+    def here(self) -> Mapping[str, float]:
+        return self.peers
+
+    def prove(self, peer: str, question: Prove) -> Shown:
+        self.proofs.append(peer)
+        if peer in self.mute:
+            raise NoAnswer(peer)
+        return Shown(Proof(begin=0, end=VALUES, part=_OPENING, before=_OPENING, after=_OPENING), b"", b"", b"", b"")
+
+    def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
+        author = pledged.name
+        if author in self.contradicts:
+            raise Contradiction("its work overlaps")
+        work = self.lines(pledged.step)
+        implied = torch.stack([self._noisy(gradient(author, pledged.session, line)) for line in work]).mean(0)
+        if author in self.sends_other | self.covers_up | self.inflates:
+            implied = -implied
+        return Proven(Window(0, 0, VALUES), implied, work)
+
+    def recompute(self, peer: str, question: Recompute) -> Found:
+        time.sleep(self.seconds)
+        with self._lock:
+            self.asked.append((peer, question))
+        if peer in self.mute or self.unable:
+            return Found()
+        found = [self._noisy(each) for each in self._true(question)]
+        if peer != question.author and peer in self.accuses:
+            found = [-each for each in found]
+        if peer == question.author and peer in self.covers_up and Work.read_all(question.work)[0].position == 0:
+            every = [gradient(peer, question.session, line) for line in self.lines(self.step_of(question))]
+            found[0] = found[0] - 2 * torch.stack(every).sum(0)
+        norms = [float(each.norm()) for each in found]
+        if peer == question.author and peer in self.inflates:
+            norms = [1e9 for _ in norms]
+        return Found(projections=tuple(tuple(project(each, question.seed)) for each in found), norms=tuple(norms))
+
+    def own(self, question: Recompute) -> Found:
+        return self.recompute("organizer", question)
+
+    def step_of(self, question: Recompute) -> int:
+        return Work.read_all(question.work)[0].step + 1
+
+    def _true(self, question: Recompute) -> list[Tensor]:
+        return [gradient(question.author, question.session, line) for line in Work.read_all(question.work)]
+
+    def _noisy(self, true: Tensor) -> Tensor:
+        with self._lock:
+            generator = torch.Generator().manual_seed(self._random.getrandbits(60))
+            size = self.noise * self._random.random()
+        off = torch.randn(VALUES, generator=generator)
+        noisy: Tensor = true + size * true.norm() / off.norm() * off
+        return noisy

@@ -1,0 +1,233 @@
+"""The auditor draws contributions, and sends away who cheats or never shows its work."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from dedloc_kit.records import Contribution
+from dedloc_kit.run import TrustConfig
+from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS
+from dedloc_kit.swarm.trust.auditor import ALARM_STEPS, MAX_WAITING, MOST_UNSHOWN, SPARED_STEPS, Auditor
+from dedloc_kit.swarm.trust.pledge import Pledged
+from dedloc_kit.swarm.trust.questions import Found, Recompute
+from dedloc_kit.swarm.trust.verdicts import Verdict
+from tests.swarm.trust.audited import NOTHING_LOST, World, pledged, root
+
+DEADLINE = 60.0
+ALWAYS = TrustConfig(checks="on", share=1.0, alarm_share=1.0)
+
+
+@dataclass
+class Run:
+    """Steps of a world, each audited to its end before the next one."""
+
+    auditor: Auditor
+    verdicts: list[Verdict] = field(default_factory=list)
+    step: int = 0
+    before: dict[str, bytes] = field(default_factory=dict)
+
+    def takes(self, *authors: str, **values: object) -> None:
+        self.step += 1
+        counted = {}
+        for author in authors:
+            given = {"before": self.before.get(author, NOTHING_LOST)} | values
+            counted[author] = pledged(author, self.step, **given)  # type: ignore[arg-type]
+            self.before[author] = root(author, self.step)
+        self.auditor.stepped(self.step, counted)
+        self.settles()
+
+    def settles(self) -> None:
+        wait_until(lambda: self.auditor.idle)
+
+    @property
+    def convicted(self) -> list[str]:
+        return [verdict.peer for verdict in self.verdicts]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@contextmanager
+def run_of(world: World, trust: TrustConfig = ALWAYS) -> Iterator[Run]:
+    verdicts = list[Verdict]()
+    auditor = Auditor(trust, NOTHING_LOST, world, verdicts.append, Random(3))
+    try:
+        yield Run(auditor, verdicts)
+    finally:
+        auditor.close()
+
+
+def test_whoever_cheats_is_sent_away_and_the_others_are_not() -> None:
+    with run_of(World(sends_other=frozenset({"mallory"}))) as run:
+        run.takes("alice", "mallory", "bob")
+        assert run.convicted == ["mallory"]
+        assert (run.auditor.tally.passed, run.auditor.tally.convicted) == (2, 1)
+        assert run.auditor.tally.told(0.02) == "1 in 50 contributions is checked: 2 checked, 1 sent away"
+
+
+def test_who_is_convicted_is_not_convicted_again_until_it_may_have_been_let_in_again() -> None:
+    with run_of(World(sends_other=frozenset({"mallory"}))) as run:
+        for _ in range(SPARED_STEPS):
+            run.takes("mallory")
+        assert run.convicted == ["mallory"]
+        run.takes("mallory")
+        assert run.convicted == ["mallory", "mallory"]
+
+
+def test_what_is_drawn_is_a_share_and_a_larger_one_after_a_conviction() -> None:
+    world = World(peers={"alice": 1.0, "bob": 1.0}, microbatches=1)
+    with run_of(world, TrustConfig(checks="on", share=0.05, alarm_share=0.5)) as run:
+        for _ in range(200):
+            run.takes("alice")
+        assert 2 <= len(world.proofs) <= 25, "10 are expected"
+        world.contradicts = frozenset({"mallory"})
+        while not run.convicted:
+            run.takes("mallory")
+        before = len(world.proofs)
+        for _ in range(ALARM_STEPS):
+            run.takes("alice")
+        assert 12 <= len(world.proofs) - before <= 38, "25 are expected"
+        assert run.auditor.share == 0.05, "it is over"
+
+
+def test_a_residual_from_nowhere_convicts_without_computing() -> None:
+    world = World()
+    with run_of(world, TrustConfig(checks="on", share=1e-9, alarm_share=1e-9)) as run:
+        run.takes("alice", "bob")
+        run.takes("alice", "bob")
+        assert not run.convicted
+        run.before["alice"] = b"x" * 32
+        run.takes("alice", "bob")
+        assert run.convicted == ["alice"]
+        assert not world.asked
+
+
+def test_who_never_shows_its_work_is_sent_away_after_a_few_steps_in_a_row() -> None:
+    world = World(mute=frozenset({"mallory"}))
+    with run_of(world, TrustConfig(checks="on", share=1.0, alarm_share=1.0)) as run:
+        for _ in range(MOST_UNSHOWN - 1):
+            run.takes("alice", "mallory")
+        assert not run.convicted
+        run.takes("alice", "mallory")
+        assert run.convicted == ["mallory"]
+        assert "does not show its work" in run.verdicts[0].why
+
+
+def test_who_did_not_show_its_work_is_drawn_for_certain_and_forgiven_once_it_does() -> None:
+    world = World(mute=frozenset({"bob"}))
+    with run_of(world, TrustConfig(checks="on", share=1e-9, alarm_share=1e-9)) as run:
+        run.auditor._unshown["bob"] = (MOST_UNSHOWN - 2, 0)
+        run.takes("bob")
+        assert world.proofs == ["bob"]
+        world.mute = frozenset()
+        run.takes("bob")
+        assert world.proofs == ["bob", "bob"]
+        world.mute = frozenset({"bob"})
+        run.takes("bob")
+        assert world.proofs == ["bob", "bob"], "it is one of many again"
+        assert not run.convicted
+
+
+def test_silence_about_an_old_step_proves_nothing() -> None:
+    world = World(mute=frozenset({"alice"}))
+    held, goes_on = threading.Event(), threading.Event()
+    show = world.prove
+
+    def slow(*question: object) -> object:
+        held.set()
+        assert goes_on.wait(DEADLINE)
+        return show(*question)  # type: ignore[arg-type]
+
+    world.prove = slow  # type: ignore[method-assign,assignment]
+    with run_of(world) as run:
+        for step in range(1, 9):  # two are asked at a time: the others have to wait until their steps are old
+            run.auditor.stepped(step, {"alice": pledged("alice", step, before=NOTHING_LOST)})
+        assert held.wait(DEADLINE)
+        run.auditor.stepped(20, {})
+        goes_on.set()
+        run.settles()
+        assert not run.convicted
+        assert run.auditor.tally.given_up == 8
+
+
+def test_where_nobodys_work_can_be_computed_nobody_is_sent_away() -> None:
+    with run_of(World(unable=True)) as run:
+        for _ in range(3 * MOST_UNSHOWN):
+            run.takes("alice", "bob")
+        assert not run.convicted
+
+
+def test_who_alone_names_work_that_nobody_can_compute_is_sent_away() -> None:
+    class Absurd(World):
+        def own(self, question: Recompute) -> Found:
+            return Found() if question.author == "mallory" else super().own(question)
+
+        def recompute(self, peer: str, question: Recompute) -> Found:
+            return Found() if question.author == "mallory" else super().recompute(peer, question)
+
+    with run_of(Absurd()) as run:
+        for _ in range(3 * MOST_UNSHOWN):
+            run.takes("alice", "bob")
+            run.takes("mallory")
+        assert set(run.convicted) == {"mallory"}
+
+
+def test_audits_that_take_too_long_are_given_up_and_those_that_wait_are_bounded() -> None:
+    world, goes_on = World(), threading.Event()
+    compute = world.recompute
+
+    def slow(peer: str, question: Recompute) -> Found:
+        assert goes_on.wait(DEADLINE)
+        return compute(peer, question)
+
+    world.recompute = slow  # type: ignore[method-assign]
+    world.microbatches = 100
+    with run_of(world) as run:
+        for step in range(1, 2 * MAX_WAITING):
+            run.auditor.stepped(step, {"alice": pledged("alice", step)})
+        assert run.auditor.waiting == MAX_WAITING
+        run.auditor.stepped(3 * MAX_WAITING + GIVEN_UP_STEPS, {})
+        goes_on.set()
+        run.settles()
+        assert (run.auditor.tally.given_up, run.auditor.tally.passed) == (MAX_WAITING, 0)
+        assert not run.convicted
+
+
+def test_contributions_without_a_pledge_or_samples_and_steps_taken_alone_are_let_be() -> None:
+    world = World(mute=frozenset({"alice"}))
+    bare = {"group": "", "parts": bytes(32), "before": bytes(32), "after": bytes(32), "work": bytes(32)}
+    with run_of(world) as run:
+        plain = Contribution.parse(pledged("alice", 1).model_dump(include=set(Contribution.model_fields)))
+        run.auditor.stepped(1, {"alice": plain})
+        run.auditor.stepped(2, {"alice": pledged("alice", 2, samples=0, microbatches=0)})
+        run.auditor.stepped(3, {"alice": pledged("alice", 3, **bare)})  # type: ignore[arg-type]
+        run.settles()
+        assert not world.proofs
+        others: Mapping[str, Pledged] = {"alice": pledged("alice", 4, **bare), "bob": pledged("bob", 4)}  # type: ignore[arg-type]
+        run.auditor.stepped(4, others)
+        run.settles()
+        assert "alice" in world.proofs, "with others there it is no such step"
+
+
+def test_an_audit_that_breaks_does_not_end_those_after_it() -> None:
+    world = World()
+    proven, broken = world.proven, iter([True])
+
+    def breaks(*given: object) -> object:
+        if next(broken, False):
+            raise RuntimeError("out of memory")
+        return proven(*given)  # type: ignore[arg-type]
+
+    world.proven = breaks  # type: ignore[method-assign,assignment]
+    with run_of(world) as run:
+        run.takes("alice")
+        run.takes("alice")
+        assert run.auditor.tally.passed == 1
+        assert not run.convicted
