@@ -215,20 +215,6 @@ MUTATIONS = (
         "tests/swarm/trust/test_projections.py -k residual",
     ),
     Mutation(
-        "who keeps back its nonce is drawn like the others",
-        "swarm/trust/draw.py",
-        "if each.peer in silent or deal.number(",
-        "if deal.number(",
-        "tests/swarm/trust/test_draw.py -k certain",
-    ),
-    Mutation(
-        "one checks itself",
-        "swarm/trust/draw.py",
-        "        if found >= begin:\n            found += end - begin\n",
-        "",
-        "tests/swarm/trust/test_draw.py -k nobody_itself",
-    ),
-    Mutation(
         "the number of the contents is not committed to",
         "swarm/trust/commitments.py",
         'return _hash(_ROOT, count.to_bytes(8, "big"), top)',
