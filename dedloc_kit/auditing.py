@@ -6,13 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.swarm.averaging.compression import codec_of
-from dedloc_kit.swarm.averaging.proving import proven
+from dedloc_kit.swarm.averaging.compression import codec_of, decode, read_part
+from dedloc_kit.swarm.averaging.proving import part_of, proven
+from dedloc_kit.swarm.averaging.service import Averaged, AveragingService
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.answering import RecomputeService
 from dedloc_kit.swarm.trust.auditor import Auditor
@@ -86,6 +89,27 @@ class Inquiries:
 
     def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
         return proven(pledged, question, shown, self._layout, self._codec)
+
+    def reducers(self, group: str) -> tuple[str, ...]:
+        averaged = self._averaged(group)
+        return () if averaged is None else averaged.owners
+
+    def made(self, group: str, number: int) -> Tensor:
+        averaged = self._averaged(group)
+        if averaged is None:
+            raise ValueError("it is too long ago")
+        begin, end = averaged.chunks[number]
+        return decode(read_part(averaged.messages[number]), end - begin)
+
+    def sent(self, peer: str, pledged: Pledged, number: int) -> Tensor:
+        averaged = self._averaged(pledged.group)
+        if averaged is None:
+            raise ValueError("it is too long ago")
+        shown = self.prove(peer, Prove(group=pledged.group, part=number, alone=True))
+        return part_of(pledged, number, averaged.chunks[number], shown)
+
+    def _averaged(self, group: str) -> Averaged | None:
+        return self._host.call(AveragingService.averaged, group).result()
 
     def own(self, question: Recompute) -> Found:
         with self._computing:

@@ -40,6 +40,27 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "what reducers make of the parts is not looked at",
+        "swarm/trust/auditor.py",
+        "if len(counted) > 1 and (",
+        "if False and (",
+        "tests/swarm/trust/test_auditor.py -k reducer",
+    ),
+    Mutation(
+        "one average that is far off sends its reducer away",
+        "swarm/trust/auditor.py",
+        "            self._wrong.pop(reducer, None)\n            return False\n",
+        "            return False\n",
+        "tests/swarm/trust/test_auditor.py -k one_average",
+    ),
+    Mutation(
+        "a part that its author has not committed to is averaged again",
+        "swarm/averaging/proving.py",
+        "    _open(shown.proof.part, number, part_content(*chunk, shown.part), pledged.parts)\n    return",
+        "    return",
+        "tests/swarm/averaging/test_pledges.py -k averages_again",
+    ),
+    Mutation(
         "averages are made before the roll only when all parts are there",
         "swarm/averaging/agreement/voter.py",
         "        self._round.resend(member, link)\n        self._foresee()\n",

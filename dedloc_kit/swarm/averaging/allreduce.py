@@ -127,6 +127,14 @@ class AllReduce:
         }
 
     @property
+    def owners(self) -> tuple[str, ...]:
+        """Who averaged each chunk for those on the roll; nobody in rows, whose means are averaged again."""
+        roll = self._voter.roll
+        if roll is None or not self.plan.one_row:
+            return ()
+        return tuple(self.plan.members[owner] for owner in self.plan.deal(roll.reducers).owners[0])
+
+    @property
     def liars(self) -> set[int]:
         """Members that have sent this peer nonsense."""
         return {member for member, absence in self._absent.items() if absence == "sent nonsense"}

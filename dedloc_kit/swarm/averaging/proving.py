@@ -40,6 +40,12 @@ def proven(pledged: Pledged, question: Prove, shown: Shown, layout: FlatLayout, 
     return Proven(place, gradient, work)
 
 
+def part_of(pledged: Pledged, number: int, chunk: tuple[int, int], shown: Shown) -> Tensor:
+    """What a member has sent of a chunk, float32 [numel]; raises ValueError unless it is what was committed to."""
+    _open(shown.proof.part, number, part_content(*chunk, shown.part), pledged.parts)
+    return _sent(shown.part, *chunk)
+
+
 def _open(opening: Opening, number: int, content: bytes, root: bytes) -> None:
     if opening.number != number or not opening.shows(content, root):
         raise ValueError("it is not what was committed to")

@@ -7,7 +7,7 @@ begins when its members say so. Everyone ends with the same bits, or nobody uses
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from hivemind.utils import MSGPackSerializer
@@ -39,6 +39,9 @@ from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
 from dedloc_kit.swarm.trust.weight import weighing
 from dedloc_kit.training.flat import SharedVector
 
+AVERAGED_ROUNDS = 2
+"""Whose averages the organizer keeps in memory."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -60,6 +63,16 @@ class Found:
     members: frozenset[str]
     seconds: float
     """What it took to find it."""
+
+
+class Averaged(NamedTuple):
+    """What came of a round, for who checks its reducers."""
+
+    owners: tuple[str, ...]
+    """The reducer of each chunk; nobody where there were rows."""
+    chunks: tuple[tuple[int, int], ...]
+    messages: tuple[bytes, ...]
+    """Their averages, as encoded."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,7 @@ class AveragingService(Service):
         self._searching, self._sealing = asyncio.Lock(), asyncio.Lock()
         self._over: dict[str, bytes] = {}
         """The last group, and what late members hear of it."""
+        self._averaged: dict[str, Averaged] = {}
         self._left_out: Tensor | None = None
         """This peer's own vector, if the last round went well without it."""
 
@@ -199,6 +213,10 @@ class AveragingService(Service):
             self._coding.averaged.reset()
             if self._rules.pledges is not None:
                 self._rules.pledges.forget()
+
+    async def averaged(self, group: str) -> Averaged | None:
+        """Of one of the last rounds, to the organizer where members are checked."""
+        return self._averaged.get(group)
 
     # A round
 
@@ -332,6 +350,10 @@ class AveragingService(Service):
 
     def _keep(self, request: GroupRequest, group: Group, introductions: Introductions, runner: AllReduce) -> None:
         """Hold the average for members that missed it."""
+        if self._rules.pledges is not None and self._signer.peer == self._organizer:
+            self._averaged[group.id] = Averaged(runner.owners, tuple(runner.plan.chunks), tuple(runner.messages))
+            for old in list(self._averaged)[:-AVERAGED_ROUNDS]:
+                del self._averaged[old]
         metadata = MSGPackSerializer.dumps(list(introductions.signed))
         self._donor.keep(
             RecentAverage(

@@ -14,7 +14,7 @@ from statistics import median_low
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from torch import isfinite
+from torch import Tensor, isfinite
 
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.network.service import NoAnswer
@@ -66,6 +66,16 @@ class Inquiry(Protocol):
 
     def own(self, question: Recompute) -> Found:
         """The same by the organizer itself."""
+
+    def reducers(self, group: str) -> tuple[str, ...]:
+        """Who averaged each chunk of a round; nobody if that is not known (any more)."""
+
+    def made(self, group: str, number: int) -> Tensor:
+        """What its reducer made of a chunk, float32 [numel], as all decode it; raises ValueError if it is not known
+        (any more)."""
+
+    def sent(self, peer: str, pledged: Pledged, number: int) -> Tensor:
+        """What a member sent of a chunk, float32 [numel]; raises NoAnswer, or ValueError for nonsense."""
 
 
 class _End(Exception):

@@ -14,10 +14,13 @@ from functools import partial
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
-from dedloc_kit.swarm.trust.audit import Audit, Inquiry, Result
+from dedloc_kit.swarm.network.service import NoAnswer
+from dedloc_kit.swarm.trust.audit import AT_ONCE, Audit, Inquiry, Result
+from dedloc_kit.swarm.trust.averages import averaged_again, is_far_off
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.residuals import MAX_AUTHORS, Residuals
 from dedloc_kit.swarm.trust.verdicts import Tally, Verdict
+from dedloc_kit.swarm.trust.weight import weighing
 
 ALARM_STEPS = 50
 """For so many steps after a conviction more is checked."""
@@ -26,6 +29,8 @@ MOST_UNSHOWN = 5
 AUDITS_AT_ONCE, MAX_WAITING = 2, 16
 _END = 2**60
 """A global step after all others: nothing matters any more."""
+MOST_WRONG = 3
+"""Whoever has made so many averages in a row that were far off is sent away."""
 SPARED_STEPS = 20
 """Nobody is convicted again while it may not have heard yet that it is sent away."""
 
@@ -56,6 +61,8 @@ class Auditor:
         self._step = self._alarm_until = self.waiting = 0
         self._unshown: dict[str, tuple[int, int]] = {}
         """How often in a row somebody did not show its work, and how many audits had passed by then."""
+        self._wrong: dict[str, int] = {}
+        """How many averages in a row of a reducer were far off."""
         self._convicted: dict[str, int] = {}
         self._closed = False
         self.tally = Tally()
@@ -78,6 +85,10 @@ class Auditor:
             for peer, pledged in {} if alone else counted.items():
                 if self._drawn(peer):
                     self._submit(partial(self._audit, peer, pledged))
+            if len(counted) > 1 and (self._wrong or self._chance.random() < self.share):
+                claims = {peer: contribution.samples for peer, contribution in contributions.items()}
+                weights = {peer: weight for peer, weight in weighing(self._trust)(claims).items() if weight}
+                self._submit(partial(self._audit_average, {peer: counted[peer] for peer in weights}, weights))
 
     @property
     def idle(self) -> bool:
@@ -90,9 +101,10 @@ class Auditor:
         self._line.shutdown(wait=False, cancel_futures=True)
 
     def _drawn(self, peer: str) -> bool:
-        if self._step < self._convicted.get(peer, -SPARED_STEPS) + SPARED_STEPS:
-            return False
-        return peer in self._unshown or self._chance.random() < self.share
+        return not self._spared(peer) and (peer in self._unshown or self._chance.random() < self.share)
+
+    def _spared(self, peer: str) -> bool:
+        return self._step < self._convicted.get(peer, -SPARED_STEPS) + SPARED_STEPS
 
     def _submit(self, task: Callable[[], None]) -> None:
         """Not if too much waits already."""
@@ -119,6 +131,39 @@ class Auditor:
         if unshown is not None:
             self._convict(unshown)
 
+    def _audit_average(self, counted: Mapping[str, Pledged], weights: Mapping[str, int]) -> None:
+        """Average a chunk again that a reducer has averaged."""
+        pledges = list(counted.values())
+        group = pledges[0].group if pledges else ""
+        reducers = self._inquiry.reducers(group)
+        if not reducers:
+            return
+        suspects = [number for number, reducer in enumerate(reducers) if reducer in self._wrong]
+        number = self._chance.choice(suspects or range(len(reducers)))
+        try:
+            made = self._inquiry.made(group, number)
+            with ThreadPoolExecutor(AT_ONCE, "parts") as line:
+                shown = line.map(lambda each: self._inquiry.sent(each[0], each[1], number), counted.items())
+                parts = list(shown)
+        except (NoAnswer, ValueError):
+            return  # whoever does not show its part is found by other audits
+        right = averaged_again(parts, [weights[peer] for peer in counted], self._trust)
+        with self._lock:
+            wrong = self._note_average(reducers[number], is_far_off(made, right))
+        if wrong:
+            why = f"what it averaged is not what was sent (global step {pledges[0].step})"
+            self._convict(Verdict(reducers[number], why, tuple(pledges)))
+
+    def _note_average(self, reducer: str, far_off: bool) -> bool:
+        """Was it wrong too often?"""
+        if not far_off or self._spared(reducer):
+            self._wrong.pop(reducer, None)
+            return False
+        self._wrong[reducer] = self._wrong.get(reducer, 0) + 1
+        for peer in list(self._wrong)[:-MAX_AUTHORS]:
+            del self._wrong[peer]
+        return self._wrong[reducer] >= MOST_WRONG
+
     def _newest(self) -> int:
         return _END if self._closed else self._step
 
@@ -143,12 +188,13 @@ class Auditor:
 
     def _convict(self, verdict: Verdict) -> None:
         with self._lock:
-            if self._step < self._convicted.get(verdict.peer, -SPARED_STEPS) + SPARED_STEPS:
+            if self._spared(verdict.peer):
                 return
             self._convicted[verdict.peer] = self._step
             for peer in list(self._convicted)[:-MAX_AUTHORS]:
                 del self._convicted[peer]
             self._unshown.pop(verdict.peer, None)
+            self._wrong.pop(verdict.peer, None)
             self._alarm_until = self._step + ALARM_STEPS
             self.tally = replace(self.tally, convicted=self.tally.convicted + 1)
         self._sentence(verdict)

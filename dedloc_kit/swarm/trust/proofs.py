@@ -68,7 +68,7 @@ class ProofService(Service):
             shown = await asyncio.to_thread(self._prove, question)
             if shown is None:
                 return
-            for message in (encode(shown.proof), *shown[1:]):
+            for message in (encode(shown.proof), shown.part, *(() if question.alone else shown[2:])):
                 await stream.send(message)
         finally:
             self._busy = False
@@ -80,5 +80,7 @@ class ProofService(Service):
             async with asyncio.timeout(PROOF_SECONDS), self._endpoint.open(peer, self, encode(question)) as stream:
                 proof = await stream.receive_record(Proof)
                 part = await stream.receive(MAX_PART_BYTES)
+                if question.alone:
+                    return Shown(proof, part, b"", b"", b"")
                 before, after = await stream.receive(MAX_PIECE_BYTES), await stream.receive(MAX_PIECE_BYTES)
                 return Shown(proof, part, before, after, await stream.receive(MAX_WORK_BYTES))

@@ -20,6 +20,8 @@ class Prove(Record):
 
     group: Digest
     """The round."""
+    alone: bool = False
+    """Only what was sent, without residuals and work."""
     part: Annotated[int, Field(ge=0, lt=MAX_CONTENTS)]
     """Which chunk of it: what remains when this is divided by their number, which who asks does not know."""
 

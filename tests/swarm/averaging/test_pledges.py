@@ -15,11 +15,12 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of, read_part
 from dedloc_kit.swarm.averaging.compression import decode as decode_values
 from dedloc_kit.swarm.averaging.pledges import LOTS
-from dedloc_kit.swarm.averaging.proving import proven
+from dedloc_kit.swarm.averaging.proving import part_of, proven
 from dedloc_kit.swarm.averaging.result import RoundResult
-from dedloc_kit.swarm.averaging.service import Opening
+from dedloc_kit.swarm.averaging.service import AVERAGED_ROUNDS, Opening
 from dedloc_kit.swarm.network.identity import opened, parted
 from dedloc_kit.swarm.network.service import Stream, decode, encode
+from dedloc_kit.swarm.trust.averages import FAR_OFF, averaged_again
 from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
 from dedloc_kit.swarm.trust.proofs import Proven
@@ -234,3 +235,32 @@ def test_a_vector_that_cannot_be_encoded_is_the_fault_of_who_brings_it(tmp_path:
         assert all(result.culprits == {liar} for result in results), results
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("compression", ["4bit", "8bit", "none"])
+def test_the_organizer_averages_again_what_each_reducer_has_averaged(tmp_path: Path, compression: str) -> None:
+    party = a_party(tmp_path, compression)
+    peers = [signer.peer for signer in party._signers]
+    organizer: Any = party._services[peers[0]]
+    organizer._organizer = peers[0]
+
+    async def meet() -> None:
+        for _ in range(3):
+            results = await party.results()
+            pledges = [pledge_of(party, member, results[0]) for member in range(len(peers))]
+            averaged = await organizer.averaged(pledges[0].group)
+            assert set(averaged.owners) == set(peers)
+            for number, chunk in enumerate(averaged.chunks):
+                question = Prove(group=pledges[0].group, part=number, alone=True)
+                shown = [pledges_of.prove(question) for pledges_of in party.pledges]
+                parts = [part_of(p, number, chunk, s) for p, s in zip(pledges, shown, strict=True) if s is not None]
+                right = averaged_again(parts, [p.samples for p in pledges], party._run.trust)
+                made = decode_part(averaged.messages[number])
+                off = float((made - right).norm() / right.norm())
+                assert off < (1e-6 if compression == "none" else FAR_OFF / 2)
+                with pytest.raises(ValueError, match="committed"):
+                    part_of(pledges[0], number, chunk, shown[1])  # type: ignore[arg-type]
+        assert await organizer.averaged("ab" * 20) is None
+        assert len(organizer._averaged) == AVERAGED_ROUNDS
+
+    asyncio.run(meet())

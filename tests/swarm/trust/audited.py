@@ -75,6 +75,8 @@ class World:
     contradicts: frozenset[str] = frozenset()
     accuses: frozenset[str] = frozenset()
     """They compute the work of others wrongly."""
+    spoils: frozenset[str] = frozenset()
+    """They reduce, and make something else of what was sent."""
     unable: bool = False
     """Nobody has the parameters any more, the organizer neither."""
     seconds: float = 0.0
@@ -83,6 +85,7 @@ class World:
     def __post_init__(self) -> None:
         self.asked: list[tuple[str, Recompute]] = []
         self.proofs: list[str] = []
+        self.made_by: list[str] = []
         self._random, self._lock = Random(7), threading.Lock()
 
     def lines(self, step: int) -> list[Work]:
@@ -125,6 +128,22 @@ class World:
         if peer == question.author and peer in self.inflates:
             norms = [1e9 for _ in norms]
         return Found(projections=tuple(tuple(project(each, question.seed)) for each in found), norms=tuple(norms))
+
+    def reducers(self, group: str) -> tuple[str, ...]:
+        return tuple(self.peers)
+
+    def made(self, group: str, number: int) -> Tensor:
+        self.made_by.append(tuple(self.peers)[number])
+        right = self._noisy(sum((2 * self._sent("alice", number), self._sent("bob", number)), torch.zeros(VALUES)) / 3)
+        return -right if self.made_by[-1] in self.spoils else right
+
+    def sent(self, peer: str, pledged: Pledged, number: int) -> Tensor:
+        if peer in self.mute:
+            raise NoAnswer(peer)
+        return self._sent(peer, number)
+
+    def _sent(self, peer: str, number: int) -> Tensor:
+        return gradient(peer, "sent", Work(number, None, 0, 1, 1))
 
     def own(self, question: Recompute) -> Found:
         return self.recompute("organizer", question)

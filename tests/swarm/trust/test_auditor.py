@@ -10,7 +10,7 @@ from random import Random
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS
-from dedloc_kit.swarm.trust.auditor import ALARM_STEPS, MAX_WAITING, MOST_UNSHOWN, SPARED_STEPS, Auditor
+from dedloc_kit.swarm.trust.auditor import ALARM_STEPS, MAX_WAITING, MOST_UNSHOWN, MOST_WRONG, SPARED_STEPS, Auditor
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.questions import Found, Recompute
 from dedloc_kit.swarm.trust.verdicts import Verdict
@@ -25,6 +25,7 @@ class Run:
     """Steps of a world, each audited to its end before the next one."""
 
     auditor: Auditor
+    world: World
     verdicts: list[Verdict] = field(default_factory=list)
     step: int = 0
     before: dict[str, bytes] = field(default_factory=dict)
@@ -59,7 +60,7 @@ def run_of(world: World, trust: TrustConfig = ALWAYS) -> Iterator[Run]:
     verdicts = list[Verdict]()
     auditor = Auditor(trust, NOTHING_LOST, world, verdicts.append, Random(3))
     try:
-        yield Run(auditor, verdicts)
+        yield Run(auditor, world, verdicts)
     finally:
         auditor.close()
 
@@ -231,3 +232,38 @@ def test_an_audit_that_breaks_does_not_end_those_after_it() -> None:
         run.takes("alice")
         assert run.auditor.tally.passed == 1
         assert not run.convicted
+
+
+def reduced(run: Run, steps: int) -> None:
+    """Alice brings twice what Bob does, and all reduce."""
+    for _ in range(steps):
+        run.step += 1
+        alice, bob = (pledged(peer, run.step, samples=n, session_samples=n) for peer, n in (("alice", 80), ("bob", 40)))
+        run.auditor.stepped(run.step, {"alice": alice, "bob": bob})
+        run.settles()
+
+
+def test_a_reducer_that_makes_something_else_of_what_was_sent_is_sent_away_after_some_averages_and_no_other() -> None:
+    with run_of(World(spoils=frozenset({"carol"}))) as run:
+        reduced(run, 30)
+        assert set(run.convicted) == {"carol"}
+        assert "averaged" in run.verdicts[0].why
+        assert run.world.made_by.count("carol") >= MOST_WRONG
+        assert set(run.world.made_by) == set(run.world.peers), "honest ones were looked at as well"
+
+
+def test_one_average_that_is_far_off_sends_nobody_away_if_the_next_one_is_right() -> None:
+    world = World(spoils=frozenset({"alice", "bob", "carol", "dave"}))
+    with run_of(world) as run:
+        reduced(run, MOST_WRONG - 1)
+        world.spoils = frozenset()
+        reduced(run, 2 * len(world.peers))
+        world.spoils = frozenset({"alice", "bob", "carol", "dave"})
+        reduced(run, MOST_WRONG - 1)
+        assert run.convicted == []
+
+
+def test_an_average_of_parts_that_are_not_shown_is_not_judged() -> None:
+    with run_of(World(spoils=frozenset({"carol"}), mute=frozenset({"bob"}))) as run:
+        reduced(run, MOST_WRONG + 1)
+        assert "carol" not in run.convicted
