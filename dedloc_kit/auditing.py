@@ -14,12 +14,12 @@ from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.averaging.compression import codec_of, decode, read_part
-from dedloc_kit.swarm.averaging.proving import part_of, proven
+from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.service import Averaged, AveragingService
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.answering import RecomputeService
 from dedloc_kit.swarm.trust.auditor import Auditor
-from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
+from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.trust.recomputing import Recomputer
@@ -105,8 +105,11 @@ class Inquiries:
         averaged = self._averaged(pledged.group)
         if averaged is None:
             raise ValueError("it is too long ago")
-        shown = self.prove(peer, Prove(group=pledged.group, part=number, alone=True))
+        shown = self.prove(peer, Prove(group=pledged.group, part=number, only="part"))
         return part_of(pledged, number, averaged.chunks[number], shown)
+
+    def work(self, peer: str, pledged: Pledged) -> list[Work]:
+        return work_of(pledged, self._host.call(ProofService.ask_work, peer, pledged.group).result())
 
     def _averaged(self, group: str) -> Averaged | None:
         return self._host.call(AveragingService.averaged, group).result()

@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "work of before may be brought again",
+        "swarm/trust/audit.py",
+        "overlap([*proven.work, *self._earlier_work()])",
+        "overlap(proven.work)",
+        "tests/swarm/trust/test_audit.py -k lies_is_convicted",
+    ),
+    Mutation(
         "what reducers make of the parts is not looked at",
         "swarm/trust/auditor.py",
         "if len(counted) > 1 and (",

@@ -237,7 +237,10 @@ def exchange_of(
             checks: Sequence[Service] = ()
             if pledges is not None:
                 organizer = node.gate.organizer
-                checks = ProofService(endpoint, organizer, pledges.prove), RecomputeService(endpoint, organizer)
+                checks = (
+                    ProofService(endpoint, organizer, pledges.prove, pledges.work_of),
+                    RecomputeService(endpoint, organizer),
+                )
             for service in (transfer, groups, rows, averaging, *checks):
                 await endpoint.add(service)
             yield node.gate, transfer, averaging, *checks

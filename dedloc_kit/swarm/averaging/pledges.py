@@ -20,6 +20,8 @@ from dedloc_kit.swarm.trust.questions import Proof, Prove
 
 LOTS = 4
 """Rounds of which all that was committed to is kept. A round that failed here may have counted elsewhere."""
+WORK_ROUNDS = 16
+"""The same of the work alone, which says that nothing is brought again."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +44,7 @@ class Pledges:
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
         self._made: dict[str, _Made] = {}
+        self._work: dict[str, bytes] = {}
         # Of the residuals, so that those after a round are not hashed again before the next one.
         self._now: Commitment | None = None
         self._next: Commitment | None = None
@@ -78,7 +81,10 @@ class Pledges:
                 "microbatches": len(work),
             }
         )
-        self._keep(group, made, [*encoded, *before, *after, b"".join(work)])
+        self._work[group] = b"".join(work)
+        for old in list(self._work)[:-WORK_ROUNDS]:
+            del self._work[old]
+        self._keep(group, made, [*encoded, *before, *after, self._work[group]])
         return pledged, Sealed(encoded, made.parts)
 
     def _keep(self, group: str, made: _Made, contents: Sequence[bytes | memoryview]) -> None:
@@ -102,6 +108,10 @@ class Pledges:
         """Nothing can be shown any more."""
         self._made = {}
         self._kept.close()
+
+    def work_of(self, group: str) -> bytes | None:
+        """All lines of work that were committed to in a round; none if they are not kept."""
+        return self._work.get(group)
 
     def prove(self, question: Prove) -> Shown | None:
         """What was committed to; nothing if it is not kept. It reads from the disk."""

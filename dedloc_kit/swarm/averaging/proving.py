@@ -1,16 +1,12 @@
 """Does what a member shows of a round bear out what it has signed? The other side of `pledges`."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from itertools import pairwise
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from dedloc_kit.swarm.averaging.compression import ChunkCompression, Codec, check, decode, read_part
 from dedloc_kit.swarm.trust.commitments import Commitment, Opening
-from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work, lines, part_content, pieces, window
+from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work, lines, overlap, part_content, pieces, window
 from dedloc_kit.swarm.trust.projections import compressed_honestly, implied
 from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.trust.questions import Prove
@@ -29,7 +25,7 @@ def proven(pledged: Pledged, question: Prove, shown: Shown, layout: FlatLayout, 
     place = window(proof.begin, proof.end)
     before = _residual(proof.before, place, shown.before, pledged.before, layout.size)
     after = _residual(proof.after, place, shown.after, pledged.after, layout.size)
-    work = _work(shown.work, pledged)
+    work = work_of(pledged, shown.work)
     way = codec.small if proof.begin >= layout.large else codec.gradients
     sent = _sent(shown.part, proof.begin, proof.end)[place.begin - proof.begin : place.end - proof.begin]
     gradient = implied(sent, before, after, float(pledged.samples))
@@ -66,7 +62,8 @@ def _residual(opening: Opening, place: Window, content: bytes, root: bytes, size
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _work(shown: bytes, pledged: Pledged) -> list[Work]:
+def work_of(pledged: Pledged, shown: bytes) -> list[Work]:
+    """The work that a member has committed to; raises as `proven`."""
     each = lines(shown)
     if Commitment(each).root != pledged.work:
         raise ValueError("it is not the work that was committed to")
@@ -76,16 +73,9 @@ def _work(shown: bytes, pledged: Pledged) -> list[Work]:
         raise Contradiction(f"of its work: {error}") from None
     if len(work) != pledged.microbatches or sum(line.samples for line in work) != pledged.samples:
         raise Contradiction("its work is not as much as it has signed")
-    if _overlap(work):
+    if overlap(work):
         raise Contradiction("it has counted samples twice")
     return work
-
-
-def _overlap(work: Sequence[Work]) -> bool:
-    blocks = defaultdict[int, list[tuple[int, int]]](list)
-    for each in work:
-        blocks[each.block].append((each.position, each.position + each.samples))
-    return any(before[1] > after[0] for spans in blocks.values() for before, after in pairwise(sorted(spans)))
 
 
 def _sent(encoded: bytes, begin: int, end: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, isfinite
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS
-from dedloc_kit.swarm.trust.pledge import Pledged, Work
+from dedloc_kit.swarm.trust.pledge import Pledged, Work, overlap
 from dedloc_kit.swarm.trust.projections import TOLERANCE, Recomputed, difference, project
 from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
 from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Prove, Recompute
@@ -61,6 +61,9 @@ class Inquiry(Protocol):
     def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
         """What follows from what was shown; raises Contradiction, or ValueError for what shows nothing."""
 
+    def work(self, peer: str, pledged: Pledged) -> list[Work]:
+        """Of a contribution; raises as `prove` and `proven`."""
+
     def recompute(self, peer: str, question: Recompute) -> Found:
         """Raises NoAnswer."""
 
@@ -99,13 +102,21 @@ class Audit:
     """Of one contribution.
 
     :param author: who has brought it
+    :param earlier: what it has brought shortly before
     :param newest: the global step that the run has come to
     :param chance: for what nobody may foresee
     """
 
     def __init__(
-        self, author: str, pledged: Pledged, inquiry: Inquiry, newest: Callable[[], int], chance: Random
+        self,
+        author: str,
+        pledged: Pledged,
+        earlier: Sequence[Pledged],
+        inquiry: Inquiry,
+        newest: Callable[[], int],
+        chance: Random,
     ) -> None:
+        self._earlier = [each for each in earlier if each.session == pledged.session]
         self._author, self._pledged, self._inquiry = author, pledged, inquiry
         self._newest, self._chance = newest, chance
         self._records: list[Record] = [pledged]
@@ -125,6 +136,8 @@ class Audit:
                 raise Contradiction("what it compressed is not finite")
             if not proven.work or any(line.step >= self._pledged.step for line in proven.work):
                 raise Contradiction("it names no work, or parameters that did not exist yet")
+            if overlap([*proven.work, *self._earlier_work()]):
+                raise Contradiction("it brings work again that it has brought before")
         except Contradiction as lie:
             return self._convicted([self._guilty(self._author, str(lie))])
         if proven.window.begin >= proven.window.end:
@@ -163,6 +176,15 @@ class Audit:
         except Contradiction:
             raise
         except (NoAnswer, ValueError):  # nonsense shows nothing
+            raise silent from None
+
+    def _earlier_work(self) -> list[Work]:
+        silent = self._silent()
+        try:
+            return [line for each in self._earlier for line in self._inquiry.work(self._author, each)]
+        except Contradiction:
+            raise
+        except (NoAnswer, ValueError):
             raise silent from None
 
     def _checked(self, lots: Sequence["_Lot"]) -> dict[int, _Account]:

@@ -7,7 +7,7 @@ in any case; while it is away nobody is checked.
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -84,7 +84,7 @@ class Auditor:
                 self._submit(partial(self._convict, Verdict(peer, why, (counted[peer],))))
             for peer, pledged in {} if alone else counted.items():
                 if self._drawn(peer):
-                    self._submit(partial(self._audit, peer, pledged))
+                    self._submit(partial(self._audit, peer, pledged, self._residuals.earlier(peer)))
             if len(counted) > 1 and (self._wrong or self._chance.random() < self.share):
                 claims = {peer: contribution.samples for peer, contribution in contributions.items()}
                 weights = {peer: weight for peer, weight in weighing(self._trust)(claims).items() if weight}
@@ -121,8 +121,8 @@ class Auditor:
             with self._lock:
                 self.waiting -= 1
 
-    def _audit(self, author: str, pledged: Pledged) -> None:
-        outcome = Audit(author, pledged, self._inquiry, self._newest, self._chance).outcome()
+    def _audit(self, author: str, pledged: Pledged, earlier: Sequence[Pledged]) -> None:
+        outcome = Audit(author, pledged, earlier, self._inquiry, self._newest, self._chance).outcome()
         _log.info("audit of %s in global step %d: %s", author, pledged.step, outcome.result)
         for verdict in outcome.verdicts:
             self._convict(verdict)

@@ -6,9 +6,11 @@ the others do, or to the question.
 """
 
 import struct
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -120,6 +122,14 @@ def lines(contents: bytes) -> list[bytes]:
     if len(contents) % size or len(contents) > MAX_CONTENTS * size:
         raise ValueError("no lines of work")
     return [contents[at : at + size] for at in range(0, len(contents), size)]
+
+
+def overlap(work: Iterable[Work]) -> bool:
+    """Is there a sample of a session that is in two of them?"""
+    blocks = defaultdict[int, list[tuple[int, int]]](list)
+    for each in work:
+        blocks[each.block].append((each.position, each.position + each.samples))
+    return any(before[1] > after[0] for spans in blocks.values() for before, after in pairwise(sorted(spans)))
 
 
 class Window(NamedTuple):

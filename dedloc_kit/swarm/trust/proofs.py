@@ -1,7 +1,7 @@
 """The organizer asks a member to show what it committed to, and gets the head of the answer and the contents."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -51,12 +51,20 @@ class ProofService(Service):
     others on the organizer's side.
 
     :param prove: what was committed to, read from the disk; none if it is not kept
+    :param work_of: all lines of a round of before, likewise
     """
 
     name = "proofs"
 
-    def __init__(self, endpoint: Endpoint, organizer: str, prove: Callable[[Prove], Shown | None]) -> None:
-        self._endpoint, self._organizer, self._prove = endpoint, organizer, prove
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        organizer: str,
+        prove: Callable[[Prove], Shown | None],
+        work_of: Callable[[str], bytes | None],
+    ) -> None:
+        self._endpoint, self._organizer = endpoint, organizer
+        self._prove, self._work_of = prove, work_of
         self._busy = False
 
     async def serve(self, peer: str, stream: Stream) -> None:
@@ -65,14 +73,28 @@ class ProofService(Service):
         self._busy = True
         try:
             question = await stream.receive_question(Prove)
-            shown = await asyncio.to_thread(self._prove, question)
-            if shown is None:
-                return
-            for message in (encode(shown.proof), shown.part, *(() if question.alone else shown[2:])):
+            for message in await self._answer(question):
                 await stream.send(message)
         finally:
             self._busy = False
         await stream.closed()
+
+    async def _answer(self, question: Prove) -> Sequence[bytes]:
+        """Nothing if it is not kept."""
+        if question.only == "work":
+            work = self._work_of(question.group)
+            return [work] if work else []
+        shown = await asyncio.to_thread(self._prove, question)
+        if shown is None:
+            return []
+        return [encode(shown.proof), shown.part, *(() if question.only else shown[2:])]
+
+    async def ask_work(self, peer: str, group: str) -> bytes:
+        """The lines of work that a member shows of a round; raises NoAnswer."""
+        question = encode(Prove(group=group, only="work"))
+        with answered(peer):
+            async with asyncio.timeout(PROOF_SECONDS), self._endpoint.open(peer, self, question) as stream:
+                return await stream.receive(MAX_WORK_BYTES)
 
     async def ask(self, peer: str, question: Prove) -> Shown:
         """What a member shows; raises NoAnswer."""
@@ -80,7 +102,7 @@ class ProofService(Service):
             async with asyncio.timeout(PROOF_SECONDS), self._endpoint.open(peer, self, encode(question)) as stream:
                 proof = await stream.receive_record(Proof)
                 part = await stream.receive(MAX_PART_BYTES)
-                if question.alone:
+                if question.only:
                     return Shown(proof, part, b"", b"", b"")
                 before, after = await stream.receive(MAX_PIECE_BYTES), await stream.receive(MAX_PIECE_BYTES)
                 return Shown(proof, part, before, after, await stream.receive(MAX_WORK_BYTES))

@@ -1,6 +1,6 @@
 """What the organizer's auditor asks volunteers, and what they answer. Nobody else is answered."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,9 +20,9 @@ class Prove(Record):
 
     group: Digest
     """The round."""
-    alone: bool = False
-    """Only what was sent, without residuals and work."""
-    part: Annotated[int, Field(ge=0, lt=MAX_CONTENTS)]
+    only: Literal["", "part", "work"] = ""
+    """Not all of it: what was sent of the part, or the lines of work."""
+    part: Annotated[int, Field(ge=0, lt=MAX_CONTENTS)] = 0
     """Which chunk of it: what remains when this is divided by their number, which who asks does not know."""
 
 

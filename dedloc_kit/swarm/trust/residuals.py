@@ -8,6 +8,9 @@ from collections.abc import Mapping
 
 from dedloc_kit.swarm.trust.pledge import Pledged
 
+EARLIER = 8
+"""Contributions that are remembered of each besides the last one: what is brought again of an older one was computed
+with parameters that nobody keeps."""
 MAX_AUTHORS = 2**14
 """That are remembered; of the others again nothing is known."""
 
@@ -25,7 +28,7 @@ class Residuals:
     def __init__(self, nothing: bytes) -> None:
         self._nothing = nothing
         self._step = 0
-        self._known: dict[str, Pledged] = {}
+        self._known: dict[str, tuple[Pledged, ...]] = {}
 
     def follow(self, step: int, counted: Mapping[str, Pledged]) -> list[str]:
         """Take note of a global step.
@@ -38,13 +41,17 @@ class Residuals:
         self._step = step
         broken = [peer for peer, pledged in counted.items() if not self._goes_on(self._known.get(peer), pledged)]
         for peer, pledged in counted.items():
-            self._known.pop(peer, None)
-            self._known[peer] = pledged
+            self._known[peer] = (*self._known.pop(peer, ()), pledged)[-1 - EARLIER :]
         for peer in list(self._known)[:-MAX_AUTHORS]:
             del self._known[peer]
         return broken
 
-    def _goes_on(self, last: Pledged | None, pledged: Pledged) -> bool:
-        if last is None or pledged.before == self._nothing:
+    def earlier(self, peer: str) -> tuple[Pledged, ...]:
+        """What it brought before its last contribution."""
+        return self._known.get(peer, ())[:-1]
+
+    def _goes_on(self, known: tuple[Pledged, ...] | None, pledged: Pledged) -> bool:
+        if not known or pledged.before == self._nothing:
             return True
+        last = known[-1]
         return pledged.session == last.session and pledged.before in (last.after, last.before)

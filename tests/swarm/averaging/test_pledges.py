@@ -15,7 +15,7 @@ from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of, read_part
 from dedloc_kit.swarm.averaging.compression import decode as decode_values
 from dedloc_kit.swarm.averaging.pledges import LOTS
-from dedloc_kit.swarm.averaging.proving import part_of, proven
+from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AVERAGED_ROUNDS, Opening
 from dedloc_kit.swarm.network.identity import opened, parted
@@ -249,9 +249,12 @@ def test_the_organizer_averages_again_what_each_reducer_has_averaged(tmp_path: P
             results = await party.results()
             pledges = [pledge_of(party, member, results[0]) for member in range(len(peers))]
             averaged = await organizer.averaged(pledges[0].group)
+            for pledges_of, pledged in zip(party.pledges, pledges, strict=True):
+                shown_work = pledges_of.work_of(pledged.group)
+                assert shown_work and len(work_of(pledged, shown_work)) == pledged.microbatches
             assert set(averaged.owners) == set(peers)
             for number, chunk in enumerate(averaged.chunks):
-                question = Prove(group=pledges[0].group, part=number, alone=True)
+                question = Prove(group=pledges[0].group, part=number, only="part")
                 shown = [pledges_of.prove(question) for pledges_of in party.pledges]
                 parts = [part_of(p, number, chunk, s) for p, s in zip(pledges, shown, strict=True) if s is not None]
                 right = averaged_again(parts, [p.samples for p in pledges], party._run.trust)

@@ -57,7 +57,7 @@ class Meeting:
         in_own_loop(meet())
 
     def proofs_of(self, name: str) -> ProofService:
-        return ProofService(self.ends[name], "", lambda _: None)
+        return ProofService(self.ends[name], "", lambda _: None, lambda _: None)
 
     def recompute_of(self, name: str) -> RecomputeService:
         return RecomputeService(self.ends[name], "")
@@ -71,7 +71,7 @@ def test_only_the_organizer_is_answered_not_a_member_and_not_a_stranger(tmp_path
     async def ask(meeting: Meeting) -> None:
         end, organizer = meeting.ends["alice"], meeting.organizer.signer.peer
         recomputing = RecomputeService(end, organizer)
-        await end.add(ProofService(end, organizer, meeting.prove))
+        await end.add(ProofService(end, organizer, meeting.prove, lambda _: b""))
         await end.add(recomputing)
         for name in ("mallory", "stranger"):
             with pytest.raises(NoAnswer):

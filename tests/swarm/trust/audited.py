@@ -72,6 +72,8 @@ class World:
     """They do the same, and account for one microbatch so that it adds up."""
     inflates: frozenset[str] = frozenset()
     """They do the same, and say that the whole gradient was so large that all of it is rounding."""
+    repeats: frozenset[str] = frozenset()
+    """They bring the work of the step before again, and its true gradient."""
     contradicts: frozenset[str] = frozenset()
     accuses: frozenset[str] = frozenset()
     """They compute the work of others wrongly."""
@@ -88,8 +90,9 @@ class World:
         self.made_by: list[str] = []
         self._random, self._lock = Random(7), threading.Lock()
 
-    def lines(self, step: int) -> list[Work]:
-        return [Work(0, None, 4 * number, 4, step - 1) for number in range(self.microbatches)]
+    def lines(self, step: int, author: str = "") -> list[Work]:
+        block = 0 if author in self.repeats else step
+        return [Work(block, None, 4 * number, 4, step - 1) for number in range(self.microbatches)]
 
     # As an Inquiry
 
@@ -106,11 +109,16 @@ class World:
         author = pledged.name
         if author in self.contradicts:
             raise Contradiction("its work overlaps")
-        work = self.lines(pledged.step)
+        work = self.lines(pledged.step, author)
         implied = torch.stack([self._noisy(gradient(author, pledged.session, line)) for line in work]).mean(0)
         if author in self.sends_other | self.covers_up | self.inflates:
             implied = -implied
         return Proven(Window(0, 0, VALUES), implied, work)
+
+    def work(self, peer: str, pledged: Pledged) -> list[Work]:
+        if peer in self.mute:
+            raise NoAnswer(peer)
+        return self.lines(pledged.step, peer)
 
     def recompute(self, peer: str, question: Recompute) -> Found:
         time.sleep(self.seconds)

@@ -12,7 +12,8 @@ from tests.swarm.trust.audited import World, pledged
 
 
 def audited(world: World, author: str = "alice", chance: int = 1, newest: int = 7) -> Outcome:
-    return Audit(author, pledged(author, 7), world, lambda: newest, Random(chance)).outcome()
+    earlier = [pledged(author, 6), pledged(author, 5, session="cd")]
+    return Audit(author, pledged(author, 7), earlier, world, lambda: newest, Random(chance)).outcome()
 
 
 def convicted(outcome: Outcome) -> set[str]:
@@ -40,7 +41,7 @@ def test_nobody_honest_is_ever_convicted(audits: int) -> None:
     assert results == {"passed"}
 
 
-@pytest.mark.parametrize("how", ["sends_other", "covers_up", "inflates", "contradicts"])
+@pytest.mark.parametrize("how", ["sends_other", "covers_up", "inflates", "contradicts", "repeats"])
 @pytest.mark.parametrize("chance", range(5))
 def test_an_author_that_lies_is_convicted_and_nobody_else(how: str, chance: int) -> None:
     world = World()

@@ -21,6 +21,7 @@ from dedloc_kit.swarm.trust.questions import Proof, Prove
 from tests.swarm.local_network import LocalNetwork
 
 QUESTION = Prove(group="ab", part=3)
+WORKS = {"ab": b"w" * MAX_WORK_BYTES}
 _LONG = Opening(number=2**16 - 1, count=2**16, path=(bytes(32),) * 16)
 LARGEST = Shown(
     Proof(begin=2**53, end=2**53, part=_LONG, before=_LONG, after=_LONG),
@@ -36,9 +37,9 @@ def asked(do: Callable[[LocalNetwork, ProofService], Awaitable[None]], prove: Ca
 
     async def meet() -> None:
         network = LocalNetwork()
-        await network.endpoint("alice").add(ProofService(network.endpoint("alice"), "organizer", prove))
-        await network.endpoint("mallory").add(ProofService(network.endpoint("mallory"), "organizer", prove))
-        organizer = ProofService(network.endpoint("organizer"), "organizer", lambda _: None)
+        await network.endpoint("alice").add(ProofService(network.endpoint("alice"), "organizer", prove, WORKS.get))
+        await network.endpoint("mallory").add(ProofService(network.endpoint("mallory"), "organizer", prove, WORKS.get))
+        organizer = ProofService(network.endpoint("organizer"), "organizer", lambda _: None, WORKS.get)
         await network.endpoint("organizer").add(organizer)
         async with asyncio.timeout(60.0):
             await do(network, organizer)
@@ -62,6 +63,17 @@ def test_what_is_not_kept_is_no_answer_and_the_next_question_gets_one() -> None:
     asked(ask, lambda question: LARGEST if question == QUESTION else None)
 
 
+def test_a_part_or_the_work_of_a_round_is_shown_alone() -> None:
+    async def ask(_: LocalNetwork, organizer: ProofService) -> None:
+        shown = await organizer.ask("alice", QUESTION.model_copy(update={"only": "part"}))
+        assert shown == (LARGEST.proof, LARGEST.part, b"", b"", b"")
+        assert await organizer.ask_work("alice", "ab") == WORKS["ab"]
+        with pytest.raises(NoAnswer):
+            await organizer.ask_work("alice", "cd")
+
+    asked(ask, lambda question: LARGEST)
+
+
 def test_another_member_is_shown_nothing() -> None:
     questions = list[Prove]()
 
@@ -70,7 +82,9 @@ def test_another_member_is_shown_nothing() -> None:
         return LARGEST
 
     async def ask(network: LocalNetwork, _: ProofService) -> None:
-        mallory = ProofService(network.endpoint("mallory"), "mallory", lambda _: None)
+        mallory = ProofService(network.endpoint("mallory"), "mallory", lambda _: None, WORKS.get)
+        with pytest.raises(NoAnswer):
+            await mallory.ask_work("alice", "ab")
         with pytest.raises(NoAnswer):
             await mallory.ask("alice", QUESTION)
         assert not questions, "nothing was even read from the disk"
