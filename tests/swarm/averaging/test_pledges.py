@@ -251,7 +251,8 @@ def test_the_organizer_averages_again_what_each_reducer_has_averaged(tmp_path: P
             averaged = await organizer.averaged(pledges[0].group)
             for pledges_of, pledged in zip(party.pledges, pledges, strict=True):
                 shown_work = pledges_of.work_of(pledged.group)
-                assert shown_work and len(work_of(pledged, shown_work)) == pledged.microbatches
+                assert shown_work is not None
+                assert len(work_of(pledged, shown_work)) == pledged.microbatches
             assert set(averaged.owners) == set(peers)
             for number, chunk in enumerate(averaged.chunks):
                 question = Prove(group=pledges[0].group, part=number, only="part")
