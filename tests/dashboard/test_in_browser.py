@@ -25,6 +25,7 @@ from dedloc_kit.worker import volunteer_job
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
     CAPTIONS,
+    CONVICTIONS,
     COORDINATOR,
     EVERYONE,
     LONG,
@@ -566,6 +567,25 @@ def test_hundreds_of_peers_are_shown_in_parts_and_who_was_left_out_with_the_reas
     page.get_by_text("The sizes as a table").click()
     step = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=f"{STEPS - 2}", exact=True))
     expect(step.last).to_contain_text("40")
+
+
+def test_who_was_sent_away_is_told_to_everybody_with_name_date_and_reason(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    expect(page.get_by_text("1 in 50 contributions is checked: 112 checked, 3 sent away.")).to_be_visible()
+    page.get_by_role("link", name="Swarm").click()
+    away = page.get_by_role("region", name="Sent away")
+    expect(away.get_by_text("3 times so far")).to_be_visible()
+    expect(away.locator(".name")).to_have_text([MARKUP, f"peer …{peer_id(901)[-4:]}", LONG])
+    expect(away.locator(".why")).to_have_text([one.why for one in CONVICTIONS])
+    when = [re.compile(r"\w+ \d+, \d{4}$")] * 2 + [re.compile("let in again")]
+    expect(away.locator("li .note")).to_have_text(when)
+    expect(away.get_by_role("link", name="All as a table")).to_be_hidden()
+    photograph(page, "swarm-sent-away")
+    page.get_by_role("link", name="People", exact=True).click()
+    expect(page.locator("tr", has=page.locator(".badge.away:visible"))).to_contain_text(MARKUP)
+    page.get_by_role("link", name=MARKUP).click()
+    expect(page.get_by_text("Sent away", exact=True)).to_be_visible()
+    expect(page.get_by_text("Training now", exact=True)).to_be_hidden()
 
 
 def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -> None:
