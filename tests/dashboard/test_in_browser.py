@@ -684,6 +684,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     for step in (2, 4):
         (path.parent / "checkpoints" / f"step-{step:08d}.safetensors").touch()
     stack.enter_context(peer_folder(path.parent))  # and is up
+    OrderBook(path.parent).kick(peer_id(3), NAMES[3], f"it lied {MARKUP}")
     page.goto(Keys(path.parent).link(dashboard.url))
     expect(page).to_have_url(f"{dashboard.url}/organizer")
     page.get_by_role("button", name="Pause").click()
@@ -698,6 +699,10 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_role("button", name="Let in again: Rabi").click()
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
     expect(page.get_by_text("readmit: ")).to_be_visible()
+    expect(page.locator("li small").get_by_text(f"it lied {MARKUP}")).to_be_visible()
+    page.get_by_role("button", name=f"Let in again: {NAMES[3]}").click()
+    expect(page.get_by_role("button", name=f"Let in again: {NAMES[3]}")).to_have_count(0)
+    assert OrderBook(path.parent).read().kicked == ()
     dialog = page.get_by_role("dialog")
     page.get_by_role("button", name="Decay").click()
     assert barriers(page) == []
