@@ -23,6 +23,7 @@ from dedloc_kit.records import (
     Invitation,
     PeerId,
     PeerText,
+    Reason,
     Record,
     Refusal,
     RunId,
@@ -208,8 +209,18 @@ class LeftOut(Shown):
     rows: tuple[AbsentRow, ...] = ()
 
 
+class SentAway(Shown):
+    peer: PeerId
+    name: PeerText
+    time: Time
+    why: Reason
+    lifted: Time | None
+
+
 class Rounds(Shown):
     left_out: tuple[LeftOut, ...] = ()
+    sent_away: tuple[SentAway, ...] = ()
+    sent_away_count: Count = 0
 
 
 Answer = TypeVar("Answer", bound=Shown)
@@ -225,13 +236,13 @@ def fetch_people(where: str) -> People:
     return _fetch(where, "people", People)
 
 
-def fetch_left_out(where: str, after: int) -> tuple[LeftOut, ...]:
-    """The newest global steps that were taken without some who were to come, newest first.
+def fetch_rounds(where: str, after: int) -> Rounds:
+    """The newest global steps that were taken without some who were to come, and who was found to cheat, newest first.
 
     :param after: a step; what the dashboard tells of others after it is not read here
     Raises UserError if it cannot be had.
     """
-    return _fetch(where, "rounds", Rounds, after=str(after)).left_out
+    return _fetch(where, "rounds", Rounds, after=str(after))
 
 
 def _fetch(where: str, what: str, kind: type[Answer], **query: str) -> Answer:

@@ -16,6 +16,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.evaluator import Evaluator
 from dedloc_kit.events import AnyEvent, Left, Peers, PeerSeen, State, StepDone, Warned
 from dedloc_kit.lasting import LastingRecord, check_key, despite_a_full_disk
+from dedloc_kit.ledger import Conviction
 from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
@@ -333,6 +334,8 @@ class _Role:
                 self._ledger.record_trouble("failed", failure.text, step=failure.step)
             for reason, count in rejected.items():
                 self._ledger.record_trouble("rejected", reason, count=count)
+            kicked = self._orders.current().kicked
+            self._ledger.record_convictions(Conviction(k.peer, k.time, k.name, k.why) for k in kicked if k.why)
             self._disk_due = 0.0
 
     def _remember(self) -> None:

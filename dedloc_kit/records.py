@@ -16,10 +16,12 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
     WithJsonSchema,
     field_validator,
+    model_serializer,
 )
 
 from dedloc_kit.errors import UserError
@@ -454,6 +456,16 @@ class AccessAnswer(Record):
     token: Annotated[bytes, Field(max_length=4096)] = b""
     """Signed; empty in an open run, or with a denial."""
     denial: Denial | None = None
+    why: Reason = ""
+    """What was found about who is kicked, if that is known; not written while it is empty, for whoever knows no such
+    key."""
+
+    @model_serializer(mode="wrap")
+    def _without_empty_why(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = written(self)
+        if not self.why:
+            del values["why"]
+        return values
 
 
 INVITATION_FILE = "invitation.json"

@@ -17,6 +17,7 @@ from dedloc_kit.hub import training_state
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.memory import MEMORY_FILE, recall
+from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.training.checkpoint import Checkpoints
 from dedloc_kit.worker import coordinator_job
 from tests.geoip import TITLE, write_countries
@@ -72,6 +73,21 @@ def test_a_coordinator_that_slept_through_some_steps_has_them_in_its_ledger(tmp_
     assert all(sum(ledger.contributions_of(step.step).values()) == step.samples for step in steps)
     assert sum(contributor.samples for contributor in ledger.contributors()) == sum(step.samples for step in steps)
     ledger.close()
+
+
+@pytest.mark.slow
+def test_who_was_sent_away_with_a_reason_is_in_the_ledger_until_the_organizer_lets_it_in_again(tmp_path: Path) -> None:
+    with Swarm(tiny_run(), tmp_path) as swarm:
+        folder = swarm.coordinator().config.folder
+        book, ledger = OrderBook(folder), Ledger(folder / "ledger.sqlite", read_only=True)
+        book.kick("QmByHand", "bo")
+        book.kick("QmMallory", "mallory", "it lied (global step 3)")
+        wait_until(lambda: ledger.sent_away() == {"QmMallory"}, "whom a check sent away is not in the ledger")
+        book.readmit("QmMallory", "mallory")
+        wait_until(lambda: ledger.sent_away() == set(), "it is still away")
+        count, (conviction,) = ledger.convictions()
+        assert (count, conviction.name, conviction.why) == (1, "mallory", "it lied (global step 3)")
+        ledger.close()
 
 
 @pytest.mark.slow

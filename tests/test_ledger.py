@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.ledger import EvaluationPoint, Ledger, schema
+from dedloc_kit.ledger import Conviction, EvaluationPoint, Ledger, schema
 from dedloc_kit.records import AbsentRow, Evaluation, LeftOut, Neighbour, Neighbours, Picture
 from tests.ledgers import GAP, NOON, a_step, given
 
@@ -482,6 +482,51 @@ def test_of_rows_that_were_left_out_is_written_only_where_there_were_some(
     count = 1 + sum(row.peers for row in rows)
     assert text == f'{{"count":{count},"some":{{"p":"fell silent"}}{written}}}'
     assert [step.left_out for step in Ledger(path, read_only=True).steps()] == [left_out]
+
+
+ASHA = Conviction("p", NOON, "Asha", "it does not show its work (global step 3)")
+BO = Conviction("q", NOON + 1, "Bo", "its piece is not the gradient of its work (global step 4)")
+
+
+def test_convictions_follow_the_orders_and_one_that_is_lifted_stays_on_record(path: Path) -> None:
+    now = Clock()
+    ledger, reader = Ledger(path, clock=now), Ledger(path, read_only=True)
+    ledger.record_convictions([ASHA])
+    ledger.record_convictions([ASHA, BO])
+    assert reader.convictions() == (2, [BO, ASHA])
+    assert reader.convictions(most=1) == (2, [BO])
+    assert reader.sent_away() == {"p", "q"}
+    now.time = NOON + 60
+    ledger.record_convictions([BO])
+    now.time = NOON + 90
+    again = Conviction("p", NOON + 90, "Asha", "caught again")
+    ledger.record_convictions([BO, again])
+    assert reader.convictions() == (3, [again, BO, replace(ASHA, lifted=NOON + 60)])
+    assert reader.sent_away() == {"p", "q"}
+    ledger.record_convictions([ASHA, BO, again])
+    assert reader.convictions() == (3, [again, BO, ASHA]), "the orders' file had only been unreadable for a while"
+
+
+def test_convictions_that_are_known_write_nothing_and_a_rewind_forgets_none(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_convictions([ASHA])
+    reader = Ledger(path, read_only=True)
+    before = reader.version()
+    ledger.record_convictions([ASHA])
+    assert reader.version() == before
+    for step, way in ((1, "a"), (2, "a"), (1, "b")):
+        ledger.record_step(a_step(step, way=way), {})
+    assert (reader.last_step(), reader.convictions()) == (1, (1, [ASHA]))
+
+
+def test_a_ledger_of_before_there_were_convictions_has_none_yet(path: Path) -> None:
+    with sqlite3.connect(path, isolation_level=None) as before:
+        schema.prepare(before, 6)
+    before.close()
+    ledger = Ledger(path)
+    assert ledger.convictions() == (0, [])
+    ledger.record_convictions([ASHA])
+    assert ledger.convictions() == (1, [ASHA])
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Ledger, StartPoint, filling
+from dedloc_kit.ledger import Conviction, Ledger, StartPoint, filling
 from dedloc_kit.ledger.copying import restore, write_copy
 from dedloc_kit.records import MAX_LEDGER_BYTES, Evaluation, Picture
 from tests.ledgers import GAP, NOON, a_step, given
@@ -41,6 +41,9 @@ def path(tmp_path: Path) -> Path:
         0, Evaluation(loss=-9.5, metrics={"accuracy": 0.25}, samples=(GAP,), pictures=pictures), 1000.0
     )
     ledger.record_start(StartPoint("ours-0123456789abcdef", "us/model", 4.5))
+    convictions = [Conviction(f"12D3KooC{number}", NOON, "Cy", "lied") for number in range(2)]
+    ledger.record_convictions(convictions)
+    ledger.record_convictions(convictions[1:])
     ledger.close()
     return tmp_path / "ledger.sqlite"
 
@@ -123,7 +126,7 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         if name == "steps":
             table = table.drop_columns(["compute", "gather", "average", "apply", "left_out"])
         parquet.write_table(table.replace_schema_metadata({b"dedloc_ledger": b"1"}), copy / f"{name}.parquet")
-    for name in ("people", "devices", "days", "visits", "troubles", "counts", "pictures", "start"):
+    for name in ("people", "devices", "days", "visits", "troubles", "counts", "pictures", "start", "convictions"):
         (copy / f"{name}.parquet").unlink()
     restore(empty, copy)
     before, after = Ledger(path), Ledger(empty)
@@ -149,6 +152,8 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         ("steps", with_value("left_out", '{"count": 0, "some": {}}'), "steps.parquet cannot be read"),
         ("steps", with_value("left_out", '{"count": 1, "some": {"p": "stole"}}'), "steps.parquet cannot be read"),
         ("parts", with_value("name", "Asha\x1b[2J"), "holds what cannot be a 'name'"),
+        ("convictions", with_value("why", "lied\x1b[2J"), "holds what cannot be a 'why'"),
+        ("convictions", with_value("lifted", -1.0), "holds what cannot be a 'lifted'"),
         ("parts", with_value("peer", "no peer"), "holds what cannot be a 'peer'"),
         ("parts", with_value("name", "x" * 100_001), "holds what cannot be a 'name'"),
         ("contributions", with_value("part", 99), "does not fit together"),

@@ -7,10 +7,10 @@ import pytest
 from pyarrow import parquet
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.ledger import Ledger, tables
+from dedloc_kit.ledger import Conviction, Ledger, tables
 from dedloc_kit.ledger.tables import TABLES, TableName, write_table
 from dedloc_kit.records import Evaluation
-from tests.ledgers import GAP, a_step, given
+from tests.ledgers import GAP, NOON, a_step, given
 
 
 @pytest.fixture
@@ -21,6 +21,9 @@ def path(tmp_path: Path) -> Path:
         bina = given(step, 5, 5 * step, session="b1", name="=1+1")
         ledger.record_step(a_step(step, 15), {"12D3KooAsha": given(step, 10, 10 * step), "12D3KooBina": bina})
     ledger.record_evaluation(0, Evaluation(loss=9.5, metrics={"accuracy": 0.25}, samples=(GAP,)), 1000.0)
+    ledger.record_convictions(
+        [Conviction("12D3KooCy", NOON, "=2+2", "lied"), Conviction("12D3KooDi", 9.0, "Di", "hid")]
+    )
     ledger.close()
     return tmp_path / "ledger.sqlite"
 
@@ -54,6 +57,8 @@ def test_parquet_has_the_types_and_values_of_the_ledger(path: Path) -> None:
         ("Asha", 30, 3),
         ("=1+1", 15, 3),
     ]
+    convicted = [tuple(row.values()) for row in rows_of(path, "convictions")]
+    assert convicted == [("12D3KooDi", 9.0, "Di", "hid", None), ("12D3KooCy", NOON, "=2+2", "lied", None)]
 
 
 def test_csv_says_the_same_and_a_spreadsheet_computes_nothing_in_it(path: Path) -> None:
@@ -61,6 +66,7 @@ def test_csv_says_the_same_and_a_spreadsheet_computes_nothing_in_it(path: Path) 
         assert [list(row) for row in cells_of(path, name)] == [list(row) for row in rows_of(path, name)]
     assert [row["name"] for row in cells_of(path, "people")] == ["Asha", "'=1+1"]
     assert {row["name"] for row in cells_of(path, "contributions")} == {"Asha", "'=1+1"}
+    assert [row["name"] for row in cells_of(path, "convictions")] == ["Di", "'=2+2"]
 
 
 @pytest.mark.parametrize("name", ["+1", "-1", "@sum(1)", "＝1", "=cmd|' /C calc'!A0"])

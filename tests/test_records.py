@@ -12,6 +12,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.keys import public
 from dedloc_kit.records import (
     MAX_REASON,
+    AccessAnswer,
     Contribution,
     Drawing,
     Evaluation,
@@ -366,6 +367,15 @@ def test_why_a_peer_had_to_start_again_is_one_short_line(reason: str) -> None:
     assert Progress.parse({**values, "restarted": "W" * MAX_REASON}).restarted
     with pytest.raises(ValueError, match="restarted"):
         Progress.parse({**values, "restarted": reason})
+
+
+def test_an_answer_of_admission_says_why_only_where_there_is_something_to_say() -> None:
+    assert AccessAnswer(denial="kicked").model_dump() == {"token": b"", "denial": "kicked"}
+    told = AccessAnswer(denial="kicked", why="it lied").model_dump()
+    assert AccessAnswer.parse(told).why == "it lied"
+    for wrong in ("\x1b[2J", "x" * (MAX_REASON + 1)):
+        with pytest.raises(ValueError, match="why"):
+            AccessAnswer.parse(told | {"why": wrong})
 
 
 def test_a_plain_text_has_no_control_character_and_may_have_any_other() -> None:

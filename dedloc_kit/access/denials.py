@@ -27,17 +27,26 @@ _DENIALS: dict[Denial, str] = {
     ),
     "busy": "the coordinator is looking at many newcomers; try again in a minute",
 }
+_FOUND_OUT = (
+    "the organizer has sent this machine away after its work was checked: {why}; ask them if you think that this is a "
+    "mistake"
+)
 
 
 class Denied(Exception):
     """A peer is not let in; for the coordinator's own use."""
 
-    def __init__(self, denial: Denial) -> None:
+    def __init__(self, denial: Denial, why: str = "") -> None:
         super().__init__(denial)
         self.denial: Denial = denial
+        self.why = why
 
 
-def explained(denial: Denial) -> UserError:
-    """What a denial means to a volunteer."""
+def explained(denial: Denial, why: str = "") -> UserError:
+    """What a denial means to a volunteer.
+
+    :param why: what was found about one that is kicked
+    """
     passing = denial in ("hub down", "busy")
-    return UserError(_DENIALS[denial]) if passing else NotWelcome(_DENIALS[denial])
+    text = _FOUND_OUT.format(why=why) if why else _DENIALS[denial]
+    return UserError(text) if passing else NotWelcome(text)

@@ -87,8 +87,9 @@ class Office:
 
     def known(self, peer: str) -> Admitted | None:
         """Whether this peer was let in before and still may take part; raises Denied if it may no more."""
-        if peer in self._orders.current().kicked_peers:
-            raise Denied("kicked")
+        for kicked in self._orders.current().kicked:
+            if kicked.peer == peer:
+                raise Denied("kicked", kicked.why)
         admitted = self._admissions.current().peers.get(peer)
         if admitted is None:
             return None

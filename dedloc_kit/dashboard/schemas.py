@@ -199,6 +199,8 @@ class PersonRow(Answer):
     last_seen: float
     active: bool
     """Trains now."""
+    sent_away: bool
+    """Was found to cheat, and is away."""
 
 
 class People(Answer):
@@ -344,6 +346,17 @@ class FailedRound(Answer):
     text: str
 
 
+class SentAway(Answer):
+    """Somebody was found to cheat, by computing its work again."""
+
+    peer: str
+    name: str
+    time: float
+    why: str
+    lifted: float | None
+    """When the organizer let it in again; null while it is away."""
+
+
 class Rounds(Answer):
     rounds: list[RoundSeen]
     left_out: list[LeftOut]
@@ -356,6 +369,9 @@ class Rounds(Answer):
     rejected_count: int
     rejected: list[LogLine]
     """Records from the network that were not taken; the newest ones, newest first."""
+    sent_away: list[SentAway]
+    """The newest ones, newest first."""
+    sent_away_count: int
 
 
 class TimelineVisit(Answer):

@@ -7,7 +7,17 @@ transaction in a write-ahead log, which also lets the dashboard, another process
 """
 
 from dedloc_kit.ledger.ledger import Ledger
-from dedloc_kit.ledger.reading import Contributor, EvaluationPoint, Person, StartPoint, Trouble, Visit
+from dedloc_kit.ledger.reading import Contributor, Conviction, EvaluationPoint, Person, StartPoint, Trouble, Visit
 from dedloc_kit.ledger.schema import UnreadyLedger
 
-__all__ = ["Contributor", "EvaluationPoint", "Ledger", "Person", "StartPoint", "Trouble", "UnreadyLedger", "Visit"]
+__all__ = [
+    "Contributor",
+    "Conviction",
+    "EvaluationPoint",
+    "Ledger",
+    "Person",
+    "StartPoint",
+    "Trouble",
+    "UnreadyLedger",
+    "Visit",
+]

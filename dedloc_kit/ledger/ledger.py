@@ -23,7 +23,7 @@ from urllib.parse import quote
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.ledger.reading import Contributor, Reader, StartPoint, TroubleKind
+from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, TroubleKind
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
 
@@ -233,6 +233,22 @@ class Ledger(Reader):
                 "DELETE FROM troubles WHERE kind = ?1 AND id NOT IN"
                 " (SELECT id FROM troubles WHERE kind = ?1 ORDER BY id DESC LIMIT ?2)",
                 (kind, KEPT_TROUBLES),
+            )
+
+    def record_convictions(self, in_force: Iterable[Conviction]) -> None:
+        """Let these hold and no others: what is not among them any more was lifted. Nothing new writes nothing."""
+        given = {(each.peer, each.time): each for each in in_force}
+        holding = set(self._rows("SELECT peer, time FROM convictions WHERE lifted IS NULL"))
+        if given.keys() == holding:
+            return
+        new = [(*key, each.name, each.why) for key, each in given.items() if key not in holding]
+        with self._transaction():
+            self._connection.executemany(
+                "INSERT INTO convictions VALUES (?, ?, ?, ?, NULL) ON CONFLICT DO UPDATE SET lifted = NULL", new
+            )
+            self._connection.executemany(
+                "UPDATE convictions SET lifted = ? WHERE peer = ? AND time = ?",
+                [(self._clock(), *key) for key in holding - given.keys()],
             )
 
     def adopt(self, contributors: Iterable[Contributor]) -> None:

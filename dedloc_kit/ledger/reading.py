@@ -87,6 +87,18 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Conviction:
+    """Somebody was found to cheat, and sent away."""
+
+    peer: str
+    time: float
+    name: str
+    why: str
+    lifted: float | None = None
+    """When the organizer let it in again, as far as it has."""
+
+
+@dataclass(frozen=True)
 class Trouble:
     """Something that went wrong and was dealt with."""
 
@@ -229,6 +241,16 @@ class Reader:
         counted = self._rows("SELECT count FROM counts WHERE kind = ?", (kind,))
         rows = self._rows("SELECT time, step, text FROM troubles WHERE kind = ? ORDER BY id DESC", (kind,))
         return (counted[0][0] if counted else 0), [Trouble(*row) for row in rows]
+
+    def convictions(self, most: int = -1) -> tuple[int, list[Conviction]]:
+        """How many there were, those included that were lifted, and the newest, newest first; all without `most`."""
+        ((count,),) = self._rows("SELECT count(*) FROM convictions")
+        query = "SELECT peer, time, name, why, lifted FROM convictions ORDER BY time DESC, peer LIMIT ?"
+        return count, [Conviction(*row) for row in self._rows(query, (most,))]
+
+    def sent_away(self) -> set[str]:
+        """The peers whose conviction holds."""
+        return {peer for (peer,) in self._rows("SELECT peer FROM convictions WHERE lifted IS NULL")}
 
     # People
 

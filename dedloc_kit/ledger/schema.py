@@ -3,7 +3,8 @@
 `steps`, `contributions` and `evaluations` are what happened, `parts` what one session of a peer gave between two
 rewinds (see `ledger`). `people` and `days` are running sums of the contributions and `visits`, kept in the same
 transaction, so that the page never has to scan these. `troubles` holds the newest of each kind, `counts` how many there
-were. All times are the coordinator's, but for those in `parts` and `contributions`: they are what a peer's clock said.
+were. `convictions` follows the organizer's orders. All times are the coordinator's, but for those in `parts` and
+`contributions`: they are what a peer's clock said.
 """
 
 import sqlite3
@@ -100,7 +101,15 @@ _VERSION_6 = """
 ALTER TABLE steps ADD COLUMN left_out TEXT;
 CREATE INDEX steps_left_out ON steps (step) WHERE left_out IS NOT NULL;
 """
-VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
+_VERSION_7 = """
+-- Who was found to cheat, and when the organizer let it in again; a rewind forgets none of it.
+CREATE TABLE convictions (
+    peer TEXT NOT NULL, time REAL NOT NULL, name TEXT NOT NULL, why TEXT NOT NULL, lifted REAL,
+    PRIMARY KEY (peer, time)
+) WITHOUT ROWID;
+CREATE INDEX convictions_by_time ON convictions (time);
+"""
+VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
 VERSION = len(VERSIONS)
 """What each version added to the one before."""
 

@@ -20,7 +20,7 @@ from dedloc_kit.ledger.reading import Person
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TableName = Literal["contributions", "steps", "evaluations", "people"]
+TableName = Literal["contributions", "steps", "evaluations", "people", "convictions"]
 TableFormat = Literal["csv", "parquet"]
 TABLES: tuple[TableName, ...] = get_args(TableName)
 
@@ -35,8 +35,9 @@ def write_table(ledger: Path, name: TableName, kind: TableFormat, path: Path) ->
     """Write one table of a ledger to a file, which is replaced.
 
     `contributions` has a row for what each peer gave to each global step, `steps` and `evaluations` one for each of
-    theirs, `people` one for everyone who gave samples. Names come from strangers: in CSV a cell that a spreadsheet
-    would take for a formula begins with an apostrophe.
+    theirs, `people` one for everyone who gave samples, `convictions` one for each time that somebody was found to
+    cheat. Names come from strangers: in CSV a cell that a spreadsheet would take for a formula begins with an
+    apostrophe.
 
     Raises UserError if the ledger cannot be read or the file cannot be written.
     """
@@ -50,7 +51,8 @@ def write_table(ledger: Path, name: TableName, kind: TableFormat, path: Path) ->
             query = f"SELECT {chosen} FROM contributions c JOIN parts p ON p.id = c.part ORDER BY c.step, c.part"
             table = read_query(connection, query, [*theirs, *whose])
         else:
-            table = read_query(connection, f"SELECT * FROM {name} ORDER BY step", columns_of(connection, name))
+            order = "time, peer" if name == "convictions" else "step"
+            table = read_query(connection, f"SELECT * FROM {name} ORDER BY {order}", columns_of(connection, name))
         (_write_csv if kind == "csv" else write_parquet)(table, path)
 
 

@@ -60,7 +60,7 @@ class Observer:
 
     def give_up(self, reason: Exception) -> None:
         """Look on no more."""
-        self._sent_away = reason
+        self._sent_away = self._sent_away or reason
 
     def check(self) -> None:
         """Raises UserError if the organizer does not want this peer to look on."""

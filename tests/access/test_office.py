@@ -288,6 +288,8 @@ def test_a_code_is_not_handed_to_a_coordinator_that_did_not_make_it(folder: Path
 
 def test_every_denial_is_one_sentence_and_only_what_passes_may_be_tried_again(hub: LoopbackHub) -> None:
     assert isinstance(explained("kicked"), NotWelcome)
+    assert isinstance(explained("kicked", "it lied"), NotWelcome)
+    assert "sent this machine away after its work was checked: it lied; ask" in str(explained("kicked", "it lied"))
     assert not isinstance(explained("hub down"), NotWelcome)
     assert "\n" not in str(explained("no token"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dedloc_kit.events import Peers, PeerSeen
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records import (
     AbsentRow,
     Announcement,
@@ -82,6 +82,12 @@ LEFT_OUT = LeftOut(
     some={peer_id(0): "fell silent", peer_id(900): "did not come"},
     rows=(AbsentRow(peers=34, why="did not come"),),
 )
+CONVICTIONS = (
+    Conviction(peer_id(4), time.time() - 3 * 86_400, MARKUP, "its piece is not the gradient of its work (step 41)"),
+    Conviction(peer_id(901), time.time() - 4 * 86_400, "", f"it does not show its work {MARKUP}"),
+    Conviction(peer_id(6), time.time() - 5 * 86_400, LONG, "what compression left over is not that of its last one"),
+)
+"""The last of them was lifted."""
 COORDINATOR = PeerSeen(
     peer=peer_id(1000),
     name="organizer",
@@ -95,6 +101,7 @@ COORDINATOR = PeerSeen(
 EVERYONE = Peers(
     peers=(COORDINATOR, seen(11, step=STEPS - 1), *(seen(number, samples=900 // (number + 1)) for number in range(10))),
     announcement=Announcement(text="Tomorrow at 18:00 UTC we double the batch.", time=time.time() - 3000),
+    checks="1 in 50 contributions is checked: 112 checked, 3 sent away",
     countries={"BD": 5, "IN": 2, "DE": 1, "MQ": 1, "AQ": 1},
     countries_title="An Atlas of Addresses",
 )
@@ -122,6 +129,8 @@ def write_ledger(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.record_presence(EVERYONE.peers)
     ledger.record_trouble("failed", "2 of 9 peers left in the middle; it was held again", step=STEPS - 3)
     ledger.record_trouble("rejected", f"a record of an unknown key, which calls itself {MARKUP}")
+    ledger.record_convictions(CONVICTIONS)
+    ledger.record_convictions(CONVICTIONS[:2])
     ledger.close()
 
 

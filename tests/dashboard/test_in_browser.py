@@ -25,6 +25,7 @@ from dedloc_kit.worker import volunteer_job
 from tests.browser import ARTIFACTS, need_chromium, open_browser
 from tests.dashboard.community import (
     CAPTIONS,
+    CONVICTIONS,
     COORDINATOR,
     EVERYONE,
     LONG,
@@ -568,6 +569,25 @@ def test_hundreds_of_peers_are_shown_in_parts_and_who_was_left_out_with_the_reas
     expect(step.last).to_contain_text("40")
 
 
+def test_who_was_sent_away_is_told_to_everybody_with_name_date_and_reason(page: Page, dashboard: Dashboard) -> None:
+    opened(page, dashboard)
+    expect(page.get_by_text("1 in 50 contributions is checked: 112 checked, 3 sent away.")).to_be_visible()
+    page.get_by_role("link", name="Swarm").click()
+    away = page.get_by_role("region", name="Sent away")
+    expect(away.get_by_text("3 times so far")).to_be_visible()
+    expect(away.locator(".name")).to_have_text([MARKUP, f"peer …{peer_id(901)[-4:]}", LONG])
+    expect(away.locator(".why")).to_have_text([one.why for one in CONVICTIONS])
+    when = [re.compile(r"\w+ \d+, \d{4}$")] * 2 + [re.compile("let in again")]
+    expect(away.locator("li .note")).to_have_text(when)
+    expect(away.get_by_role("link", name="All as a table")).to_be_hidden()
+    photograph(page, "swarm-sent-away")
+    page.get_by_role("link", name="People", exact=True).click()
+    expect(page.locator("tr", has=page.locator(".badge.away:visible"))).to_contain_text(MARKUP)
+    page.get_by_role("link", name=MARKUP).click()
+    expect(page.get_by_text("Sent away", exact=True)).to_be_visible()
+    expect(page.get_by_text("Training now", exact=True)).to_be_hidden()
+
+
 def test_a_volunteers_own_link_is_remembered(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard, f"/people/{peer_id(1)}#me")
     expect(page.get_by_text("This is you")).to_be_visible()
@@ -664,6 +684,7 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     for step in (2, 4):
         (path.parent / "checkpoints" / f"step-{step:08d}.safetensors").touch()
     stack.enter_context(peer_folder(path.parent))  # and is up
+    OrderBook(path.parent).kick(peer_id(3), NAMES[3], f"it lied {MARKUP}")
     page.goto(Keys(path.parent).link(dashboard.url))
     expect(page).to_have_url(f"{dashboard.url}/organizer")
     page.get_by_role("button", name="Pause").click()
@@ -678,6 +699,10 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     page.get_by_role("button", name="Let in again: Rabi").click()
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
     expect(page.get_by_text("readmit: ")).to_be_visible()
+    expect(page.locator("li small").get_by_text(f"it lied {MARKUP}")).to_be_visible()
+    page.get_by_role("button", name=f"Let in again: {NAMES[3]}").click()
+    expect(page.get_by_role("button", name=f"Let in again: {NAMES[3]}")).to_have_count(0)
+    assert OrderBook(path.parent).read().kicked == ()
     dialog = page.get_by_role("dialog")
     page.get_by_role("button", name="Decay").click()
     assert barriers(page) == []

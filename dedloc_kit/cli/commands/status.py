@@ -1,6 +1,7 @@
 """`dedloc status`."""
 
 import argparse
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -10,9 +11,9 @@ from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count
 
 if TYPE_CHECKING:
-    from dedloc_kit.client import LeftOut
+    from dedloc_kit.client import LeftOut, SentAway
 
-SHOWN_PEOPLE, SHOWN_STEPS, SHOWN_ABSENT = 20, 5, 5
+SHOWN_PEOPLE, SHOWN_STEPS, SHOWN_ABSENT, SHOWN_AWAY = 20, 5, 5, 10
 
 
 def add(commands: Commands) -> None:
@@ -22,7 +23,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_left_out, fetch_people, fetch_state
+    from dedloc_kit.client import fetch_people, fetch_rounds, fetch_state
 
     state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
@@ -34,17 +35,23 @@ def run(options: argparse.Namespace) -> None:
         console.print(state.checks)
     if state.problem:
         console.print(f"problem: {state.problem}")
-    people, left_out = fetch_people(options.invitation), fetch_left_out(options.invitation, state.step)
+    people, rounds = fetch_people(options.invitation), fetch_rounds(options.invitation, state.step)
     table = Table("volunteer", "samples", "steps")
     for person in people.people[:SHOWN_PEOPLE]:
         table.add_row(person.name, str(person.samples), str(person.steps))
     console.print(table)
     if people.total > SHOWN_PEOPLE:
         console.print(f"and {people.total - SHOWN_PEOPLE:,} more")
-    if left_out:
+    if rounds.left_out:
         console.print("\nleft out of a step, as the coordinator saw it:")
-    for step in left_out[:SHOWN_STEPS]:
+    for step in rounds.left_out[:SHOWN_STEPS]:
         console.print(f"step {step.step}: {_absent(step)}")
+    if rounds.sent_away:
+        console.print("\nsent away, for work that was found to be wrong:")
+    for one in rounds.sent_away[:SHOWN_AWAY]:
+        console.print(_away(one))
+    if rounds.sent_away_count > SHOWN_AWAY:
+        console.print(f"and {rounds.sent_away_count - SHOWN_AWAY:,} more")
 
 
 def _absent(step: "LeftOut") -> str:
@@ -53,6 +60,15 @@ def _absent(step: "LeftOut") -> str:
     named = [f"{peer.name or f'...{peer.peer[-4:]}'} {peer.why}" for peer in step.some[:SHOWN_ABSENT]]
     more = step.count - sum(row.peers for row in step.rows) - len(named)
     return ", ".join(rows + named) + (f", and {more:,} more" if more > 0 else "")
+
+
+def _away(one: "SentAway") -> str:
+    lifted = "" if one.lifted is None else f" (let in again on {_day(one.lifted)})"
+    return f"{_day(one.time)} {one.name or 'somebody'} (...{one.peer[-4:]}): {one.why}{lifted}"
+
+
+def _day(time: float) -> str:
+    return f"{datetime.fromtimestamp(min(time, 2**35), UTC):%Y-%m-%d}"  # 2**35: in the year 3058
 
 
 def _number(value: float | None) -> str:

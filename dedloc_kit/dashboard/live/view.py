@@ -35,7 +35,21 @@ LOSS_POINTS, ROUND_POINTS = 300, 300
 PERSON_VISITS = 100
 MOMENTS = 5
 LEFT_OUT_STEPS = 20
+SENT_AWAY = 50
 NOTICES, NOTICE_LENGTH = 5, 300
+
+
+_NO_ROUNDS = schemas.Rounds(
+    rounds=[],
+    left_out=[],
+    left_out_count=0,
+    failed=[],
+    failed_count=0,
+    rejected_count=0,
+    rejected=[],
+    sent_away=[],
+    sent_away_count=0,
+)
 
 
 class RunView:
@@ -280,6 +294,7 @@ class RunView:
             steps = ledger.steps(after, every=max(1, math.ceil((ledger.last_step() - after) / (ROUND_POINTS - 1))))
             failed_count, failed = ledger.troubles("failed")
             rejected_count, rejected = ledger.troubles("rejected")
+            sent_away_count, sent_away = ledger.convictions(SENT_AWAY)
             left_out_count, without = ledger.left_out(LEFT_OUT_STEPS)
             names = ledger.names({peer for step in without if step.left_out for peer in step.left_out.some})
             return schemas.Rounds(
@@ -290,12 +305,11 @@ class RunView:
                 failed_count=failed_count,
                 rejected_count=rejected_count,
                 rejected=[schemas.LogLine(time=trouble.time, text=trouble.text) for trouble in rejected],
+                sent_away=[schemas.SentAway(**asdict(conviction)) for conviction in sent_away],
+                sent_away_count=sent_away_count,
             )
 
-        nothing = schemas.Rounds(
-            rounds=[], left_out=[], left_out_count=0, failed=[], failed_count=0, rejected_count=0, rejected=[]
-        )
-        return self._recorded.read(found) or nothing
+        return self._recorded.read(found) or _NO_ROUNDS
 
     def timeline(self, limit: int) -> schemas.Timeline:
         """Who came and went, newest first."""
@@ -317,10 +331,17 @@ class RunView:
         with self._lock:
             active = {peer.peer for peer in self._peers if not peer.follower}
             if people is not self._listed[0] or active != self._listed[1]:
+                away = self._recorded.read(Ledger.sent_away) or set()
                 # Made anew only then: every volunteer asks for its standing, which is found in these.
                 total = min(MAX_SAMPLES, sum(person.samples for person in people))
                 rows = [
-                    schemas.PersonRow(**vars(p), share=p.samples / total, rank=rank, active=p.peer in active)
+                    schemas.PersonRow(
+                        **vars(p),
+                        share=p.samples / total,
+                        rank=rank,
+                        active=p.peer in active,
+                        sent_away=p.peer in away,
+                    )
                     for rank, p in enumerate(people, start=1)
                 ]
                 self._listed = people, active, rows, total

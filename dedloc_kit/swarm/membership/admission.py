@@ -73,7 +73,7 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
                 raise Denied("other run")
             return AccessAnswer(token=await self._token(peer, question.secret))
         except Denied as denied:
-            return AccessAnswer(denial=denied.denial)
+            return AccessAnswer(denial=denied.denial, why=denied.why)
         except UserError as error:  # of the organizer's folder, who is told by `NoticeWriter`: not for a volunteer
             _log.info("nobody can be let in: %s", error)
             return AccessAnswer(denial="busy")
@@ -93,21 +93,21 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
         run, where nobody is let in."""
         who = self._run.access.who
         known: Admitted | None = None
-        denial: Denial = "no token" if who == "hub" else "no code"
+        denied = Denied("no token" if who == "hub" else "no code")
         try:
             known = self._office.known(peer)
-        except Denied as denied:
-            denial = denied.denial
+        except Denied as refused:
+            denied = refused
         if known is not None:
             _take(self._members, peer)
             return known
         host = await self._host_of(peer)
         _take(self._addresses, host)
         _take(self._strangers, peer)
-        if who == "open" and denial != "kicked":
+        if who == "open" and denied.denial != "kicked":
             return None
-        if denial == "kicked" or not secret:
-            raise Denied(denial)
+        if denied.denial == "kicked" or not secret:
+            raise denied
         admitted = await self._member(secret, host) if who == "hub" else self._office.invited(secret)
         try:
             self._office.admit(peer, admitted)
@@ -165,7 +165,7 @@ def come_in(run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str]
     answer = in_own_loop(_knock(run, gate, identity, peers, secret))
     if answer is not None:
         if answer.denial is not None:
-            raise explained(answer.denial)
+            raise explained(answer.denial, answer.why)
         if gate.restricted:
             gate.hold(answer.token)
             keep_token(identity, answer.token)

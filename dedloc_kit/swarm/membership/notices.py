@@ -168,7 +168,7 @@ class NoticeFollower(Membership):
         if answer is None:
             return  # the organizer is not there; those who are in go on
         if answer.denial is not None:
-            refusal = explained(answer.denial)
+            refusal = explained(answer.denial, answer.why)
             if isinstance(refusal, NotWelcome):
                 self._give_up(refusal)
             return

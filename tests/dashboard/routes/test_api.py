@@ -15,7 +15,7 @@ from dedloc_kit.dashboard.http.caching import Answers
 from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records import AbsentRow, Announcement, Contribution, GlobalStep, LeftOut
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, joined, seen
 
@@ -126,6 +126,8 @@ def test_before_anything_happened_every_list_is_empty(tmp_path: Path) -> None:
         "failed_count": 0,
         "rejected_count": 0,
         "rejected": [],
+        "sent_away": [],
+        "sent_away_count": 0,
     }
     assert told(client, "timeline") == {"visits": []}
     assert client.get("/api/people/p").status_code == 404
@@ -260,6 +262,27 @@ def test_rounds_tell_who_was_left_out_and_why_by_name_where_that_is_known(
     rows = [{"peers": 12, "why": "did not come"}]
     assert rounds["left_out"] == [{"step": 2, "time": NOON + 120, "count": 30, "some": some, "rows": rows}]
     assert rounds["left_out_count"] == 30
+
+
+def test_who_was_sent_away_is_told_with_the_reason_and_marked_until_it_is_let_in_again(
+    client: TestClient, recording: Recording, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording.step(asha=64, bo=64)
+    dashboard.publish(Peers(peers=(volunteer("bo"),), checks="1 in 50 contributions is checked"))
+    assert told(client, "state")["checks"] == "1 in 50 contributions is checked"
+    asha, bo = Conviction("asha", NOON, "Asha", "it lied"), Conviction("bo", NOON + 9, "Bo", "it hid")
+    recording.ledger.record_convictions([asha, bo])
+    away = {person["peer"] for person in told(client, "people")["people"] if person["sent_away"]}
+    assert away == {"asha", "bo"}
+    recording.ledger.record_convictions([bo])
+    monkeypatch.setattr(view, "SENT_AWAY", 1)
+    rounds = told(client, "rounds")
+    assert rounds["sent_away_count"] == 2
+    assert rounds["sent_away"] == [{"peer": "bo", "name": "Bo", "time": NOON + 9, "why": "it hid", "lifted": None}]
+    monkeypatch.setattr(view, "SENT_AWAY", 9)
+    recording.step(asha=64)
+    assert [one["lifted"] for one in told(client, "rounds")["sent_away"]] == [None, NOON + 60]
+    assert [told(client, f"people/{peer}")["person"]["sent_away"] for peer in ("asha", "bo")] == [False, True]
 
 
 def test_hundreds_of_peers_are_told_in_parts(client: TestClient, dashboard: Dashboard) -> None:

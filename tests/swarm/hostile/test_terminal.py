@@ -20,6 +20,9 @@ ROW = {"peers": 34, "why": "did not come"}
 ROUNDS = {"left_out": [{"step": 2, "count": 301, "some": [ABSENT, ABSENT | {"name": "Asha", "why": "did not come"}]}]}
 
 
+AWAY = {"peer": "12D3KooEvilABCD", "name": "Mallory", "time": 1.7e9, "why": "it lied (global step 2)", "lifted": None}
+
+
 @contextmanager
 def page(state: object, people: object, rounds: object = ROUNDS, *, endless: bool = False) -> Iterator[str]:
     """The URL of a page that answers so, in JSON unless it is bytes; an endless one goes on until nobody listens any
@@ -68,6 +71,18 @@ def test_rows_that_failed_are_shown_as_rows(capsys: pytest.CaptureFixture[str]) 
     assert told.endswith("step 2: a row of 34 peers did not come, a row of 1 peer was not counted, ...WXYZ fell silent")
 
 
+def test_who_was_sent_away_is_listed_with_day_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    lifted = AWAY | {"name": "", "time": 1e12, "lifted": 1.7e9 + 86_400}
+    state = STATE | {"checks": "1 in 50 contributions is checked: 112 checked, 12 sent away"}
+    with page(state, PEOPLE, {"sent_away": [AWAY, lifted] * 6, "sent_away_count": 13}) as url:
+        assert main(["status", url]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "112 checked, 12 sent away" in told
+    assert "2023-11-14 Mallory (...ABCD): it lied (global step 2)" in told
+    assert "3058-10-26 somebody (...ABCD): it lied (global step 2) (let in again on 2023-11-15)" in told
+    assert told.endswith("and 3 more")
+
+
 @pytest.mark.parametrize(
     ("state", "people", "rounds"),
     [
@@ -88,6 +103,10 @@ def test_rows_that_failed_are_shown_as_rows(capsys: pytest.CaptureFixture[str]) 
         (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 1, "some": [ABSENT | {"why": ESCAPE}]}]}),
         (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 34, "some": [], "rows": [ROW | {"why": ESCAPE}]}]}),
         (STATE, PEOPLE, {"left_out": [{"step": 2, "count": 34, "some": [], "rows": [ROW | {"peers": ESCAPE}]}]}),
+        (STATE, PEOPLE, {"sent_away": [AWAY | {"name": ESCAPE}]}),
+        (STATE, PEOPLE, {"sent_away": [AWAY | {"why": ESCAPE}]}),
+        (STATE, PEOPLE, {"sent_away": [AWAY | {"time": -1.0}]}),
+        ({**STATE, "checks": ESCAPE}, PEOPLE, ROUNDS),
     ],
 )
 def test_a_page_that_is_no_coordinators_is_refused_in_one_line(

@@ -81,18 +81,19 @@ def test_without_the_coordinator_those_who_are_in_go_on_and_come_back_and_nobody
         assert "only it can let this machine in" in carol.wait_for(Failed).text
 
 
-def test_a_kicked_peer_is_out_of_an_open_run_within_a_minute_and_stays_out(tmp_path: Path) -> None:
+def test_a_kicked_peer_is_out_of_an_open_run_within_a_minute_is_told_why_and_stays_out(tmp_path: Path) -> None:
     swarm, folder = begun(tiny_run(), tmp_path)
     with swarm:
         mallory = swarm.volunteer("mallory", SLOWLY, client_mode=False)
         bob = swarm.volunteer("bob", SLOWLY, client_mode=True)
         for peer in (mallory, bob):
             peer.wait_for_step(3)
-        OrderBook(folder).kick(mallory.joined.peer, "mallory")
+        OrderBook(folder).kick(mallory.joined.peer, "mallory", "it lied (global step 3)")
         kicked = time.monotonic()
-        assert "the organizer has sent this machine away" in mallory.wait_for(Failed, deadline=MINUTE).text
+        why = "the organizer has sent this machine away after its work was checked: it lied (global step 3)"
+        assert why in mallory.wait_for(Failed, deadline=MINUTE).text
         assert time.monotonic() < kicked + MINUTE
         assert mallory.worker.wait(MINUTE) == NOT_WELCOME
         goes_on(bob)
         again = swarm.volunteer("mallory", SLOWLY, client_mode=True)
-        assert "the organizer has sent this machine away" in again.wait_for(Failed).text
+        assert why in again.wait_for(Failed).text

@@ -246,7 +246,7 @@ def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swar
 
     async def before_and_after(p2p: P2P) -> tuple[set[str], set[str], AccessAnswer]:
         before = await served_in_the_end(p2p, swarm, token)
-        OrderBook(folder_of(swarm)).kick(mallory.peer, "mallory")
+        OrderBook(folder_of(swarm)).kick(mallory.peer, "mallory", "it lied (global step 3)")
         until = time.monotonic() + 30.0
         while (after := await served(p2p, swarm, token)) and time.monotonic() < until:
             await asyncio.sleep(0.2)
@@ -255,7 +255,7 @@ def test_a_kicked_peer_is_served_nothing_any_more_though_its_token_is_valid(swar
     before, after, answer = outside(swarm, before_and_after, tmp_path / "mallory")
     assert before >= EVERYTHING
     assert after == NOTHING
-    assert answer == AccessAnswer(denial="kicked")
+    assert answer == AccessAnswer(denial="kicked", why="it lied (global step 3)")
 
 
 def test_a_code_brings_a_token_to_the_peer_that_shows_it_and_later_ones_without_it(

@@ -98,6 +98,7 @@ function row() {
     build("a", { class: "name" }),
     build("span", { class: "badge you", text: "you" }),
     build("span", { class: "badge now", text: "now" }),
+    build("span", { class: "badge away", text: "sent away" }),
     build("bdi", { class: "team" }),
   );
   cells[3].append(build("span", { class: "bar", "aria-hidden": "true" }, build("i")));
@@ -106,12 +107,13 @@ function row() {
 
 function fillRow(element, person, names, most) {
   const [rank, who, samples, part, recent, given, devices, sessions, since, seen] = element.children;
-  const [link, you, now, team] = who.children;
+  const [link, you, now, away, team] = who.children;
   setText(rank, count(person.rank));
   link.href = pageOf(person.peer);
   setName(link, nameOf(person, names));
   you.hidden = person.peer !== me();
-  now.hidden = !person.active;
+  now.hidden = !person.active || person.sent_away;
+  away.hidden = !person.sent_away;
   setText(team, person.team);
   setText(samples, brief(person.samples));
   samples.title = `${count(person.samples)} in ${plural(person.steps, "global step")}`;

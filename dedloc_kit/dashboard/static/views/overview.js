@@ -29,6 +29,7 @@ export async function show(root, { signal }) {
     text: "A model that volunteers train together over the Internet.",
   });
   const how = build("p", { class: "how", text: configuration ? howItWorks(configuration.run) : "" });
+  const checks = build("p", { class: "how checks", hidden: true });
   const join = joinPanel();
   const numbers = figures();
   const compared = build("p", { class: "how compared", hidden: true });
@@ -43,7 +44,7 @@ export async function show(root, { signal }) {
     build(
       "div",
       { class: "band" },
-      build("div", { class: "masthead" }, build("div", { class: "introduction" }, name, about, how), join.element),
+      build("div", { class: "masthead" }, build("div", { class: "introduction" }, name, about, how, checks), join.element),
       notice.element,
       numbers.element,
       compared,
@@ -57,6 +58,8 @@ export async function show(root, { signal }) {
     if (!state) return;
     setText(name.firstChild, state.name);
     if (state.about) setText(about, state.about);
+    setText(checks, state.checks ? `${state.checks}.` : "");
+    checks.hidden = !state.checks;
     numbers.update(state);
     setText(compared, comparison(state));
     compared.hidden = !compared.textContent;

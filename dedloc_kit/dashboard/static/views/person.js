@@ -19,7 +19,8 @@ export function show(root, { parameter: peer, signal }) {
   const head = viewHead("A volunteer", signal);
   const you = build("span", { class: "badge you", text: "This is you", hidden: !mine });
   const active = build("span", { class: "badge now", text: "Training now", hidden: true });
-  head.title.parentElement.append(" ", you, active);
+  const away = build("span", { class: "badge away", text: "Sent away", hidden: true });
+  head.title.parentElement.append(" ", you, active, away);
   const missing = build(
     "div",
     { class: "notice", hidden: true },
@@ -59,7 +60,8 @@ export function show(root, { parameter: peer, signal }) {
       const name = visibleName(person.name);
       setText(head.title, name);
       retitle(name);
-      active.hidden = !person.active;
+      active.hidden = !person.active || person.sent_away;
+      away.hidden = !person.sent_away;
       setText(
         head.lede,
         [

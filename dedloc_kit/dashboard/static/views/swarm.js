@@ -9,6 +9,7 @@ import { viewHead } from "./head.js";
 import { leftOut } from "./left_out.js";
 import { peerTable } from "./peers.js";
 import { regions } from "./regions.js";
+import { sentAway } from "./sent_away.js";
 import { timeline } from "./timeline.js";
 
 const PARTS = [
@@ -35,6 +36,7 @@ export function show(root, { signal }) {
   const breakdown = breakdownChart(signal);
   const groups = groupChart(signal);
   const absent = leftOut();
+  const away = sentAway();
   const troubles = troubleList();
   root.append(
     head.element,
@@ -47,6 +49,7 @@ export function show(root, { signal }) {
       breakdown.element,
       groups.element,
       absent.element,
+      away.element,
       timeline(signal),
       troubles.element,
     ),
@@ -78,6 +81,7 @@ export function show(root, { signal }) {
       breakdown.update(values.rounds);
       groups.update(values.rounds);
       absent.update(values);
+      away.update(values);
       troubles.update(values);
     },
     signal,
