@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.lib.attacked import Swarm
+from benchmarks.lib.attacked import Brought, Swarm
 from benchmarks.lib.hostile_peers import ATTACKS, Sight
 from benchmarks.lib.party import Party
 from dedloc_kit.machine.dialling import in_own_loop
@@ -25,7 +25,10 @@ async def played(
     weigh = allowed if make_reducer is ClipReducer else claimed
     layout = FlatLayout.of([vectors[0]])
     swarm = Swarm(layout, codec_of("4bit"), PEERS, PEERS * SAMPLES, make_reducer, weigh)
-    return swarm.average(1, vectors, [*[SAMPLES] * (PEERS - 1), claims])
+    samples = [*[SAMPLES] * (PEERS - 1), claims]
+    brought = {peer: Brought(*each) for peer, each in enumerate(zip(vectors, samples, strict=True))}
+    averaged = swarm.average(1, brought)
+    return None if averaged is None else averaged.values
 
 
 def gradients() -> list[Tensor]:
