@@ -53,7 +53,7 @@ def test_a_round_that_is_played_gives_the_bits_of_a_real_one(make_reducer: MakeR
 def test_who_sends_what_cannot_be_read_is_left_out_as_in_a_real_round(attack: str) -> None:
     vectors = gradients()
     last = vectors[-1]
-    sight = Sight([last], (last, last), [], last, (0, 10), torch.Generator())
+    sight = Sight([last], last[None], [], last, (0, 10), torch.Generator())
     average = asyncio.run(played([*vectors[:-1], *ATTACKS[attack].send(sight)]))
     assert average is not None
     honest = torch.stack(vectors[:-1]).mean(dim=0)

@@ -65,8 +65,7 @@ class Gang:
         if self.active and mine:
             good = torch.stack([vector for peer, vector in own.items() if peer not in self])
             before = [[each[peer] for peer in mine] for each in self._before[:-1]]
-            moments = good.mean(0), good.std(0)
-            sight = Sight(list(mine.values()), moments, before, last, chunk, self._generator)
+            sight = Sight(list(mine.values()), good, before, last, chunk, self._generator)
             self._sent = dict(zip(mine, self.how.send(sight), strict=True))
         return {**own, **self._sent}
 

@@ -25,14 +25,14 @@ class Sight:
     """What hostile members know at one step.
 
     :ivar own: of each hostile peer, the gradient that it should send, float32 [size]
-    :ivar honest: the mean of what the honest ones send, and the deviation of each value
+    :ivar honest: what the honest ones send, float32 [peers, size]
     :ivar before: `own` of the earlier steps, the last one last, as far as they are kept
     :ivar last: the last average that all got
     :ivar chunk: begin and end of one chunk
     """
 
     own: list[Tensor]
-    honest: tuple[Tensor, Tensor]
+    honest: Tensor
     before: list[list[Tensor]]
     last: Tensor
     chunk: tuple[int, int]
@@ -87,17 +87,22 @@ def _delayed(sight: Sight) -> list[Tensor]:
 
 def _manipulated(times: float) -> Send:
     """Inner-product manipulation (Xie et al. 2020): all send this much of the honest mean, backwards."""
-    return lambda sight: [-times * sight.honest[0] for _ in sight.own]
+    return lambda sight: [-times * sight.honest.mean(0)] * len(sight.own)
 
 
 def _added(times: float) -> Send:
     """The same on top of an honest gradient."""
-    return lambda sight: [own - times * sight.honest[0] for own in sight.own]
+
+    def send(sight: Sight) -> list[Tensor]:
+        backwards = -times * sight.honest.mean(0)
+        return [own + backwards for own in sight.own]
+
+    return send
 
 
 def _a_little(deviations: float) -> Send:
     """A little is enough (Baruch et al. 2019): as far from the mean as honest ones are."""
-    return lambda sight: [sight.honest[0] - deviations * sight.honest[1] for _ in sight.own]
+    return lambda sight: [sight.honest.mean(0) - deviations * sight.honest.std(0)] * len(sight.own)
 
 
 def _one_chunk(sight: Sight) -> list[Tensor]:
