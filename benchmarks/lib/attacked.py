@@ -5,8 +5,11 @@ Whoever sends what cannot be read is left out of the round, as in a real one, an
 nothing.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +17,10 @@ from hivemind.proto import runtime_pb2
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
-from dedloc_kit.swarm.averaging.compression import LARGEST, ChunkCompression, Codec, check, decode
+from dedloc_kit.swarm.averaging.compression import LARGEST, ChunkCompression, Codec, check, decode, read_part
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.pledges import Pledges
 from dedloc_kit.swarm.averaging.reducer import MakeReducer
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.trust.weight import Weigh
@@ -26,10 +31,37 @@ REDUCERS = 4
 """Of the peers, the first ones: so chunks of a tiny model are about as long as those of a real one."""
 
 
+@dataclass(frozen=True, eq=False)
+class Brought:
+    """What a peer brings to a round.
+
+    :ivar work: lines, where members are checked
+    """
+
+    vector: Tensor
+    samples: int
+    work: tuple[bytes, ...] = ()
+
+
+class Averaged(NamedTuple):
+    """What comes of a round."""
+
+    values: Tensor
+    """What all decode, float32 [size]."""
+    contributions: dict[str, Contribution]
+    """Of those who were not left out, by their numbers."""
+
+
+class _Sent(NamedTuple):
+    contribution: Contribution
+    messages: list[runtime_pb2.Tensor]
+
+
 class Swarm:
     """Peers that average; those who reduce take equal shares.
 
     :param global_batch: samples that claims are measured against
+    :param pledges: of each peer, where members are checked
     """
 
     def __init__(
@@ -40,40 +72,51 @@ class Swarm:
         global_batch: int,
         make_reducer: MakeReducer,
         weigh: Weigh,
+        pledges: Sequence[Pledges] = (),
     ) -> None:
         self._layout, self._global_batch = layout, global_batch
-        self._make_reducer, self._weigh = make_reducer, weigh
-        self._codings = [Coding(codec, Feedback(layout.size), Feedback(layout.size)) for _ in range(peers)]
+        self._make_reducer, self._weigh, self.pledges = make_reducer, weigh, pledges
+        self.codings = [Coding(codec, Feedback(layout.size), Feedback(layout.size)) for _ in range(peers)]
         cuts = [layout.size * peer // REDUCERS for peer in range(REDUCERS + 1)]
-        shares = [end - begin for begin, end in pairwise(cuts)]
-        self.chunks = [(p, begin, end) for p, chunks in enumerate(layout.chunks(shares)) for begin, end in chunks]
-        """Who reduces it, begin and end."""
+        shares = (*(end - begin for begin, end in pairwise(cuts)), *(0,) * (peers - REDUCERS))
+        self._plan = Plan(tuple(map(str, range(peers))), layout, shares)
 
-    def average(self, step: int, vectors: Sequence[Tensor], claims: Sequence[int]) -> Tensor | None:
-        """What all decode, float32 [size]; none if the round fails. Runs in an event loop, as reducers do."""
-        told = {str(peer): self._contribution(step, peer, claim) for peer, claim in enumerate(claims)}
-        for peer, coding in enumerate(self._codings):
-            coding.sent.begin(float(told[str(peer)].samples))
-        sent = {peer: self._encoded(peer, vector) for peer, vector in enumerate(vectors)}
-        counted = [peer for peer, parts in sent.items() if parts is not None]
-        weights = self._weigh({str(peer): told[str(peer)].samples for peer in counted})
+    @property
+    def chunks(self) -> list[tuple[int, int, int]]:
+        """Who reduces it, begin and end."""
+        owners = self._plan.first.owners[0]
+        return [(owner, *chunk) for owner, chunk in zip(owners, self._plan.chunks, strict=True)]
+
+    def average(self, step: int, brought: Mapping[int, Brought]) -> Averaged | None:
+        """None if the round fails. Runs in an event loop, as reducers do.
+
+        :param brought: by each member; those who reduce are among them
+        """
+        group = hashlib.sha256(f"{step}".encode()).hexdigest()
+        sent = {peer: self._sent(group, step, peer, each) for peer, each in brought.items()}
+        counted = {peer: each for peer, each in sent.items() if each is not None}
+        weights = self._weigh({str(peer): each.contribution.samples for peer, each in counted.items()})
         average = torch.empty(self._layout.size)
         try:
-            for coding in self._codings:
-                coding.averaged.begin(float(sum(weights.values())))
+            for peer in sent:
+                self.codings[peer].averaged.begin(float(sum(weights.values())))
             for number, (reducer, begin, end) in enumerate(self.chunks):
-                parts = {str(peer): self._part(sent, vectors, peer, number) for peer in counted}
-                coding, out = self._codings[reducer], average[begin:end]
+                parts = {
+                    str(peer): self._part(each, brought[peer].vector, peer, number) for peer, each in counted.items()
+                }
+                coding, out = self.codings[reducer], average[begin:end]
                 coding.averaged.encode(self._averages(begin), self._reduced(parts, weights), begin, out)
         except ValueError:  # the average holds what is no number
-            for coding in self._codings:
-                coding.sent.discard()
-                coding.averaged.discard()
+            for peer in sent:
+                self.codings[peer].sent.discard()
+                self.codings[peer].averaged.discard()
             return None
-        for peer, coding in enumerate(self._codings):
-            coding.sent.commit() if peer in counted else coding.sent.discard()
-            coding.averaged.commit()
-        return average
+        for peer in sent:
+            self.codings[peer].sent.commit() if peer in counted else self.codings[peer].sent.discard()
+            self.codings[peer].averaged.commit()
+            if self.pledges and peer in counted:
+                self.pledges[peer].counted()
+        return Averaged(average, {str(peer): each.contribution for peer, each in counted.items()})
 
     def _reduced(self, parts: Mapping[str, Tensor], weights: Mapping[str, int]) -> Tensor:
         counted = {peer: float(weight) for peer, weight in weights.items() if weight}
@@ -84,22 +127,32 @@ class Swarm:
             reducer.add(peer, 0, parts[peer], weight)
         return reducer.made(0)
 
-    def _part(
-        self, sent: Mapping[int, list[runtime_pb2.Tensor] | None], vectors: Sequence[Tensor], peer: int, number: int
-    ) -> Tensor:
-        messages, (reducer, begin, end) = sent[peer], self.chunks[number]
-        assert messages is not None
-        if peer == reducer:
-            return self._codings[peer].sent.exact(vectors[peer][begin:end], begin)
-        return decode(messages[number], end - begin)
+    def _part(self, sent: _Sent, vector: Tensor, peer: int, number: int) -> Tensor:
+        reducer, begin, end = self.chunks[number]
+        if peer == reducer and not self.pledges:
+            return self.codings[peer].sent.exact(vector[begin:end], begin)
+        return decode(sent.messages[number], end - begin)
 
-    def _encoded(self, peer: int, vector: Tensor) -> list[runtime_pb2.Tensor] | None:
+    def _sent(self, group: str, step: int, peer: int, brought: Brought) -> _Sent | None:
         """What a peer sends; none if those who reduce it cannot read it."""
+        told, coding = self._contribution(step, peer, brought.samples), self.codings[peer]
+        coding.sent.begin(float(told.samples))
+        if not self.pledges:
+            messages = self._encoded(coding, brought.vector)
+            return None if messages is None else _Sent(told, messages)
+        if not _can_be_sent(brought.vector):
+            return None
+        pledges = self.pledges[peer]
+        pledged, sealed = pledges.seal(group, told, brought.work, self._plan, brought.vector, coding)
+        assert sealed is not None, "everybody brings samples"
+        return _Sent(pledged, list(map(read_part, sealed.parts)))
+
+    def _encoded(self, coding: Coding, vector: Tensor) -> list[runtime_pb2.Tensor] | None:
         messages = []
         for _, begin, end in self.chunks:
             way = self._coding(begin)
             if _can_be_sent(vector[begin:end]):
-                message = self._codings[peer].sent.encode(way, vector[begin:end], begin)
+                message = coding.sent.encode(way, vector[begin:end], begin)
             else:
                 message = _forged(way, vector[begin:end])
             try:
@@ -110,10 +163,10 @@ class Swarm:
         return messages
 
     def _coding(self, begin: int) -> ChunkCompression:
-        return self._codings[0].of_gradients(begin, self._layout)
+        return self.codings[0].of_gradients(begin, self._layout)
 
     def _averages(self, begin: int) -> ChunkCompression:
-        return self._codings[0].of_averages(begin, self._layout)
+        return self.codings[0].of_averages(begin, self._layout)
 
     def _contribution(self, step: int, peer: int, samples: int) -> Contribution:
         claimed = Contribution(
