@@ -17,7 +17,7 @@ from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.averaging.compression import Codec
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
-from dedloc_kit.swarm.averaging.proving import proven
+from dedloc_kit.swarm.averaging.proving import proven, work_of
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.auditor import Auditor
 from dedloc_kit.swarm.trust.kept import Kept
@@ -112,6 +112,21 @@ class _Asked:
 
     def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
         return proven(pledged, question, shown, self._again.layout, self._codec)
+
+    def work(self, peer: str, pledged: Pledged) -> list[Work]:
+        shown = self.pledges[int(peer)].work_of(pledged.group) if self._gang.shows(int(peer)) else None
+        if shown is None:
+            raise NoAnswer(peer)
+        return work_of(pledged, shown)
+
+    def reducers(self, group: str) -> tuple[str, ...]:
+        return ()  # here the swarm itself averages
+
+    def made(self, group: str, number: int) -> Tensor:
+        raise ValueError("nobody reduces")
+
+    def sent(self, peer: str, pledged: Pledged, number: int) -> Tensor:
+        raise ValueError("nobody reduces")
 
     def recompute(self, peer: str, question: Recompute) -> Found:
         return self._gang.answers(int(peer), question, lambda: self.own(question))
