@@ -65,18 +65,15 @@ class ProofService(Service):
     ) -> None:
         self._endpoint, self._organizer = endpoint, organizer
         self._prove, self._work_of = prove, work_of
-        self._busy = False
+        self._turn = asyncio.Lock()
 
     async def serve(self, peer: str, stream: Stream) -> None:
-        if peer != self._organizer or self._busy:
-            raise ValueError(f"{peer} is not the organizer, or asks for several things at a time")
-        self._busy = True
-        try:
-            question = await stream.receive_question(Prove)
+        if peer != self._organizer:
+            raise ValueError(f"{peer} is not the organizer")
+        question = await stream.receive_question(Prove)
+        async with self._turn:
             for message in await self._answer(question):
                 await stream.send(message)
-        finally:
-            self._busy = False
         await stream.closed()
 
     async def _answer(self, question: Prove) -> Sequence[bytes]:
