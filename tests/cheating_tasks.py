@@ -1,9 +1,29 @@
-"""Tasks of who wants to harm a run: they climb where others go down, also where they are to check others."""
+"""Who wants to harm a run that is checked. `CHEAT` in a worker's environment says how:
+
+`climbs`: it climbs where others go down, also where it is to check others,
+`shouts`: it sends its gradient a thousand times over, and accounts for its work truly,
+`accuses`: it trains honestly, and what it says of the work of others is false.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
+from dedloc_kit import volunteer
+from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.averaging.feedback import Coding
+from dedloc_kit.swarm.averaging.plan import Plan
+from dedloc_kit.swarm.averaging.pledges import Pledges
+from dedloc_kit.swarm.peer import SwarmPeer
+from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
+from dedloc_kit.swarm.trust.questions import Found, Recompute
+from dedloc_kit.swarm.trust.recomputing import Recomputer
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.causal import Causal
+
+CHEAT = os.environ.get("CHEAT", "")
 
 
 class Climbs(Causal):
@@ -11,4 +31,36 @@ class Climbs(Causal):
         return -super().loss(model, batch, step)
 
 
-TASKS = {"causal": Climbs}
+def _shout() -> None:
+    seal = Pledges.seal
+
+    def sealed(
+        self: Pledges, group: str, mine: Contribution, work: Sequence[bytes], plan: Plan, flat: Tensor, coding: Coding
+    ) -> tuple[Pledged, Sealed | None]:
+        return seal(self, group, mine, work, plan, 1000 * flat, coding)
+
+    Pledges.seal = sealed  # type: ignore[method-assign]
+
+
+def _accuse() -> None:
+    answering, answer = volunteer._answering, Recomputer.answer
+
+    def accusing(run: Any, peer: Any, me: SwarmPeer, *more: Any) -> Callable[[], None]:
+        def false(self: Recomputer, question: Recompute) -> Found:
+            found = answer(self, question)
+            if question.author == me.signer.peer:
+                return found
+            return found.model_copy(update={"projections": tuple(each[::-1] for each in found.projections)})
+
+        Recomputer.answer = false  # type: ignore[method-assign]
+        return answering(run, peer, me, *more)
+
+    volunteer._answering = accusing  # type: ignore[assignment]
+
+
+if CHEAT == "shouts":
+    _shout()
+elif CHEAT == "accuses":
+    _accuse()
+
+TASKS = {"causal": Climbs if CHEAT == "climbs" else Causal}

@@ -222,6 +222,27 @@ MUTATIONS = (
         "tests/swarm/trust/test_answering.py -k asks_anew",
     ),
     Mutation(
+        "of a small chunk a value between two codes is taken for a lie",
+        "swarm/trust/projections.py",
+        "few = off.sort().values[:-_BETWEEN_CODES]",
+        "few = off",
+        "tests/swarm/trust/test_projections.py -k small_chunk",
+    ),
+    Mutation(
+        "two values of a chunk may be any that are sent",
+        "swarm/trust/projections.py",
+        "return bool(steps and ",
+        "return bool(True and ",
+        "tests/swarm/trust/test_projections.py -k small_chunk",
+    ),
+    Mutation(
+        "numbers whose squares overflow hide a lie",
+        "swarm/trust/projections.py",
+        "torch.linalg.vector_norm(few) <= _RECODED * torch.linalg.vector_norm(sent.double())",
+        "torch.linalg.vector_norm(few.float()) <= _RECODED * torch.linalg.vector_norm(sent)",
+        "tests/swarm/trust/test_projections.py -k overflow",
+    ),
+    Mutation(
         "where a gradient vanishes honest rounding is taken for a lie",
         "swarm/trust/projections.py",
         "least = _LEAST * float(",

@@ -177,6 +177,59 @@ def test_a_residual_that_makes_a_lie_look_like_the_gradient_is_found(run: RunCon
         assert not compressed_honestly(truth.decoded[part], after, WEIGHT, recoded(peer, 0))
 
 
+def sent_in_rounds(way: ChunkCompression, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    """What somebody sends of a small chunk in its second round, with what is left over and the weight. Two of its
+    values lie between two codes, as near as float32 comes."""
+    feedback, decoded = Feedback(size), torch.zeros(size)
+    feedback.begin(float(torch.randint(1, 3000, (1,), generator=generator)))
+    feedback.encode(way, torch.randn(size, generator=generator), 0)
+    feedback.commit()
+    weight = float(torch.randint(1, 3000, (1,), generator=generator))
+    lost = torch.zeros(size) if feedback.residual is None else feedback.residual / weight
+    values = torch.randn(size, generator=generator)
+    between, code = [1, size // 2], way.extract(way.compress(values))
+    low, high = values[between], values[between] + 0.3 * values.abs().max()
+    for _ in range(26):  # halve the way to where the code changes
+        values[between] = (low + high) / 2
+        same = way.extract(way.compress(values))[between] == code[between]
+        low, high = torch.where(same, values[between], low), torch.where(same, high, values[between])
+    feedback.begin(weight)
+    feedback.encode(way, values - lost, 0, decoded)
+    after = feedback.next_residual()
+    return decoded, torch.zeros(size) if after is None else after.clone(), weight
+
+
+@pytest.mark.parametrize("draws", [120, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["none", "float16", "8bit", "4bit"])
+def test_of_a_small_chunk_nobody_honest_is_found_to_lie_and_who_lies_is(name: str, draws: int) -> None:
+    generator, way, recoded = torch.Generator().manual_seed(3), codec_of(name).gradients, 0
+    for number in range(draws):
+        size = 16 + number * 557 % 1985
+        decoded, after, weight = sent_in_rounds(way, size, generator)
+
+        def coded(values: Tensor) -> Tensor:
+            return way.extract(way.compress(values))
+
+        assert compressed_honestly(decoded, after, weight, coded), (number, size)
+        recoded += not torch.equal(coded(decoded + after / weight), decoded)
+        lie = 0.1 * decoded.norm() * torch.nn.functional.normalize(torch.randn(size, generator=generator), dim=0)
+        assert not compressed_honestly(decoded + lie, after - weight * lie, weight, coded), (number, size)
+        for few in (1, 2):  # what is far off is a lie however few values it is in
+            loud, over = decoded.clone(), after.clone()
+            loud[:few] += 10.0
+            over[:few] -= 10.0 * weight
+            assert not compressed_honestly(loud, over, weight, coded), (number, size)
+    assert recoded or name != "4bit", "rounding has decided otherwise now and then"
+
+
+def test_numbers_whose_squares_overflow_do_not_hide_a_lie() -> None:
+    way = codec_of("4bit").gradients
+    sent = torch.zeros(256)
+    sent[:8], sent[128:] = 2.0**90, 2.0**93
+    after = torch.where(sent == 2.0**90, -sent, way.extract(way.compress(sent)) - sent)
+    assert not compressed_honestly(sent, after, 1.0, lambda values: way.extract(way.compress(values)))
+
+
 def test_projections_add_up_and_tell_a_norm() -> None:
     generator = torch.Generator().manual_seed(0)
     one, other = (torch.randn(20_000, generator=generator) for _ in range(2))
