@@ -1,0 +1,281 @@
+"""Honest volunteers of all kinds, checked in every step, with all real but the network: nobody is convicted."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from dedloc_kit.records import Contribution, Receipt
+from dedloc_kit.run import OptimizerConfig, RunConfig, TrustConfig, seed_of
+from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
+from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.plan import Plan, balanced
+from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
+from dedloc_kit.swarm.averaging.proving import proven
+from dedloc_kit.swarm.network.service import NoAnswer
+from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
+from dedloc_kit.swarm.trust.auditor import Auditor
+from dedloc_kit.swarm.trust.kept import Kept
+from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
+from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
+from dedloc_kit.swarm.trust.proofs import Proven, Shown
+from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
+from dedloc_kit.swarm.trust.recomputing import Recomputer, line_of
+from dedloc_kit.swarm.trust.verdicts import Verdict
+from dedloc_kit.tasks import create_task
+from dedloc_kit.tasks.mixtures import Mixtures
+from dedloc_kit.training import devices
+from dedloc_kit.training.devices import Caller, Devices
+from dedloc_kit.training.gradients import Gradients
+from dedloc_kit.training.optimizers.build import build_optimizer
+from dedloc_kit.training.recomputing import on_cpu
+from dedloc_kit.training.state import Replica, TrainingState
+from tests.text_runs import text_run, write_text
+
+AUDIT_SECONDS = 120.0
+
+
+class Kind(NamedTuple):
+    """How a volunteer computes, and what befalls it."""
+
+    microbatch: int
+    threads: int = 1
+    half: torch.dtype | None = None
+    microbatches: int = 2
+    """In a step."""
+    rejoins: bool = False
+    """In mid-run, with a new session."""
+    fails: bool = False
+    """Every other round fails here and counts for the others; every third one goes on without it."""
+    slow: bool = False
+    """Every other answer comes too late."""
+    factor: float = 1.0
+    """What it sends, of its gradient."""
+
+
+HONEST = {
+    "QmOne": Kind(3),
+    "QmTwo": Kind(8, threads=2),
+    "QmThree": Kind(1, microbatches=9),
+    "QmFour": Kind(8, half=torch.bfloat16),
+    "QmFive": Kind(1, half=torch.bfloat16, threads=2),
+    "QmSix": Kind(3, half=torch.float16),
+    "QmSeven": Kind(3, rejoins=True),
+    "QmEight": Kind(3, fails=True),
+    "QmNine": Kind(8, half=torch.bfloat16, fails=True, rejoins=True),
+    "QmTen": Kind(3, slow=True),
+}
+
+
+class Volunteer:
+    """One session of one."""
+
+    def __init__(self, world: "World", peer: str, kind: Kind, session: str) -> None:
+        self.peer, self.kind, self.session = peer, kind, session
+        self.lock = threading.Lock()  # it computes one thing at a time
+        self._state, self._answers = world.state, 0
+        self._replica = Replica(world.state, torch.device("cpu"))
+        self._gradients = Gradients([list(self._replica.model.parameters())], world.state.layout)
+        self._flat = torch.zeros(world.state.layout.size)
+        feedbacks = Feedback(world.state.layout.size), Feedback(world.state.layout.size)
+        self._coding = Coding(codec_of(world.run.averaging.compression), *feedbacks)
+        self._pledges = Pledges(Kept(world.folder / f"{peer} {session}", LOTS))
+        self._unlearned = list[str]()
+        task, seed = create_task(world.run), seed_of(world.run.run_id, peer, session)
+        mixtures = Mixtures(world.run, task, None, lambda: False)
+        batches = world.stack.enter_context(mixtures.batches(kind.microbatch, seed, pytest.fail, ahead=2))
+        world.half = kind.half
+        caller = Caller(self._refresh, self._gradients.leave_out)
+        self._devices = Devices([self._replica], [task.loss], batches, caller, in_step=False)
+        world.stack.callback(self._devices.close)
+        self._recomputer = Recomputer(world.run, None, world.parameters, self._devices.recompute)
+
+    def compute(self, microbatches: int) -> None:
+        torch.set_num_threads(self.kind.threads)
+        for _ in range(microbatches):
+            for each in self._devices.compute():
+                step = self._replica.step
+                assert (
+                    self._gradients.add(each.loss, each.samples, step, work=line_of(each.batch, step)) or each.rescaled
+                )
+
+    def pledge(self, step: int, group: str, plan: Plan) -> tuple[Pledged, Tensor]:
+        """What it brings to a round, and that as reducers decode it."""
+        self._gradients.settle(self._unlearned)  # it has learned by now that they counted
+        self._unlearned.clear()
+        self._gradients.load_outgoing(self._flat)
+        tally = self._gradients.tally
+        mine = Contribution(
+            run_id=self._state.run_id,
+            step=step,
+            session=self.session,
+            samples=tally.outgoing,
+            session_samples=tally.counted + tally.outgoing,
+            loss=tally.loss,
+            name=self.peer,
+            time=1.0,
+        )
+        self._coding.sent.begin(float(mine.samples))
+        sent = self._flat * self.kind.factor
+        pledged, sealed = self._pledges.seal(group, mine, tally.work, plan, sent, self._coding)
+        assert sealed is not None
+        return pledged, decode_all(sealed.parts, len(sent))
+
+    def counted(self) -> None:
+        self._coding.sent.commit()
+        self._pledges.counted()
+        self._gradients.count_outgoing()
+
+    def failed(self, group: str, counts: bool) -> None:
+        """The round came to nothing here, and maybe to something elsewhere."""
+        self._coding.sent.discard()
+        self._gradients.doubt(group)
+        if counts:
+            self._unlearned.append(group)
+
+    def prove(self, question: Prove) -> Shown:
+        shown = None if self._too_slow() else self._pledges.prove(question)
+        if shown is None:
+            raise NoAnswer(self.peer)
+        return shown
+
+    def recompute(self, question: Recompute) -> Found:
+        with self.lock:
+            return Found() if self._too_slow() else self._recomputer.answer(question)
+
+    def _too_slow(self) -> bool:
+        self._answers += 1
+        return self.kind.slow and self._answers % 2 == 1
+
+    def _refresh(self, number: int) -> None:
+        self._replica.refresh(lambda newer: self._gradients.rebase(newer, number), lambda: None)
+
+
+class World:
+    """A swarm without a network; as an `Inquiry` it answers its auditor."""
+
+    def __init__(self, run: RunConfig, folder: Path, kinds: Mapping[str, Kind], stack: ExitStack) -> None:
+        self.run, self.folder, self.stack = run, folder, stack
+        self.half: torch.dtype | None = None
+        task = create_task(run)
+        self.state = TrainingState(
+            task.build_model(), lambda m: build_optimizer(run.optimizer, task.parameter_groups(m, 0.01)), run
+        )
+        self.parameters = KeptParameters(self.state, folder / "parameters", MAX_STALENESS + 4)
+        self.parameters.keep()
+        self.state.listen(self.parameters.keep)
+        self._own, self._lock = Recomputer(run, None, self.parameters, on_cpu(self.state, task.loss)), threading.Lock()
+        self.convicted = defaultdict[str, list[str]](list)
+        self.auditor = Auditor(run.trust, nothing_lost(self.state.layout.size), self, self._convict, Random(5))
+        stack.callback(self.auditor.close)
+        self.volunteers: dict[str, Volunteer] = {}
+        self.kinds = kinds
+
+    def run_for(self, steps: int) -> None:
+        self.volunteers = {peer: Volunteer(self, peer, kind, "ab") for peer, kind in self.kinds.items()}
+        layout, count = self.state.layout, len(self.kinds)
+        plan = Plan(tuple(self.kinds), layout, balanced(layout.size, [1.0] * count, (0,) * count))
+        for step in range(1, steps + 1):
+            if step == steps // 2:
+                self.volunteers |= {p: Volunteer(self, p, k, "cd") for p, k in self.kinds.items() if k.rejoins}
+            self._step(step, f"{step:040x}", plan)
+            end = time.monotonic() + AUDIT_SECONDS
+            while not self.auditor.idle:
+                assert time.monotonic() < end
+                time.sleep(0.002)
+
+    def _step(self, step: int, group: str, plan: Plan) -> None:
+        contributions = dict[str, Contribution]()
+        total, average = 0, torch.zeros(self.state.layout.size)
+        for peer, each in self.volunteers.items():
+            each.compute(each.kind.microbatches)
+            if each.kind.fails and step % 4 == 0:  # a round of all that comes to nothing
+                each.pledge(step, f"{step + 2**32:040x}", plan)
+                each.failed(f"{step + 2**32:040x}", counts=False)
+                each.compute(1)
+            pledged, sent = each.pledge(step, group, plan)
+            each.compute(1)  # of the parameters of before: it goes into the next round
+            if each.kind.fails and step % 3 == 0:
+                each.failed(group, counts=False)
+                continue
+            contributions[peer] = pledged
+            total += pledged.samples
+            average.add_(sent, alpha=pledged.samples)
+            if each.kind.fails and step % 2 == 0:
+                each.failed(group, counts=True)
+            else:
+                each.counted()
+        self.state.apply(average / total, Receipt(step=step, round=group, time=0.0, seconds=0.0, signed=()))
+        self.auditor.stepped(step, contributions)
+
+    # As an Inquiry
+
+    def here(self) -> Mapping[str, float]:
+        return dict.fromkeys(self.volunteers, 1.0)
+
+    def prove(self, peer: str, question: Prove) -> Shown:
+        return self.volunteers[peer].prove(question)
+
+    def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
+        return proven(pledged, question, shown, self.state.layout, codec_of(self.run.averaging.compression))
+
+    def recompute(self, peer: str, question: Recompute) -> Found:
+        return self.volunteers[peer].recompute(question)
+
+    def own(self, question: Recompute) -> Found:
+        with self._lock:
+            return self._own.answer(question)
+
+    def _convict(self, verdict: Verdict) -> None:
+        self.convicted[verdict.peer].append(verdict.why)
+
+
+@pytest.fixture
+def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
+    write_text(tmp_path)
+    threads = torch.get_num_threads()
+    with ExitStack() as stack:
+
+        def made(task: str, compression: str, kinds: Mapping[str, Kind]) -> World:
+            model = {"embedding_size": 16, "max_position_embeddings": 64} if task == "albert" else {}
+            run = text_run(tmp_path, task, model=model)
+            update = {
+                "trust": TrustConfig(checks="on", share=1.0),
+                "averaging": run.averaging.model_copy(update={"compression": compression}),
+                "optimizer": OptimizerConfig(learning_rate=0.01, warmup_steps=1, total_steps=1000),
+            }
+            world = World(run.model_copy(update=update), tmp_path, kinds, stack)
+            monkeypatch.setattr(devices, "half_precision", lambda _: world.half)
+            return world
+
+        yield made
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("task", "compression", "steps"),
+    [("albert", "4bit", 4), pytest.param("causal", "8bit", 24, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+)
+def test_nobody_honest_is_convicted_whatever_it_computes_with_and_whatever_befalls_it(
+    task: str, compression: str, steps: int, world_of: Callable[..., World]
+) -> None:
+    world = world_of(task, compression, HONEST)
+    world.run_for(steps)
+    assert not world.convicted
+    tally = world.auditor.tally
+    assert tally.given_up <= steps, "of the slow one"
+    assert tally.passed + tally.given_up > 0.8 * steps * len(HONEST)
+
+
+def test_who_sends_a_fifth_more_is_convicted_among_them_and_nobody_else(world_of: Callable[..., World]) -> None:
+    world = world_of("causal", "4bit", {**HONEST, "QmLiar": Kind(3, factor=1.2)})
+    world.run_for(1)
+    assert world.convicted.keys() == {"QmLiar"}
