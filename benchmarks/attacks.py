@@ -5,8 +5,9 @@
 
 Sixteen peers with two samples each train a tiny ALBERT, seven of them are hostile from some step on. Everything but the
 network is the package's: records, weights, codec, error feedback, reducers, optimizer, pledges, proofs, audits.
-Defences: `mean` is `trust.aggregate` as it is by default, `clip` is that of the same name; `checks` is the mean with
-`trust.checks`, `clip and checks` is both; `centered` and `median` are other aggregators, with the weights of `clip`.
+Defences: `mean` is `trust.aggregate` as it is by default, `clip` is that of the same name; `checks` is `clip` with
+`trust.checks`, `mean and checks` the mean with them; `centered` and `median` are other aggregators, with the weights of
+`clip`.
 Whoever is convicted after a step takes part in one more, for a kick takes that long.
 
 *Progress lost* is (attacked - clean) / (a uniform guess - clean) in held-out loss, where *clean* are the nine honest
@@ -39,11 +40,12 @@ from dedloc_kit.tasks import Task, create_task
 DEFENCES = {
     "mean": Defence(MeanReducer, claimed),
     "clip": Defence(ClipReducer, allowed),
-    "checks": Defence(MeanReducer, claimed, checks=True),
-    "clip and checks": Defence(ClipReducer, allowed, checks=True),
+    "checks": Defence(ClipReducer, allowed, checks=True),
+    "mean and checks": Defence(MeanReducer, claimed, checks=True),
     "centered": Defence(CenteredClip, allowed),
     "median": Defence(Median, allowed),
 }
+USUAL_DEFENCES, QUICK_DEFENCES = ("mean", "clip", "checks"), ("mean", "checks")
 QUICK_ATTACKS = ("none", "sign", "sign x1000", "ALIE 1.5", "claims")
 
 
@@ -147,18 +149,19 @@ def with_text(arguments: argparse.Namespace) -> list[Row]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What hostile members do to a training")
     parser.add_argument("--attack", nargs="+", choices=list(ATTACKS), metavar="NAME", help=", ".join(ATTACKS))
-    parser.add_argument("--defence", nargs="+", choices=list(DEFENCES), default=["mean", "clip", "checks"])
+    parser.add_argument("--defence", nargs="+", choices=list(DEFENCES), metavar="NAME", help=", ".join(DEFENCES))
     parser.add_argument("--start", type=int, nargs="+", metavar="STEP", help="a fifth of the steps by default")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
     parser.add_argument("--seeds", type=int, default=1, help="how many, for weights and order of the text")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
-    parser.add_argument("--quick", action="store_true", help="half the steps and a few attacks")
+    parser.add_argument("--quick", action="store_true", help="half the steps, a few attacks, two defences")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     chosen = parser.parse_args(arguments)
     chosen.steps = chosen.steps // 2 if chosen.quick else chosen.steps
     chosen.start = chosen.start or [chosen.steps // 5]
+    chosen.defence = chosen.defence or (QUICK_DEFENCES if chosen.quick else USUAL_DEFENCES)
     chosen.attack = chosen.attack or (QUICK_ATTACKS if chosen.quick else tuple(ATTACKS))
     return chosen
 
