@@ -7,7 +7,6 @@ of which a microbatch is a part.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 
 import torch
 
@@ -62,6 +61,7 @@ class InBlocks:
         self._task = task
         self._blocks = Blocks(run.data.train, task.read, seed=seed, warn=warn)
         self._again = lru_cache(maxsize=1)(self._blocks.again)  # who asks for a microbatch often asks for its neighbour
+        self._open: tuple[Block | None, Iterator[Batch], int, Batch] = None, iter(()), -1, {}
         self._size = run.microbatch or MAX_SAMPLES
         self._exact = run.microbatch is not None
 
@@ -90,12 +90,23 @@ class InBlocks:
         """
         number, begin = divmod(origin.position, self._size)
         if begin + origin.samples <= self._size:  # else no device can have got it, and nothing has to be read for it
-            block = self._again(origin.block, origin.missing)
-            for batch in islice(self._batches(block), number, number + 1):
-                part = {name: values[begin : begin + origin.samples] for name, values in batch.items()}
-                if samples_in(part) == origin.samples:
-                    return part
+            batch = self._batch(self._again(origin.block, origin.missing), number)
+            part = {name: values[begin : begin + origin.samples] for name, values in batch.items()}
+            if part and samples_in(part) == origin.samples:
+                return part
         raise ValueError(f"the data holds no microbatch {origin}")
+
+    def _batch(self, block: Block, number: int) -> Batch:
+        """The batch of this number of a block, or nothing. What comes after the one that was asked for last is read on
+        from there."""
+        open_block, rest, last, batch = self._open
+        if open_block is not block or number < last:
+            rest, last, batch = self._batches(block), -1, {}
+        for _ in range(number - last):
+            if not (batch := next(rest, {})):
+                break
+        self._open = block, rest, number, batch
+        return batch
 
     def _batches(self, block: Block) -> Iterator[Batch]:
         position = 0

@@ -73,11 +73,25 @@ def test_any_microbatch_is_made_again_from_its_name_bit_for_bit(name: str, run_o
     batches = InBlocks(run, checkable(run), 7, fail).batches(6, first=2)
     stream = list(takewhile(lambda batch: origin_of(batch).block < 4, batches))
     again = InBlocks(run, checkable(run), 7, fail)
-    for batch in (stream[1], stream[-1]):
+    for batch in (stream[1], stream[-1], *stream[2:5], stream[0]):
         for part in pieces(batch, 4):  # a device's memory may not hold six
             assert equal(again.derive(origin_of(part)), part)
     origin = origin_of(stream[1])
     assert not equal(InBlocks(run, checkable(run), 8, fail).derive(origin), stream[1])
+
+
+def test_the_microbatches_of_a_block_are_read_once_if_they_are_asked_for_in_their_order(
+    run_of: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of("causal").model_copy(update={"microbatch": 2})
+    task = checkable(run)
+    stream = list(takewhile(lambda batch: origin_of(batch).block == 0, InBlocks(run, task, 7, fail).batches(2)))
+    begun, make = list[int](), task.batches_of
+    monkeypatch.setattr(task, "batches_of", lambda *asked: begun.append(asked[-1]) or make(*asked), raising=False)
+    again = InBlocks(run, task, 7, fail)
+    assert len(stream) > 3
+    assert all(equal(again.derive(origin_of(batch)), batch) for batch in stream)
+    assert len(begun) == 1
 
 
 @pytest.mark.parametrize("name", TASKS)
