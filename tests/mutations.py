@@ -154,7 +154,7 @@ MUTATIONS = (
     Mutation(
         "a sample may be counted twice",
         "swarm/averaging/proving.py",
-        "if _overlap(work):",
+        "if overlap(work):",
         "if False:",
         "tests/swarm/averaging/test_proving.py -k convicted",
     ),
@@ -259,8 +259,8 @@ MUTATIONS = (
     Mutation(
         "a residual may be whatever makes a lie look like a gradient",
         "swarm/trust/projections.py",
-        "    return bool(torch.linalg.vector_norm(again - sent) <=",
-        "    return True or bool(torch.linalg.vector_norm(again - sent) <=",
+        "    return bool(steps and ",
+        "    return True or bool(steps and ",
         "tests/swarm/trust/test_projections.py -k residual",
     ),
     Mutation(

@@ -19,13 +19,13 @@ from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
-from dedloc_kit.swarm.averaging.proving import proven
+from dedloc_kit.swarm.averaging.proving import proven, work_of
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.trust.auditor import Auditor
 from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
-from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
+from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.proofs import Proven, Shown
 from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.trust.recomputing import Recomputer, line_of
@@ -87,7 +87,8 @@ class Volunteer:
         self._flat = torch.zeros(world.state.layout.size)
         feedbacks = Feedback(world.state.layout.size), Feedback(world.state.layout.size)
         self._coding = Coding(codec_of(world.run.averaging.compression), *feedbacks)
-        self._pledges = Pledges(Kept(world.folder / f"{peer} {session}", LOTS))
+        self._pledges = pledges = Pledges(Kept(world.folder / f"{peer} {session}", LOTS))
+        self.work_of = pledges.work_of
         self._unlearned = list[str]()
         task, seed = create_task(world.run), seed_of(world.run.run_id, peer, session)
         mixtures = Mixtures(world.run, task, None, lambda: False)
@@ -226,6 +227,21 @@ class World:
 
     def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
         return proven(pledged, question, shown, self.state.layout, codec_of(self.run.averaging.compression))
+
+    def work(self, peer: str, pledged: Pledged) -> list[Work]:
+        shown = self.volunteers[peer].work_of(pledged.group)
+        if shown is None:
+            raise NoAnswer(peer)
+        return work_of(pledged, shown)
+
+    def reducers(self, group: str) -> tuple[str, ...]:
+        return ()  # here nobody reduces
+
+    def made(self, group: str, number: int) -> Tensor:
+        raise ValueError(group)
+
+    def sent(self, peer: str, pledged: Pledged, number: int) -> Tensor:
+        raise ValueError(peer)
 
     def recompute(self, peer: str, question: Recompute) -> Found:
         return self.volunteers[peer].recompute(question)
