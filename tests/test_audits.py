@@ -16,17 +16,17 @@ CHEATS = {
     "accuses": ("what it computed to check another volunteer is wrong",),
 }
 """How three cheat (`tests.cheating_tasks`), and of what each may be convicted."""
-HONEST = ("one", "two", "three", "four", "five")
+HONEST = ("one", "two", "three", "four")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_of_eight_volunteers_three_that_cheat_are_found_and_sent_away_and_the_others_train_on(tmp_path: Path) -> None:
+def test_of_seven_volunteers_three_that_cheat_are_found_and_sent_away_and_the_others_train_on(tmp_path: Path) -> None:
     write_text(tmp_path)
     run = text_run(tmp_path, "causal")
     run = run.model_copy(
         update={
-            "global_batch": 48,
+            "global_batch": 192,
             "trust": TrustConfig(checks="on", share=1.0),
             "optimizer": OptimizerConfig(learning_rate=0.01, warmup_steps=1, total_steps=1000),
         }
@@ -43,7 +43,7 @@ def test_of_eight_volunteers_three_that_cheat_are_found_and_sent_away_and_the_ot
             assert any(reason in found.text for reason in reasons), found
         step, left = coordinator.steps[-1].step.step, {peer.joined.peer for peer in honest}
         for peer in honest:
-            peer.wait_for(StepDone, lambda event: event.step.step > step + 3 and event.contributions.keys() <= left)
+            peer.wait_for(StepDone, lambda event: event.step.step > step + 2 and event.contributions.keys() <= left)
         kicked = OrderBook(coordinator.config.folder).read().kicked
         assert {each.peer for each in kicked} == {cheat.joined.peer for cheat in cheats.values()}
 

@@ -15,7 +15,7 @@ from functools import partial
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.network.service import NoAnswer
-from dedloc_kit.swarm.trust.audit import AT_ONCE, Audit, Inquiry, Result
+from dedloc_kit.swarm.trust.audit import AT_ONCE, KEPT_STEPS, Audit, Inquiry, Outcome, Result
 from dedloc_kit.swarm.trust.averages import averaged_again, is_far_off
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.residuals import MAX_AUTHORS, Residuals
@@ -114,7 +114,8 @@ class Auditor:
 
     def _do(self, task: Callable[[], None]) -> None:
         try:
-            task()
+            if not self._closed:
+                task()
         except Exception as error:  # no audit may end those after it
             _log.warning("an audit could not be finished: %.200r", error)
         finally:
@@ -122,7 +123,9 @@ class Auditor:
                 self.waiting -= 1
 
     def _audit(self, author: str, pledged: Pledged, earlier: Sequence[Pledged]) -> None:
-        outcome = Audit(author, pledged, earlier, self._inquiry, self._newest, self._chance).outcome()
+        outcome = Outcome("given up")
+        if self._newest() <= pledged.step + KEPT_STEPS:  # else it has waited too long, and what is new is better asked
+            outcome = Audit(author, pledged, earlier, self._inquiry, self._newest, self._chance).outcome()
         _log.info("audit of %s in global step %d: %s", author, pledged.step, outcome.result)
         for verdict in outcome.verdicts:
             self._convict(verdict)

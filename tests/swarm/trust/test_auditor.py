@@ -9,10 +9,19 @@ from random import Random
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
-from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS
-from dedloc_kit.swarm.trust.auditor import ALARM_STEPS, MAX_WAITING, MOST_UNSHOWN, MOST_WRONG, SPARED_STEPS, Auditor
+from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS, KEPT_STEPS
+from dedloc_kit.swarm.trust.auditor import (
+    ALARM_STEPS,
+    AUDITS_AT_ONCE,
+    MAX_WAITING,
+    MOST_UNSHOWN,
+    MOST_WRONG,
+    SPARED_STEPS,
+    Auditor,
+)
 from dedloc_kit.swarm.trust.pledge import Pledged
-from dedloc_kit.swarm.trust.questions import Found, Recompute
+from dedloc_kit.swarm.trust.proofs import Proven, Shown
+from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.trust.verdicts import Verdict
 from tests.swarm.trust.audited import NOTHING_LOST, World, pledged, root
 
@@ -267,3 +276,33 @@ def test_an_average_of_parts_that_are_not_shown_is_not_judged() -> None:
     with run_of(World(spoils=frozenset({"carol"}), mute=frozenset({"bob"}))) as run:
         reduced(run, MOST_WRONG + 1)
         assert "carol" not in run.convicted
+
+
+class Held(World):
+    """Whoever is asked waits."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.go_on = threading.Event()
+        self.steps: list[int] = []
+
+    def prove(self, peer: str, question: Prove) -> Shown:
+        assert self.go_on.wait(DEADLINE)
+        return super().prove(peer, question)
+
+    def proven(self, pledged: Pledged, question: Prove, shown: Shown) -> Proven:
+        self.steps.append(pledged.step)
+        return super().proven(pledged, question, shown)
+
+
+def test_what_has_waited_too_long_makes_way_for_what_is_new() -> None:
+    world = Held(microbatches=1)
+    with run_of(world) as run:
+        newest = AUDITS_AT_ONCE + KEPT_STEPS + 3
+        for step in range(1, newest + 1):
+            run.auditor.stepped(step, {"alice": pledged("alice", step)})
+        wait_until(lambda: run.auditor.waiting >= newest)
+        world.go_on.set()
+        run.settles()
+        begun = set(range(1, AUDITS_AT_ONCE + 1))
+        assert set(world.steps) == begun | set(range(newest - KEPT_STEPS, newest + 1))
