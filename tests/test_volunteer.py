@@ -7,6 +7,7 @@ import pytest
 from dedloc_kit.events import Left, LocalProgress, Peers, State, Warned
 from dedloc_kit.run import TrustConfig, seed_of
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
+from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.tasks import create_task
 from tests.swarm.harness import Peer, Swarm
 from tests.tasks.bytes_run import run_of
@@ -127,8 +128,9 @@ def test_in_a_run_with_checks_volunteers_train_on_named_data_and_keep_the_parame
         coordinator = swarm.coordinator()
         volunteers = [swarm.volunteer(name, microbatch=4) for name in ("one", "two")]
         for peer in (coordinator, *volunteers):
-            peer.wait_for_step(MAX_STALENESS + 4)
-            assert 1 <= len(list(kept(peer).iterdir())) <= MAX_STALENESS + 3, "one more while it is written"
+            peer.wait_for_step(MAX_STALENESS + 2 * KEPT_STEPS + 2)
+            most = MAX_STALENESS + (GIVEN_UP_STEPS if peer is coordinator else 2 * KEPT_STEPS)
+            assert 1 <= len(list(kept(peer).iterdir())) <= most + 1, "one more while it is written"
         for peer in volunteers:
             assert peer.worker.stop() == 0
             assert not kept(peer).exists()
