@@ -20,7 +20,7 @@ HONEST = ("one", "two", "three", "four")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_of_seven_volunteers_three_that_cheat_are_found_and_sent_away_and_the_others_train_on(tmp_path: Path) -> None:
     write_text(tmp_path)
     run = text_run(tmp_path, "causal")
@@ -50,4 +50,4 @@ def test_of_seven_volunteers_three_that_cheat_are_found_and_sent_away_and_the_ot
 
 def sent_away(coordinator: Peer, cheat: Peer) -> Warned:
     told = f"(...{cheat.joined.peer[-4:]}) is sent away"
-    return coordinator.wait_for(Warned, lambda event: told in event.text, deadline=200.0)
+    return coordinator.wait_for(Warned, lambda event: told in event.text, deadline=300.0)
