@@ -85,7 +85,8 @@ class Auditor:
             for peer, pledged in {} if alone else counted.items():
                 if self._drawn(peer):
                     self._submit(partial(self._audit, peer, pledged, self._residuals.earlier(peer)))
-            if len(counted) > 1 and (self._wrong or self._chance.random() < self.share):
+            suspected = self._wrong.keys() & contributions.keys()  # else one that has left would be looked for for ever
+            if len(counted) > 1 and (suspected or self._chance.random() < self.share):
                 claims = {peer: contribution.samples for peer, contribution in contributions.items()}
                 weights = {peer: weight for peer, weight in weighing(self._trust)(claims).items() if weight}
                 self._submit(partial(self._audit_average, {peer: counted[peer] for peer in weights}, weights))

@@ -306,3 +306,14 @@ def test_what_has_waited_too_long_makes_way_for_what_is_new() -> None:
         run.settles()
         begun = set(range(1, AUDITS_AT_ONCE + 1))
         assert set(world.steps) == begun | set(range(newest - KEPT_STEPS, newest + 1))
+
+
+def test_a_reducer_that_has_left_is_not_looked_for_in_every_step() -> None:
+    world = World(spoils=frozenset({"alice", "bob", "carol", "dave"}))
+    with run_of(world, TrustConfig(checks="on", share=1e-9, alarm_share=1e-9)) as run:
+        run.auditor._wrong["zoe"] = 1
+        reduced(run, 5)
+        assert not world.made_by
+        run.auditor._wrong["alice"] = 1
+        reduced(run, 1)
+        assert world.made_by == ["alice"]
