@@ -25,11 +25,11 @@ from dedloc_kit.machine.survey import cores
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records import Contribution, Invitation
 from dedloc_kit.run import RunConfig, TrustConfig
+from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
-from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.flat import FlatLayout
 

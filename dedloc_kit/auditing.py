@@ -13,17 +13,17 @@ from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.swarm.audits.answering import RecomputeService
+from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
+from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
+from dedloc_kit.swarm.audits.recomputing import Recomputer
+from dedloc_kit.swarm.audits.verdicts import EVIDENCE_FOLDER, Verdict, keep_evidence
 from dedloc_kit.swarm.averaging.compression import codec_of, decode, read_part
 from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.service import Averaged, AveragingService
 from dedloc_kit.swarm.peer import SwarmPeer
-from dedloc_kit.swarm.trust.answering import RecomputeService
-from dedloc_kit.swarm.trust.auditor import Auditor
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
-from dedloc_kit.swarm.trust.proofs import ProofService, Proven, Shown
-from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
-from dedloc_kit.swarm.trust.recomputing import Recomputer
-from dedloc_kit.swarm.trust.verdicts import EVIDENCE_FOLDER, Verdict, keep_evidence
 from dedloc_kit.training.recomputing import on_cpu
 
 _log = logging.getLogger(__name__)

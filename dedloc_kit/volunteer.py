@@ -17,10 +17,10 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.swarm.audits.answering import Answering, only_own
+from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
-from dedloc_kit.swarm.trust.answering import Answering, only_own
-from dedloc_kit.swarm.trust.recomputing import Recomputer
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training.checkpoint import save

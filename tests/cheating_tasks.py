@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from dedloc_kit import volunteer
 from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.audits.questions import Found, Recompute
+from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.pledges import Pledges
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
-from dedloc_kit.swarm.trust.questions import Found, Recompute
-from dedloc_kit.swarm.trust.recomputing import Recomputer
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.causal import Causal
 

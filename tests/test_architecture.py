@@ -41,6 +41,7 @@ ROOMS = (
     {"incidents"},
     {"network"},
     {"trust"},
+    {"audits"},
     {"directory", "transfer"},
     {"membership", "averaging"},
     {"rounds"},

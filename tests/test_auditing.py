@@ -10,10 +10,10 @@ from dedloc_kit.auditing import Auditing
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.records import MAX_REASON
 from dedloc_kit.steering.orders import OrderBook
+from dedloc_kit.swarm.audits.verdicts import EVIDENCE_FOLDER, Verdict
 from dedloc_kit.swarm.peer import SwarmPeer
-from dedloc_kit.swarm.trust.verdicts import EVIDENCE_FOLDER, Verdict
 from dedloc_kit.training.flat import CHUNK
-from tests.swarm.trust.audited import pledged
+from tests.swarm.audits.audited import pledged
 from tests.tiny import tiny_run
 
 MALLORY = "QmMallory"

@@ -15,17 +15,17 @@ from benchmarks.lib.gang import Gang
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
+from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.kept import Kept
+from dedloc_kit.swarm.audits.projections import project
+from dedloc_kit.swarm.audits.proofs import Proven, Shown
+from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
+from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.averaging.compression import Codec
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.proving import proven, work_of
 from dedloc_kit.swarm.network.service import NoAnswer
-from dedloc_kit.swarm.trust.auditor import Auditor
-from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
-from dedloc_kit.swarm.trust.projections import project
-from dedloc_kit.swarm.trust.proofs import Proven, Shown
-from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
-from dedloc_kit.swarm.trust.verdicts import Verdict
 
 KEPT_STEPS = 4
 """Of which parameters are kept: audits look at the last one, whose work names the one before."""

@@ -16,6 +16,11 @@ from dedloc_kit.access.office import Office
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.audits.answering import RecomputeService
+from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
+from dedloc_kit.swarm.audits.kept import Kept
+from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.proofs import ProofService
 from dedloc_kit.swarm.averaging.averager import Averager
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
@@ -38,11 +43,6 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
-from dedloc_kit.swarm.trust.answering import RecomputeService
-from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS, KEPT_STEPS
-from dedloc_kit.swarm.trust.kept import Kept
-from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
-from dedloc_kit.swarm.trust.proofs import ProofService
 from dedloc_kit.tasks import Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found

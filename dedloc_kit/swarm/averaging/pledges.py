@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.audits.kept import Kept
+from dedloc_kit.swarm.audits.proofs import Shown
+from dedloc_kit.swarm.audits.questions import Proof, Prove
 from dedloc_kit.swarm.averaging.feedback import Coding
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.trust.commitments import Commitment
-from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed, nothing_pledged, part_content, pieces, window
-from dedloc_kit.swarm.trust.proofs import Shown
-from dedloc_kit.swarm.trust.questions import Proof, Prove
 
 LOTS = 4
 """Rounds of which all that was committed to is kept. A round that failed here may have counted elsewhere."""

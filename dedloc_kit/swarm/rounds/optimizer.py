@@ -19,6 +19,7 @@ from hivemind.utils.performance_ema import PerformanceEMA
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Contribution, Decay, GlobalStep, Instructions, LeftOut, Progress, Receipt, Rewind
 from dedloc_kit.run import MAX_BATCHES
+from dedloc_kit.swarm.audits.recomputing import line_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.directory.profile import Profile
 from dedloc_kit.swarm.directory.tracker import Tracker
@@ -28,7 +29,6 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, decay_order, falling, global_step, told
 from dedloc_kit.swarm.rounds.rounds import Rounds
 from dedloc_kit.swarm.rounds.timing import Idling
-from dedloc_kit.swarm.trust.recomputing import line_of
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices

@@ -11,6 +11,10 @@ import torch
 from hivemind.utils import MSGPackSerializer
 
 from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.audits.averages import FAR_OFF, averaged_again
+from dedloc_kit.swarm.audits.kept import Kept
+from dedloc_kit.swarm.audits.proofs import Proven
+from dedloc_kit.swarm.audits.questions import Prove
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of, read_part
 from dedloc_kit.swarm.averaging.compression import decode as decode_values
@@ -20,11 +24,7 @@ from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AVERAGED_ROUNDS, Opening
 from dedloc_kit.swarm.network.identity import opened, parted
 from dedloc_kit.swarm.network.service import Stream, decode, encode
-from dedloc_kit.swarm.trust.averages import FAR_OFF, averaged_again
-from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
-from dedloc_kit.swarm.trust.proofs import Proven
-from dedloc_kit.swarm.trust.questions import Prove
 from tests.swarm.averaging.test_service import SAMPLES, LeavesOutTheSecond, Party
 from tests.tiny import tiny_run
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
+from dedloc_kit.swarm.audits.questions import Proof, Prove
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.proving import proven
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, part_content, pieces, window
-from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
-from dedloc_kit.swarm.trust.questions import Proof, Prove
 from dedloc_kit.training.flat import CHUNK, FlatLayout
 
 LARGE = 2 * CHUNK + 5000

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
@@ -24,7 +25,6 @@ from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Start, rules_of
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.service import Stream
-from dedloc_kit.swarm.trust.kept import Kept
 from dedloc_kit.swarm.trust.pledge import Work
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from tests.tiny import tiny_run

@@ -17,13 +17,13 @@ import numpy as np
 from torch import Tensor, isfinite
 
 from dedloc_kit.records import Record
+from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed, difference, project
+from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
+from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Prove, Recompute
+from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, overlap
-from dedloc_kit.swarm.trust.projections import TOLERANCE, Recomputed, difference, project
-from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
-from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Prove, Recompute
-from dedloc_kit.swarm.trust.verdicts import Verdict
 
 OWN_SHARE = 0.05
 """Of the lots that the organizer computes itself, so that those who cover for each other cannot rely on it."""

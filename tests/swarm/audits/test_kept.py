@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Commitment
-from dedloc_kit.swarm.trust.kept import Kept
 
 
 def bytes_in(folder: Path) -> int:

@@ -6,10 +6,10 @@ from functools import lru_cache
 from dedloc_kit.data.blocks import Unread
 from dedloc_kit.errors import UserError
 from dedloc_kit.run import RunConfig, seed_of
-from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.projections import project
+from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.swarm.trust.projections import project
-from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Recompute
 from dedloc_kit.tasks import Batch, create_task
 from dedloc_kit.tasks.in_blocks import DECAY, ORIGIN, InBlocks, Origin, origin_of
 from dedloc_kit.tasks.mixtures import in_blocks, of_decay

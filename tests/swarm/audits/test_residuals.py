@@ -1,7 +1,7 @@
 """What compression has lost goes on from contribution to contribution."""
 
-from dedloc_kit.swarm.trust.residuals import Residuals
-from tests.swarm.trust.audited import NOTHING_LOST, pledged, root
+from dedloc_kit.swarm.audits.residuals import Residuals
+from tests.swarm.audits.audited import NOTHING_LOST, pledged, root
 
 
 def test_a_member_goes_on_from_what_counted_or_from_nothing() -> None:

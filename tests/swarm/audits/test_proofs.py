@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
-from dedloc_kit.swarm.network.service import NoAnswer, Service, Stream, encode
-from dedloc_kit.swarm.trust import proofs
-from dedloc_kit.swarm.trust.commitments import Opening
-from dedloc_kit.swarm.trust.proofs import (
+from dedloc_kit.swarm.audits import proofs
+from dedloc_kit.swarm.audits.proofs import (
     MAX_PART_BYTES,
     MAX_PIECE_BYTES,
     MAX_WORK_BYTES,
     ProofService,
     Shown,
 )
-from dedloc_kit.swarm.trust.questions import Proof, Prove
+from dedloc_kit.swarm.audits.questions import Proof, Prove
+from dedloc_kit.swarm.network.service import NoAnswer, Service, Stream, encode
+from dedloc_kit.swarm.trust.commitments import Opening
 from tests.swarm.local_network import LocalNetwork
 
 QUESTION = Prove(group="ab", part=3)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dedloc_kit.records import Count, Digest, PeerId, Record
+from dedloc_kit.swarm.audits.projections import PROJECTIONS
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Opening
-from dedloc_kit.swarm.trust.projections import PROJECTIONS
 
 MAX_ASKED = 8
 """Microbatches in one question: about as much as a volunteer computes between two looks at what the swarm has due."""

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from dedloc_kit.swarm.audits.questions import Found, Recompute
 from dedloc_kit.swarm.network.host import Host
 from dedloc_kit.swarm.network.service import Endpoint, RecordService
-from dedloc_kit.swarm.trust.questions import Found, Recompute
 
 RECOMPUTE_SECONDS = 300.0
 """For `MAX_ASKED` microbatches on a slow machine, which has to finish its own first and to look for the data."""

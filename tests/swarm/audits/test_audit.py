@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
+from dedloc_kit.swarm.audits import audit
+from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS, Audit, Outcome
+from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
 from dedloc_kit.swarm.network.service import NoAnswer
-from dedloc_kit.swarm.trust import audit
-from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS, KEPT_STEPS, Audit, Outcome
-from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Recompute
-from tests.swarm.trust.audited import World, pledged
+from tests.swarm.audits.audited import World, pledged
 
 
 def audited(world: World, author: str = "alice", chance: int = 1, newest: int = 7) -> Outcome:

@@ -4,9 +4,9 @@ import json
 import os
 from pathlib import Path
 
-from dedloc_kit.swarm.trust.questions import Recompute
-from dedloc_kit.swarm.trust.verdicts import MAX_EVIDENCE_BYTES, MAX_FILES, Tally, Verdict, keep_evidence
-from tests.swarm.trust.audited import pledged
+from dedloc_kit.swarm.audits.questions import Recompute
+from dedloc_kit.swarm.audits.verdicts import MAX_EVIDENCE_BYTES, MAX_FILES, Tally, Verdict, keep_evidence
+from tests.swarm.audits.audited import pledged
 
 QUESTION = Recompute(author="Q", session="ab", work=os.urandom(1024), begin=0, end=1, seed=os.urandom(32))
 

@@ -14,12 +14,12 @@ from functools import partial
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
+from dedloc_kit.swarm.audits.audit import AT_ONCE, KEPT_STEPS, Audit, Inquiry, Outcome, Result
+from dedloc_kit.swarm.audits.averages import averaged_again, is_far_off
+from dedloc_kit.swarm.audits.residuals import MAX_AUTHORS, Residuals
+from dedloc_kit.swarm.audits.verdicts import Tally, Verdict
 from dedloc_kit.swarm.network.service import NoAnswer
-from dedloc_kit.swarm.trust.audit import AT_ONCE, KEPT_STEPS, Audit, Inquiry, Outcome, Result
-from dedloc_kit.swarm.trust.averages import averaged_again, is_far_off
 from dedloc_kit.swarm.trust.pledge import Pledged
-from dedloc_kit.swarm.trust.residuals import MAX_AUTHORS, Residuals
-from dedloc_kit.swarm.trust.verdicts import Tally, Verdict
 from dedloc_kit.swarm.trust.weight import weighing
 
 ALARM_STEPS = 50

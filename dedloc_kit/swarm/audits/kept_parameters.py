@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dedloc_kit.swarm.trust.kept import Kept
+from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.trust.pledge import pieces
 from dedloc_kit.training.state import TrainingState
 

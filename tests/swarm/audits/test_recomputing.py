@@ -15,11 +15,11 @@ from torch import Tensor
 from dedloc_kit.data.blocks import Blocks, Unread
 from dedloc_kit.records import Receipt
 from dedloc_kit.run import RunConfig, TrustConfig, seed_of
-from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.projections import TOLERANCE, Recomputed, difference, project
+from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
+from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.swarm.trust.projections import TOLERANCE, Recomputed, difference, project
-from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Recompute
-from dedloc_kit.swarm.trust.recomputing import Recomputer, line_of
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.in_blocks import DECAY
 from dedloc_kit.tasks.mixtures import Mixtures

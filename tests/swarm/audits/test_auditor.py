@@ -9,8 +9,8 @@ from random import Random
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
-from dedloc_kit.swarm.trust.audit import GIVEN_UP_STEPS, KEPT_STEPS
-from dedloc_kit.swarm.trust.auditor import (
+from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
+from dedloc_kit.swarm.audits.auditor import (
     ALARM_STEPS,
     AUDITS_AT_ONCE,
     MAX_WAITING,
@@ -19,11 +19,11 @@ from dedloc_kit.swarm.trust.auditor import (
     SPARED_STEPS,
     Auditor,
 )
+from dedloc_kit.swarm.audits.proofs import Proven, Shown
+from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
+from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.trust.pledge import Pledged
-from dedloc_kit.swarm.trust.proofs import Proven, Shown
-from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
-from dedloc_kit.swarm.trust.verdicts import Verdict
-from tests.swarm.trust.audited import NOTHING_LOST, World, pledged, root
+from tests.swarm.audits.audited import NOTHING_LOST, World, pledged, root
 
 DEADLINE = 60.0
 ALWAYS = TrustConfig(checks="on", share=1.0, alarm_share=1.0)

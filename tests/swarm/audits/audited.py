@@ -10,12 +10,12 @@ from random import Random
 import torch
 from torch import Tensor
 
+from dedloc_kit.swarm.audits.projections import HONEST, project
+from dedloc_kit.swarm.audits.proofs import Contradiction, Proven, Shown
+from dedloc_kit.swarm.audits.questions import Found, Proof, Prove, Recompute
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.commitments import Opening
 from dedloc_kit.swarm.trust.pledge import Pledged, Window, Work
-from dedloc_kit.swarm.trust.projections import HONEST, project
-from dedloc_kit.swarm.trust.proofs import Contradiction, Proven, Shown
-from dedloc_kit.swarm.trust.questions import Found, Proof, Prove, Recompute
 
 VALUES = 200
 NOTHING_LOST = b"\x00" * 31 + b"\x01"

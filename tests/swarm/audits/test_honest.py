@@ -15,6 +15,13 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Receipt
 from dedloc_kit.run import OptimizerConfig, RunConfig, TrustConfig, seed_of
+from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.kept import Kept
+from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.proofs import Proven, Shown
+from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
+from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
+from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
@@ -22,14 +29,7 @@ from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.proving import proven, work_of
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
-from dedloc_kit.swarm.trust.auditor import Auditor
-from dedloc_kit.swarm.trust.kept import Kept
-from dedloc_kit.swarm.trust.kept_parameters import KeptParameters
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
-from dedloc_kit.swarm.trust.proofs import Proven, Shown
-from dedloc_kit.swarm.trust.questions import Found, Prove, Recompute
-from dedloc_kit.swarm.trust.recomputing import Recomputer, line_of
-from dedloc_kit.swarm.trust.verdicts import Verdict
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training import devices

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
+from dedloc_kit.swarm.audits import answering
+from dedloc_kit.swarm.audits.answering import Answering, RecomputeService, only_own
+from dedloc_kit.swarm.audits.projections import PROJECTIONS
+from dedloc_kit.swarm.audits.questions import MAX_ASKED, Found, Recompute
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.service import NoAnswer, Service, Stream, encode
-from dedloc_kit.swarm.trust import answering
-from dedloc_kit.swarm.trust.answering import Answering, RecomputeService, only_own
 from dedloc_kit.swarm.trust.pledge import Work
-from dedloc_kit.swarm.trust.projections import PROJECTIONS
-from dedloc_kit.swarm.trust.questions import MAX_ASKED, Found, Recompute
 from tests.swarm.local_network import LocalNetwork
 
 DEADLINE = 60.0

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from dedloc_kit.run import RunConfig
-from dedloc_kit.swarm.averaging.compression import ChunkCompression, codec_of
-from dedloc_kit.swarm.averaging.feedback import Feedback
-from dedloc_kit.swarm.trust.projections import (
+from dedloc_kit.swarm.audits.projections import (
     PROJECTIONS,
     TOLERANCE,
     Recomputed,
@@ -22,6 +20,8 @@ from dedloc_kit.swarm.trust.projections import (
     implied,
     project,
 )
+from dedloc_kit.swarm.averaging.compression import ChunkCompression, codec_of
+from dedloc_kit.swarm.averaging.feedback import Feedback
 from dedloc_kit.tasks import Batch, create_task
 from dedloc_kit.training.compute import Compute
 from dedloc_kit.training.flat import FlatLayout
