@@ -57,7 +57,7 @@ class Auditing:
         why = "".join(letter if letter.isprintable() else " " for letter in verdict.why)[:MAX_REASON]
         keep_evidence(self._folder / EVIDENCE_FOLDER, verdict)
         try:
-            self._book.kick(verdict.peer, name, why)
+            self._book.kick(verdict.peer, name, why, verdict.confirmed)
         except UserError as error:
             _log.warning("%s cannot be sent away: %s", verdict.peer, error)
         else:

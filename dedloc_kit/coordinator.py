@@ -334,8 +334,11 @@ class _Role:
                 self._ledger.record_trouble("failed", failure.text, step=failure.step)
             for reason, count in rejected.items():
                 self._ledger.record_trouble("rejected", reason, count=count)
-            kicked = self._orders.current().kicked
-            self._ledger.record_convictions(Conviction(k.peer, k.time, k.name, k.why) for k in kicked if k.why)
+            self._ledger.record_convictions(
+                Conviction(kicked.peer, kicked.time, kicked.name, kicked.why, confirmed=kicked.confirmed)
+                for kicked in self._orders.current().kicked
+                if kicked.why
+            )
             self._disk_due = 0.0
 
     def _remember(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
-from dedloc_kit.ledger import Conviction, EvaluationPoint, Ledger, schema
+from dedloc_kit.ledger import Contributor, Conviction, EvaluationPoint, Ledger, schema
 from dedloc_kit.records import AbsentRow, Evaluation, LeftOut, Neighbour, Neighbours, Picture
 from tests.ledgers import GAP, NOON, a_step, given
 
@@ -517,6 +517,78 @@ def test_convictions_that_are_known_write_nothing_and_a_rewind_forgets_none(path
     for step, way in ((1, "a"), (2, "a"), (1, "b")):
         ledger.record_step(a_step(step, way=way), {})
     assert (reader.last_step(), reader.convictions()) == (1, (1, [ASHA]))
+
+
+def credit(ledger: Ledger) -> dict[str, tuple[int, int]]:
+    """Samples and steps."""
+    return {person.peer: (person.samples, person.steps) for person in ledger.people()}
+
+
+def test_what_a_convicted_peer_gave_since_it_was_last_found_right_is_not_to_its_credit_until_it_is_let_in_again(
+    path: Path,
+) -> None:
+    ledger = Ledger(path, clock=lambda: NOON)
+    for step in (1, 2, 3):
+        both = {"p": given(step, 10, 10 * step), "q": given(step, 5, 5 * step, session="b1", name="Bo")}
+        ledger.record_step(a_step(step, samples=15), both)
+    recent = {person.peer: person.recent for person in ledger.people()}
+    seconds = ledger.seconds_total()
+    ledger.record_convictions([replace(ASHA, confirmed=2), replace(BO, confirmed=0)])
+    assert credit(ledger) == {"p": (20, 2)}
+    assert ledger.people()[0].recent == pytest.approx(recent["p"] * 2 / 3)
+    assert (ledger.samples_total(), ledger.seconds_total()) == (45, seconds), "it did go into the model"
+    ledger.record_step(a_step(4), {"p": given(4, 10, 40)})
+    assert credit(ledger) == {"p": (20, 2)}, "a step that was under way is not to its credit either"
+    assert ledger.contributions_of(4) == {"p": 10}, "what happened stays on record"
+    ledger.record_convictions([])
+    assert credit(ledger) == {"p": (40, 4), "q": (15, 3)}
+    assert ledger.people()[0].recent == pytest.approx(recent["p"] * 4 / 3)
+
+
+def test_of_steps_that_are_missing_here_and_of_rewinds_no_more_is_withdrawn_than_was_given(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_convictions([replace(ASHA, confirmed=2)])
+    ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
+    ledger.record_step(a_step(2), {"p": given(2, 10, 20)})
+    ledger.record_step(a_step(5), {"p": given(5, 10, 50)})  # of 3 and 4 nobody told
+    assert (credit(ledger), ledger.samples_total()) == ({"p": (20, 2)}, 50)
+    ledger.record_step(a_step(4, way="b"), {"p": given(4, 10, 90)})
+    assert credit(ledger) == {"p": (20, 2)}
+    ledger.record_convictions([])
+    assert credit(ledger)["p"][0] == ledger.samples_total()
+
+
+def test_what_was_given_before_this_ledger_began_stays_to_the_credit_of_whoever_is_convicted(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.adopt([Contributor("p", "Asha", 72, 9, 1000.0, 1009.0)])
+    ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
+    ledger.record_convictions([replace(ASHA, confirmed=0)])
+    assert credit(ledger) == {"p": (72, 9)}
+
+
+def test_a_conviction_of_which_it_is_not_known_what_was_right_withdraws_nothing(path: Path) -> None:
+    with sqlite3.connect(path, isolation_level=None) as before:
+        schema.prepare(before, 7)
+        before.execute("INSERT INTO convictions VALUES ('p', ?, 'Asha', 'it lied', NULL)", (NOON,))
+    before.close()
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
+    (held,) = ledger.convictions()[1]
+    assert (credit(ledger), held.confirmed) == ({"p": (10, 1)}, None)
+
+
+def test_convictions_are_taken_over_as_another_ledger_has_them(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
+    held = replace(ASHA, confirmed=0)
+    ledger.take_convictions([held, replace(BO, lifted=NOON + 5)])
+    assert (ledger.sent_away(), credit(ledger)) == ({"p"}, {})
+    reader = Ledger(path, read_only=True)
+    before = reader.version()
+    ledger.take_convictions([held])
+    assert reader.version() == before
+    ledger.take_convictions([replace(held, lifted=NOON + 9)])
+    assert (ledger.convictions()[0], ledger.sent_away(), credit(ledger)) == (2, set(), {"p": (10, 1)})
 
 
 def test_a_ledger_of_before_there_were_convictions_has_none_yet(path: Path) -> None:

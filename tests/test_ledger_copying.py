@@ -43,7 +43,8 @@ def path(tmp_path: Path) -> Path:
     ledger.record_start(StartPoint("ours-0123456789abcdef", "us/model", 4.5))
     convictions = [Conviction(f"12D3KooC{number}", NOON, "Cy", "lied") for number in range(2)]
     ledger.record_convictions(convictions)
-    ledger.record_convictions(convictions[1:])
+    bina = Conviction("12D3KooBina", NOON, "Bina", "lied", confirmed=3)
+    ledger.record_convictions([*convictions[1:], bina])
     ledger.close()
     return tmp_path / "ledger.sqlite"
 
@@ -130,6 +131,7 @@ def test_a_copy_of_an_earlier_version_is_brought_up_to_date(copy: Path, path: Pa
         (copy / f"{name}.parquet").unlink()
     restore(empty, copy)
     before, after = Ledger(path), Ledger(empty)
+    before.record_convictions([])  # there were none then
     people = [{c.peer: (c.name, c.samples, c.steps) for c in ledger.contributors()} for ledger in (before, after)]
     assert people[0] == people[1]
     assert after.steps() == before.steps()

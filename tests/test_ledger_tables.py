@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
         ledger.record_step(a_step(step, 15), {"12D3KooAsha": given(step, 10, 10 * step), "12D3KooBina": bina})
     ledger.record_evaluation(0, Evaluation(loss=9.5, metrics={"accuracy": 0.25}, samples=(GAP,)), 1000.0)
     ledger.record_convictions(
-        [Conviction("12D3KooCy", NOON, "=2+2", "lied"), Conviction("12D3KooDi", 9.0, "Di", "hid")]
+        [Conviction("12D3KooCy", NOON, "=2+2", "lied", confirmed=2), Conviction("12D3KooDi", 9.0, "Di", "hid")]
     )
     ledger.close()
     return tmp_path / "ledger.sqlite"
@@ -58,7 +58,7 @@ def test_parquet_has_the_types_and_values_of_the_ledger(path: Path) -> None:
         ("=1+1", 15, 3),
     ]
     convicted = [tuple(row.values()) for row in rows_of(path, "convictions")]
-    assert convicted == [("12D3KooDi", 9.0, "Di", "hid", None), ("12D3KooCy", NOON, "=2+2", "lied", None)]
+    assert convicted == [("12D3KooDi", 9.0, "Di", "hid", None, None), ("12D3KooCy", NOON, "=2+2", "lied", None, 2)]
 
 
 def test_csv_says_the_same_and_a_spreadsheet_computes_nothing_in_it(path: Path) -> None:

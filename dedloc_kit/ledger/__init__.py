@@ -3,7 +3,8 @@
 One SQLite file in the coordinator's folder. A killed process loses nothing that was recorded: every change is one
 transaction in a write-ahead log, which also lets the dashboard, another process, read while the coordinator writes.
 
-`schema` has the tables and brings those of before up to date, `reading` what is read, `ledger` what is written.
+`schema` has the tables and brings those of before up to date, `credit` what counts to whose credit,
+`reading` what is read, `ledger` what is written.
 """
 
 from dedloc_kit.ledger.ledger import Ledger

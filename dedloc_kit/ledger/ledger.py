@@ -16,13 +16,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import PeerSeen
+from dedloc_kit.ledger.credit import credited, withdraw
 from dedloc_kit.ledger.reading import Contributor, Conviction, Reader, StartPoint, TroubleKind
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES, check, decay, prepare, recent_average
 from dedloc_kit.records import Contribution, Evaluation, GlobalStep
@@ -238,18 +239,26 @@ class Ledger(Reader):
     def record_convictions(self, in_force: Iterable[Conviction]) -> None:
         """Let these hold and no others: what is not among them any more was lifted. Nothing new writes nothing."""
         given = {(each.peer, each.time): each for each in in_force}
-        holding = set(self._rows("SELECT peer, time FROM convictions WHERE lifted IS NULL"))
-        if given.keys() == holding:
+        holding = {(each.peer, each.time): each for each in self._convictions("WHERE lifted IS NULL")}
+        if given.keys() == holding.keys():
             return
-        new = [(*key, each.name, each.why) for key, each in given.items() if key not in holding]
+        lifted = [replace(holding[key], lifted=self._clock()) for key in holding.keys() - given.keys()]
+        self.take_convictions([*(given[key] for key in given.keys() - holding.keys()), *lifted])
+
+    def take_convictions(self, told: Iterable[Conviction]) -> None:
+        """Record these as they are; those of which nothing is told stay as they were. Nothing new writes nothing."""
+        known = {(each.peer, each.time): each.lifted for each in self._convictions()}
+        news = [each for each in told if known.get((each.peer, each.time), -1.0) != each.lifted]
+        if not news:
+            return
         with self._transaction():
             self._connection.executemany(
-                "INSERT INTO convictions VALUES (?, ?, ?, ?, NULL) ON CONFLICT DO UPDATE SET lifted = NULL", new
+                "INSERT INTO convictions VALUES (:peer, :time, :name, :why, :lifted, :confirmed)"
+                " ON CONFLICT DO UPDATE SET lifted = :lifted",
+                [asdict(each) for each in news],
             )
-            self._connection.executemany(
-                "UPDATE convictions SET lifted = ? WHERE peer = ? AND time = ?",
-                [(self._clock(), *key) for key in holding - given.keys()],
-            )
+            for peer in {each.peer for each in news}:
+                withdraw(self._connection, peer)
 
     def adopt(self, contributors: Iterable[Contributor]) -> None:
         """Count what was given before this ledger began, as another one of the run has it. An empty ledger only."""
@@ -349,30 +358,9 @@ class Ledger(Reader):
             if execute(query, (part, contribution.step)).fetchone() is not None:
                 self._recount(part)  # what was missing before a later one is here now
             else:
-                new = self._credited(part, contribution.step)
+                new = credited(self._connection, part, contribution.step)
                 execute("UPDATE parts SET samples = min(samples + ?, ?) WHERE id = ?", (new, MAX_SAMPLES, part))
             self._settle(peer)
-
-    def _credited(self, part: int, since: int = 0) -> int:
-        """What a part gave to the steps from `since` on.
-
-        Its counter is believed only as to steps that are missing here: of all others their members have told.
-        """
-        query = """
-            WITH given AS (
-                SELECT step, contributions.samples AS samples, lag(step, 1, 0) OVER earlier AS before,
-                session_samples - lag(session_samples, 1, base) OVER earlier AS counted
-                FROM contributions JOIN parts ON part = id WHERE part = ?1 AND step >=
-                (SELECT coalesce(max(step), 0) FROM contributions WHERE part = ?1 AND step < ?2)
-                WINDOW earlier AS (ORDER BY step)
-            ), judged AS (
-                SELECT samples, counted, step - before - 1 >
-                (SELECT count(*) FROM steps WHERE steps.step > before AND steps.step < given.step) AS some_missing
-                FROM given WHERE step >= ?2
-            )
-            SELECT CAST(min(total(iif(some_missing, max(samples, counted), samples)), ?3) AS INTEGER) FROM judged"""
-        credited: int = self._connection.execute(query, (part, since, MAX_SAMPLES)).fetchone()[0]
-        return credited
 
     def _settle(self, peer: str) -> None:
         """Bring the running sums of a peer up to date with its parts; what is new, or forgotten, is so as of now."""
@@ -399,6 +387,7 @@ class Ledger(Reader):
             (peer, now // DAY_SECONDS, new),
         )
         execute("UPDATE visits SET samples = max(0, samples + ?) WHERE here AND peer = ?", (new, peer))
+        withdraw(self._connection, peer)
 
     def _rewind(self, step: int) -> None:
         """Forget everything after this step."""
@@ -429,7 +418,7 @@ class Ledger(Reader):
             " (SELECT ?1, count(nullif(contributions.samples, 0)),"
             " coalesce(min(time), first_seen), coalesce(max(time), last_seen)"
             " FROM contributions WHERE part = id) WHERE id = ?2",
-            (self._credited(part), part),
+            (credited(self._connection, part), part),
         )
 
     def _welcome(self, peer: PeerSeen, now: float) -> _Guest:

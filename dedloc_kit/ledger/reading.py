@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from dedloc_kit.ledger.schema import MAX_SAMPLES, decay
+from dedloc_kit.ledger.schema import MAX_SAMPLES, decay, recent_average
 from dedloc_kit.records import GlobalStep, LeftOut, Picture, Sample
 
 TroubleKind = Literal["failed", "rejected"]
@@ -96,6 +96,9 @@ class Conviction:
     why: str
     lifted: float | None = None
     """When the organizer let it in again, as far as it has."""
+    confirmed: int | None = None
+    """The global step up to which its work was found to be right, 0 if none of it was: what it gave later is not to its
+    credit while this holds. None if that is not known; then all of it is."""
 
 
 @dataclass(frozen=True)
@@ -245,8 +248,7 @@ class Reader:
     def convictions(self, most: int = -1) -> tuple[int, list[Conviction]]:
         """How many there were, those included that were lifted, and the newest, newest first; all without `most`."""
         ((count,),) = self._rows("SELECT count(*) FROM convictions")
-        query = "SELECT peer, time, name, why, lifted FROM convictions ORDER BY time DESC, peer LIMIT ?"
-        return count, [Conviction(*row) for row in self._rows(query, (most,))]
+        return count, self._convictions("ORDER BY time DESC, peer LIMIT ?", (most,))
 
     def sent_away(self) -> set[str]:
         """The peers whose conviction holds."""
@@ -255,16 +257,23 @@ class Reader:
     # People
 
     def people(self) -> list[Person]:
-        """Everyone who gave samples, most samples first."""
+        """Everyone who has samples to its credit, most samples first."""
         devices: dict[str, list[str]] = {}
         for peer, device in self._rows("SELECT peer, device FROM devices"):
             devices.setdefault(peer, []).append(device)
         now = self._clock()
         return [
-            Person(*[*row, recent * decay(now - recent_time), tuple(devices.get(row[0], ()))])
-            for *row, recent, recent_time in self._rows(
-                "SELECT peer, name, samples, steps, first_seen, last_seen, team, sessions, seconds, recent, recent_time"
-                " FROM people WHERE samples > 0 ORDER BY samples DESC, peer"
+            Person(
+                *[
+                    *row,
+                    max(0.0, recent - recent_average(withdrawn, age=0.0)) * decay(now - recent_time),
+                    tuple(devices.get(row[0], ())),
+                ]
+            )
+            for *row, recent, recent_time, withdrawn in self._rows(
+                "SELECT peer, name, samples - withdrawn AS credit, max(0, steps - withdrawn_steps),"
+                " first_seen, last_seen, team, sessions, seconds, recent, recent_time, withdrawn"
+                " FROM people WHERE samples > withdrawn ORDER BY credit DESC, peer"
             )
         ]
 
@@ -273,9 +282,13 @@ class Reader:
         return [Contributor(p.peer, p.name, p.samples, p.steps, p.first_seen, p.last_seen) for p in self.people()]
 
     def samples_total(self) -> int:
-        """The samples of all contributors together."""
+        """All samples that the model has learned from, those too that are to nobody's credit."""
         # Summed in Python: a peer may claim a great many, and SQLite's sums overflow at 2**63.
         return min(MAX_SAMPLES, sum(int(row[0]) for row in self._rows("SELECT samples FROM people")))
+
+    def seconds_total(self) -> float:
+        """How long all who gave samples were here together."""
+        return float(self._rows("SELECT total(seconds) FROM people WHERE samples > 0")[0][0])
 
     def days_of(self, peer: str) -> list[tuple[int, int]]:
         """The days (since 1970, UTC) on which a peer gave something, and how many samples, oldest first."""
@@ -319,6 +332,10 @@ class Reader:
     def _evaluations(self, where: str, values: Sequence[object] = ()) -> list[EvaluationPoint]:
         rows = self._rows(f"SELECT step, loss, time, metrics FROM evaluations WHERE {where} ORDER BY step", values)
         return [EvaluationPoint(step, loss, time, json.loads(metrics)) for step, loss, time, metrics in rows]
+
+    def _convictions(self, which: str = "", values: Sequence[object] = ()) -> list[Conviction]:
+        query = f"SELECT peer, time, name, why, lifted, confirmed FROM convictions {which}"
+        return [Conviction(*row) for row in self._rows(query, values)]
 
     def _visits(self, which: str, values: Sequence[object]) -> list[Visit]:
         query = "SELECT peer, name, device, mode, since, until, samples, here FROM visits"

@@ -109,7 +109,14 @@ CREATE TABLE convictions (
 ) WITHOUT ROWID;
 CREATE INDEX convictions_by_time ON convictions (time);
 """
-VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
+_VERSION_8 = """
+-- The global step up to which its work was found to be right; null: not known, and all is to its credit.
+ALTER TABLE convictions ADD COLUMN confirmed INTEGER;
+-- Of samples and steps, what is not to its credit while a conviction holds.
+ALTER TABLE people ADD COLUMN withdrawn INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE people ADD COLUMN withdrawn_steps INTEGER NOT NULL DEFAULT 0;
+"""
+VERSIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
 VERSION = len(VERSIONS)
 """What each version added to the one before."""
 

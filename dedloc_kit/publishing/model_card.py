@@ -31,18 +31,20 @@ def model_card(
     steps: Sequence[GlobalStep],
     evaluations: Sequence[EvaluationPoint],
     contributors: Sequence[Contributor],
+    samples: int,
     metadata: Mapping[str, Any],
     scores: Sequence[Report] = (),
 ) -> str:
     """README.md as Markdown with its YAML head.
 
     :param step: the global step whose state lies beside the card
+    :param samples: that went into it, those too that are to nobody's credit
     :param scores: what `dedloc evaluate` found
     :param metadata: the head so far; what the organizer has put there (a licence, languages) stays
     """
     parts = [
         _head(run, usage, metadata),
-        f"# {run.name}\n\n{_summary(run, step, steps, evaluations, contributors)}",
+        f"# {run.name}\n\n{_summary(run, step, steps, evaluations, len(contributors), samples)}",
         f"![Training and held-out loss by global step]({CURVE_FILE})",
     ]
     if usage is not None:
@@ -78,11 +80,11 @@ def _summary(
     step: int,
     steps: Sequence[GlobalStep],
     evaluations: Sequence[EvaluationPoint],
-    contributors: Sequence[Contributor],
+    volunteers: int,
+    samples: int,
 ) -> str:
-    samples = sum(contributor.samples for contributor in contributors)
     text = (
-        f"{_count(len(contributors), 'volunteer')} trained this model together over the Internet with dedloc_kit, "
+        f"{_count(volunteers, 'volunteer')} trained this model together over the Internet with dedloc_kit, "
         "after [DeDLOC](https://arxiv.org/abs/2106.10207). This is its state after "
         f"global step {step:,} of {run.optimizer.total_steps:,}; {_count(samples, 'sample')} went into it."
     )

@@ -169,6 +169,7 @@ class Publisher:
             steps=steps,
             evaluations=evaluations,
             contributors=contributors,
+            samples=self._ledger.samples_total(),
             metadata=self._repository.metadata(),
             scores=reports(self._peer.folder),
         )

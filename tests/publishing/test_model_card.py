@@ -31,7 +31,7 @@ def card(**values: Any) -> str:
         "steps": [step],
         "evaluations": [EvaluationPoint(40, 6.25, 0.0, {})],
     }
-    defaults |= {"contributors": [contributor("Asha", 1_500)], "metadata": {}}
+    defaults |= {"contributors": [contributor("Asha", 1_500)], "samples": 1_600, "metadata": {}}
     return model_card(run, 42, **{**defaults, **values})
 
 
@@ -51,7 +51,7 @@ def test_the_card_says_what_it_is_how_to_use_it_and_who_made_it() -> None:
     }
     assert f"```python\n{USAGE.code}```" in text
     assert "1 volunteer trained this model" in text
-    assert "global step 42 of 1,000; 1,500 samples" in text
+    assert "global step 42 of 1,000; 1,600 samples" in text
     assert "6.5000" in text
     assert "6.2500" in text
     assert "(curve.svg)" in text

@@ -118,14 +118,14 @@ def _summed_up(ledger: Ledger, people: list[Person]) -> dict[str, Any]:
     ends = ledger.first_and_last_evaluation()
     return {
         "step": last,
-        "samples_total": sum(person.samples for person in people),
+        "samples_total": ledger.samples_total(),
         "loss": next((step.loss for step in reversed(recent) if step.loss is not None), None),
         "evaluation": {"first": asdict(ends[0]), "last": asdict(ends[1])} if ends else None,
         "start": _start(ledger),
         "seconds_per_step": _pace(recent),
         "last_step_time": recent[-1].time if recent else None,
         "contributor_count": len(people),
-        "device_seconds": sum(person.seconds for person in people),
+        "device_seconds": ledger.seconds_total(),
     }
 
 

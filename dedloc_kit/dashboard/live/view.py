@@ -327,17 +327,16 @@ class RunView:
 
     def _people(self) -> tuple[list[schemas.PersonRow], int]:
         """Everyone with rank and share, most samples first, and the samples of all."""
-        people = self._recorded.people()
+        people, total = self._recorded.people(), self._recorded.summary()["samples_total"]
         with self._lock:
             active = {peer.peer for peer in self._peers if not peer.follower}
             if people is not self._listed[0] or active != self._listed[1]:
                 away = self._recorded.read(Ledger.sent_away) or set()
                 # Made anew only then: every volunteer asks for its standing, which is found in these.
-                total = min(MAX_SAMPLES, sum(person.samples for person in people))
                 rows = [
                     schemas.PersonRow(
                         **vars(p),
-                        share=p.samples / total,
+                        share=p.samples / max(1, total),
                         rank=rank,
                         active=p.peer in active,
                         sent_away=p.peer in away,

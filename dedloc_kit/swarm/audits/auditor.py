@@ -64,6 +64,8 @@ class Auditor:
         self._wrong: dict[str, int] = {}
         """How many averages in a row of a reducer were far off."""
         self._convicted: dict[str, int] = {}
+        self._confirmed: dict[str, int] = {}
+        """The newest global step of which somebody's contribution was found to be right."""
         self._closed = False
         self.tally = Tally()
 
@@ -176,6 +178,9 @@ class Auditor:
         if result == "passed":
             self.tally = replace(self.tally, passed=self.tally.passed + 1)
             self._unshown.pop(author, None)
+            self._confirmed[author] = max(pledged.step, self._confirmed.pop(author, 0))
+            for peer in list(self._confirmed)[:-MAX_AUTHORS]:
+                del self._confirmed[peer]
         if result in ("passed", "convicted"):
             return None
         self.tally = replace(self.tally, given_up=self.tally.given_up + 1)
@@ -201,4 +206,5 @@ class Auditor:
             self._wrong.pop(verdict.peer, None)
             self._alarm_until = self._step + ALARM_STEPS
             self.tally = replace(self.tally, convicted=self.tally.convicted + 1)
-        self._sentence(verdict)
+            confirmed = self._confirmed.get(verdict.peer, 0)
+        self._sentence(replace(verdict, confirmed=confirmed))

@@ -278,11 +278,36 @@ def test_who_was_sent_away_is_told_with_the_reason_and_marked_until_it_is_let_in
     monkeypatch.setattr(view, "SENT_AWAY", 1)
     rounds = told(client, "rounds")
     assert rounds["sent_away_count"] == 2
-    assert rounds["sent_away"] == [{"peer": "bo", "name": "Bo", "time": NOON + 9, "why": "it hid", "lifted": None}]
+    assert rounds["sent_away"] == [
+        {"peer": "bo", "name": "Bo", "time": NOON + 9, "why": "it hid", "lifted": None, "confirmed": None}
+    ]
     monkeypatch.setattr(view, "SENT_AWAY", 9)
     recording.step(asha=64)
     assert [one["lifted"] for one in told(client, "rounds")["sent_away"]] == [None, NOON + 60]
     assert [told(client, f"people/{peer}")["person"]["sent_away"] for peer in ("asha", "bo")] == [False, True]
+
+
+def test_the_people_their_teams_and_their_share_are_without_what_a_convicted_one_gave_since_it_was_found_right(
+    client: TestClient, recording: Recording
+) -> None:
+    recording.step(asha=30, bo=30)
+    recording.step(asha=10, bo=30)
+    for peer in ("asha", "bo", "chandra"):
+        recording.ledger.record_presence([volunteer(peer, team="delta")])
+    recording.step(chandra=20)
+    recording.ledger.record_convictions(
+        [Conviction("bo", NOON, "Bo", "it lied", confirmed=1), Conviction("chandra", NOON, "C", "it lied", confirmed=0)]
+    )
+    everyone = told(client, "people")
+    assert [(p["peer"], p["samples"], p["steps"]) for p in everyone["people"]] == [("asha", 40, 2), ("bo", 30, 1)]
+    assert (everyone["total"], everyone["samples_total"]) == (2, 120), "the model learned from all of them"
+    assert everyone["people"][0]["share"] == 40 / 120
+    assert [(team["samples"], team["members"]) for team in told(client, "teams")["teams"]] == [(70, 2)]
+    state = told(client, "state")
+    assert (state["samples_total"], state["contributor_count"]) == (120, 2)
+    assert told(client, "standing?peer=bo")["samples"] == 30
+    assert client.get("/people/bo/certificate.svg").status_code == 200
+    assert client.get("/people/chandra/certificate.svg").status_code == 404
 
 
 def test_hundreds_of_peers_are_told_in_parts(client: TestClient, dashboard: Dashboard) -> None:

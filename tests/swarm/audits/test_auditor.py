@@ -82,6 +82,16 @@ def test_whoever_cheats_is_sent_away_and_the_others_are_not() -> None:
         assert run.auditor.tally.told(0.02) == "1 in 50 contributions is checked: 2 checked, 1 sent away"
 
 
+def test_a_verdict_tells_up_to_which_step_the_work_was_right() -> None:
+    world = World(sends_other=frozenset({"eve"}))
+    with run_of(world) as run:
+        for author in ("mallory", "mallory", "alice", "eve"):
+            run.takes(author)
+        world.sends_other |= {"mallory"}
+        run.takes("mallory")
+        assert [(verdict.peer, verdict.confirmed) for verdict in run.verdicts] == [("eve", 0), ("mallory", 2)]
+
+
 def test_who_is_convicted_is_not_convicted_again_until_it_may_have_been_let_in_again() -> None:
     with run_of(World(sends_other=frozenset({"mallory"}))) as run:
         for _ in range(SPARED_STEPS):
