@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
-from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep
+from dedloc_kit.records import MAX_REASON, Checks, Contribution, GlobalStep
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
@@ -44,9 +44,9 @@ class Auditing:
     def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         self._auditor.stepped(step.step, contributions)
 
-    def told(self) -> str:
-        """What has come of it, in one line."""
-        return self._auditor.tally.told(self._auditor.share)
+    def checks(self) -> Checks:
+        """What has come of it."""
+        return self._auditor.checks
 
     def close(self) -> None:
         self._auditor.close()

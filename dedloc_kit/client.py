@@ -18,6 +18,7 @@ from dedloc_kit.memory import own_id
 from dedloc_kit.records import (
     Absence,
     Announcement,
+    Checks,
     Count,
     Evaluation,
     Invitation,
@@ -178,6 +179,7 @@ class RunState(Shown):
     announcement: Announcement | None = None
     problem: ProblemText | None = None
     checks: ProblemText | None = None
+    audits: Checks | None = None
 
 
 class Person(Shown):
@@ -215,6 +217,7 @@ class SentAway(Shown):
     time: Time
     why: Reason
     lifted: Time | None
+    confirmed: Count | None = None
 
 
 class Rounds(Shown):

@@ -1,7 +1,8 @@
 """The collector: keeps a ledger of its own from what the swarm says, for a mirror of the run's page.
 
 It trains nothing, and the others do not notice it. What peers gave it knows from their signatures, as the coordinator
-does. What only the coordinator knows, it is told: the evaluations, and the history before it came.
+does. What only the coordinator knows, it is told: the evaluations, what its checks have found, and the history before
+it came.
 """
 
 import logging
@@ -11,14 +12,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dedloc_kit.client import Measured, fetch_measured
+from dedloc_kit.client import Measured, SentAway, fetch_measured, fetch_rounds, fetch_state
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Evaluated, Joined, Left, Peers, PeerSeen, State, StepDone
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.publishing.copies import Copies
-from dedloc_kit.records import Announcement, Instructions, Invitation
+from dedloc_kit.records import Announcement, Checks, Instructions, Invitation
 from dedloc_kit.run import PeerConfig
 from dedloc_kit.swarm.observer import Finished, Observer, watching
 
@@ -60,6 +61,7 @@ class _Collector:
     ) -> None:
         self._run, self._invitation, self._peer, self._emit = invitation.run_config(), invitation, peer, emit
         self._said = Peers(peers=())
+        self._checks: Checks | None = None
         self._copies = Copies(invitation.url, repository, peer.folder)
         self._open()
 
@@ -111,7 +113,7 @@ class _Collector:
                 self._record(swarm.finished(self.step, self._rounds))
                 if time.monotonic() >= collect_due:
                     self._collect(swarm)
-                    self._ask_for_evaluations()
+                    self._ask_coordinator()
                     collect_due = time.monotonic() + COLLECT_SECONDS
             self._collect(swarm)
             self._emit(Left(step=self.step, session_samples=0))
@@ -125,7 +127,7 @@ class _Collector:
             self._said = Peers(
                 peers=(), paused=said.paused, last_step=said.last_step, decay=said.decay, announcement=before
             )
-        return self._said.model_copy(update={"peers": here})
+        return self._said.model_copy(update={"peers": here, "checks": self._checks})
 
     def _record(self, finished: list[Finished]) -> None:
         if finished and finished[0][0].step > self.step + 1:
@@ -149,16 +151,21 @@ class _Collector:
         except TimeoutError:
             _log.warning("the swarm's directory does not answer; trying again")
 
-    def _ask_for_evaluations(self) -> None:
-        """Only the coordinator measures; while it is down there are none."""
-        if self._invitation.url is None:
+    def _ask_coordinator(self) -> None:
+        """Only the coordinator measures, and finds who cheats; while it is down nothing is new."""
+        url = self._invitation.url
+        if url is None:
             return
+        away: tuple[SentAway, ...] = ()
         try:
-            measured = fetch_measured(self._invitation.url, self._evaluated)
+            measured = fetch_measured(url, self._evaluated)
+            if self._run.trust.checks == "on":
+                self._checks, away = fetch_state(url).audits, fetch_rounds(url, self.step).sent_away
         except UserError:
             return
         for point in measured:
             self._take_measured(point)
+        self._ledger.take_convictions(Conviction(**one.model_dump()) for one in away)
 
     def _take_measured(self, point: Measured) -> None:
         if point.step <= self._evaluated:

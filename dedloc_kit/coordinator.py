@@ -362,7 +362,7 @@ class _Role:
             last_step=self._ordered_end(),
             decay=self._me.optimizer.state.decay,
             announcement=orders.announcement,
-            checks="" if self._auditing is None else self._auditing.told(),
+            checks=None if self._auditing is None else self._auditing.checks(),
             peers=tuple(PeerSeen.of(peer_id, progress) for peer_id, progress in others.items()),
             listed=public_addresses(others) if self._peer.listed else (),
             countries=None if self._regions is None else self._regions.count(volunteers),

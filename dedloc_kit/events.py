@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dedloc_kit.records import Announcement, Decay, GlobalStep, Progress
+from dedloc_kit.records import Announcement, Checks, Decay, GlobalStep, Progress
 
 
 class Event(BaseModel):
@@ -106,8 +106,8 @@ class Peers(Event):
     decay: Decay | None = None
     """Of the learning rate, by the organizer's order, once it has begun."""
     announcement: Announcement | None = None
-    checks: str = ""
-    """In one line, what has come of checking the volunteers' work; empty where nothing is checked."""
+    checks: Checks | None = None
+    """None where nothing is checked."""
     problem: str = ""
     """What the organizer has to put right, such as that the training has diverged; empty while nothing is wrong."""
     listed: tuple[str, ...] = ()

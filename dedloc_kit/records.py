@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -135,6 +136,35 @@ class Announcement(Record):
 
     text: AnnouncementText
     time: Time
+
+
+class Checks(Record):
+    """What has come of checking the volunteers' work since the coordinator started."""
+
+    passed: Count = 0
+    given_up: Count = 0
+    """Nobody could compute it in time, or its author had left."""
+    convicted: Count = 0
+    share: Annotated[float, Field(gt=0.0, le=1.0)]
+    """Of all contributions are checked now."""
+    alarm: Count | None = None
+    """So many global steps ago somebody was convicted, while more is checked because of that."""
+
+    def told(self) -> str:
+        """In one line."""
+        found = f"{self.convicted} sent away" if self.convicted else "all fine"
+        given_up = f", {self.given_up} could not be" if self.given_up else ""
+        return f"{self._how_many()}: {self.passed} checked{given_up}, {found}"
+
+    def _how_many(self) -> str:
+        one_in = round(1 / max(self.share, 1e-9))
+        if self.alarm is None:
+            return f"1 in {one_in} contributions is checked"
+        part = Fraction(self.share).limit_denominator(100) or Fraction(1, one_in)
+        ago = f"{self.alarm} step{'' if self.alarm == 1 else 's'} ago" if self.alarm else "just now"
+        are = "is" if part.numerator == 1 else "are"
+        checked = f"{part.numerator} in {part.denominator} contributions {are} checked"
+        return f"{checked} since somebody was sent away {ago}"
 
 
 class Instructions(Record):

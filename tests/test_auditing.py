@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from dedloc_kit.auditing import Auditing
 from dedloc_kit.events import AnyEvent, Warned
-from dedloc_kit.records import MAX_REASON
+from dedloc_kit.records import MAX_REASON, Checks
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.verdicts import EVIDENCE_FOLDER, Verdict
 from dedloc_kit.swarm.peer import SwarmPeer
@@ -41,7 +41,7 @@ def test_who_is_convicted_is_sent_away_with_the_reason_and_the_evidence(tmp_path
     events = list[AnyEvent]()
     with auditing(tmp_path, events, **{MALLORY: SimpleNamespace(name="mallory")}) as made:
         made._send_away(Verdict(MALLORY, "it lied (global step 3)", (pledged("mallory", 3),), confirmed=2))
-        assert made.told() == "1 in 50 contributions is checked: 0 checked, all fine"
+        assert made.checks() == Checks(share=0.02)
     (kicked,) = OrderBook(tmp_path).read().kicked
     assert (kicked.peer, kicked.name, kicked.why) == (MALLORY, "mallory", "it lied (global step 3)")
     assert kicked.confirmed == 2

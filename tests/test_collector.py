@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from dedloc_kit.collector import _Collector
+from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Peers, StepDone
-from dedloc_kit.ledger import Ledger
+from dedloc_kit.ledger import Conviction, Ledger
+from dedloc_kit.records import Checks
+from dedloc_kit.run import PeerConfig
+from tests.invitations import NOBODY, invited
+from tests.ledgers import a_step, given
 from tests.swarm.harness import Peer, Swarm
 from tests.tiny import tiny_run
 
@@ -22,6 +28,37 @@ def assert_same(mine: Ledger, theirs: Ledger) -> None:
     assert people[0] == people[1]
     for step in steps[0]:
         assert mine.contributions_of(step[0]) == theirs.contributions_of(step[0])
+
+
+def test_what_the_checks_have_found_a_collector_has_from_the_coordinator_s_page(tmp_path: Path) -> None:
+    run = tiny_run(trust={"checks": "on"})
+    theirs, mine = Ledger(tmp_path / "theirs.sqlite"), tmp_path / "mine"
+    mine.mkdir()
+    served = Dashboard(run, tmp_path / "theirs.sqlite")
+    served.start()
+    seen = Checks(passed=40, convicted=1, share=0.3, alarm=12)
+    served.publish(Peers(peers=(), checks=seen))
+    asha = Conviction("QmAsha", 1000.0, "Asha", "it lied (global step 2)", confirmed=1)
+    found = _Collector(invited(run, (NOBODY,), served.url), PeerConfig(folder=mine), None, lambda event: None)
+    try:
+        for ledger in (theirs, found._ledger):
+            for step in (1, 2):
+                ledger.record_step(a_step(step), {"QmAsha": given(step, 64, 64 * step)})
+        theirs.record_convictions([asha])
+        found._ask_coordinator()
+        assert found._as_seen((), None).checks == seen
+        assert found._ledger.convictions() == (1, [asha])
+        assert [person.samples for person in found._ledger.people()] == [64]
+        theirs.record_convictions([])
+        found._ask_coordinator()
+        assert found._ledger.sent_away() == set()
+        served.stop()
+        found._ask_coordinator()
+        assert found._as_seen((), None).checks == seen, "as it was when the coordinator was there last"
+    finally:
+        found.close()
+        served.stop()
+        theirs.close()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from dedloc_kit.keys import public
 from dedloc_kit.records import (
     MAX_REASON,
     AccessAnswer,
+    Checks,
     Contribution,
     Drawing,
     Evaluation,
@@ -376,6 +377,24 @@ def test_an_answer_of_admission_says_why_only_where_there_is_something_to_say() 
     for wrong in ("\x1b[2J", "x" * (MAX_REASON + 1)):
         with pytest.raises(ValueError, match="why"):
             AccessAnswer.parse(told | {"why": wrong})
+
+
+def test_what_has_come_of_the_checks_is_one_quiet_line() -> None:
+    assert Checks(passed=112, share=0.02).told() == "1 in 50 contributions is checked: 112 checked, all fine"
+    found = Checks(passed=3, given_up=2, convicted=1, share=0.02)
+    assert found.told() == "1 in 50 contributions is checked: 3 checked, 2 could not be, 1 sent away"
+
+
+def test_during_an_alarm_the_line_says_how_many_are_checked_and_since_when() -> None:
+    alarm = {
+        (0.3, 12): "3 in 10 contributions are checked since somebody was sent away 12 steps ago: 0 checked, all fine",
+        (0.5, 1): "1 in 2 contributions is checked since somebody was sent away 1 step ago: 0 checked, all fine",
+        (0.001, 0): "1 in 1000 contributions is checked since somebody was sent away just now: 0 checked, all fine",
+    }
+    for (share, ago), line in alarm.items():
+        assert Checks(share=share, alarm=ago).told() == line
+    for share in (5e-324, 1.0):
+        assert len(Checks(share=share).told()) < len(Checks(share=share, alarm=3).told()) < 200
 
 
 def test_a_plain_text_has_no_control_character_and_may_have_any_other() -> None:

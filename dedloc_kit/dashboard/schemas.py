@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from dedloc_kit.records import Absence, Announcement, PictureDigest, Sample
+from dedloc_kit.records import Absence, Announcement, Checks, PictureDigest, Sample
 
 Status = Literal["starting", "waiting for volunteers", "training", "paused", "coordinator lost", "finished"]
 
@@ -103,6 +103,8 @@ class RunState(Answer):
     """What is wrong: why what was recorded is not shown, or that the training has diverged; null if nothing is."""
     checks: str | None = None
     """What has come of checking the volunteers' work, in one line; null where nothing is checked."""
+    audits: Checks | None = None
+    """The same in numbers."""
     refusal: Literal["starting", "over", "full"] | None = None
     """Why nobody can join now."""
     wheel: str | None = None
@@ -375,6 +377,8 @@ class Rounds(Answer):
     sent_away: list[SentAway]
     """The newest ones, newest first."""
     sent_away_count: int
+    sent_away_now: int
+    """Whose conviction holds."""
 
 
 class TimelineVisit(Answer):

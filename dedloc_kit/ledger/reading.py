@@ -262,20 +262,15 @@ class Reader:
         for peer, device in self._rows("SELECT peer, device FROM devices"):
             devices.setdefault(peer, []).append(device)
         now = self._clock()
-        return [
-            Person(
-                *[
-                    *row,
-                    max(0.0, recent - recent_average(withdrawn, age=0.0)) * decay(now - recent_time),
-                    tuple(devices.get(row[0], ())),
-                ]
-            )
-            for *row, recent, recent_time, withdrawn in self._rows(
-                "SELECT peer, name, samples - withdrawn AS credit, max(0, steps - withdrawn_steps),"
-                " first_seen, last_seen, team, sessions, seconds, recent, recent_time, withdrawn"
-                " FROM people WHERE samples > withdrawn ORDER BY credit DESC, peer"
-            )
-        ]
+        people = []
+        for *row, recent, recent_time, withdrawn in self._rows(
+            "SELECT peer, name, samples - withdrawn AS credit, max(0, steps - withdrawn_steps),"
+            " first_seen, last_seen, team, sessions, seconds, recent, recent_time, withdrawn"
+            " FROM people WHERE samples > withdrawn ORDER BY credit DESC, peer"
+        ):
+            left = max(0.0, recent - recent_average(withdrawn, age=0.0))  # what is withdrawn is the newest
+            people.append(Person(*[*row, left * decay(now - recent_time), tuple(devices.get(row[0], ()))]))
+        return people
 
     def contributors(self) -> list[Contributor]:
         """The same without what only the page shows."""

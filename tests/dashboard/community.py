@@ -12,6 +12,7 @@ from dedloc_kit.ledger import Conviction, Ledger
 from dedloc_kit.records import (
     AbsentRow,
     Announcement,
+    Checks,
     Continuation,
     Contribution,
     Drawing,
@@ -101,7 +102,7 @@ COORDINATOR = PeerSeen(
 EVERYONE = Peers(
     peers=(COORDINATOR, seen(11, step=STEPS - 1), *(seen(number, samples=900 // (number + 1)) for number in range(10))),
     announcement=Announcement(text="Tomorrow at 18:00 UTC we double the batch.", time=time.time() - 3000),
-    checks="1 in 50 contributions is checked: 112 checked, 3 sent away",
+    checks=Checks(passed=112, convicted=3, share=0.02),
     countries={"BD": 5, "IN": 2, "DE": 1, "MQ": 1, "AQ": 1},
     countries_title="An Atlas of Addresses",
 )

@@ -19,7 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
-from dedloc_kit.records import Drawing, GlobalStep, LeftOut, Neighbours, Picture, Standing
+from dedloc_kit.records import Checks, Drawing, GlobalStep, LeftOut, Neighbours, Picture, Standing
 from dedloc_kit.run import RunConfig
 
 SILENCE_SECONDS = 60.0
@@ -49,6 +49,7 @@ _NO_ROUNDS = schemas.Rounds(
     rejected=[],
     sent_away=[],
     sent_away_count=0,
+    sent_away_now=0,
 )
 
 
@@ -126,9 +127,8 @@ class RunView:
         self.version()  # brings the revision up to date
         with self._lock:
             problem = self._recorded.problem or (None if self._lost() else self._wanted.problem) or None
-            checks = self._wanted.checks or None
             return schemas.RunState(
-                **known, **self._now(known), problem=problem, checks=checks, revision=self._revision
+                **known, **self._now(known), **_checked(self._wanted.checks), problem=problem, revision=self._revision
             )
 
     def volunteers(self, without: str = "") -> int:
@@ -307,6 +307,7 @@ class RunView:
                 rejected=[schemas.LogLine(time=trouble.time, text=trouble.text) for trouble in rejected],
                 sent_away=[schemas.SentAway(**asdict(conviction)) for conviction in sent_away],
                 sent_away_count=sent_away_count,
+                sent_away_now=len(ledger.sent_away()),
             )
 
         return self._recorded.read(found) or _NO_ROUNDS
@@ -415,6 +416,10 @@ class RunView:
         if self._wanted.paused:
             return "paused"
         return "training" if volunteers else "waiting for volunteers"
+
+
+def _checked(checks: Checks | None) -> dict[str, Any]:
+    return {"checks": None if checks is None else checks.told(), "audits": checks}
 
 
 def _round_seen(step: GlobalStep) -> schemas.RoundSeen:

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.live.view import RunView
-from dedloc_kit.dashboard.schemas import RunState
+from dedloc_kit.dashboard.schemas import Rounds, RunState
+from dedloc_kit.records import Checks
 
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -62,6 +63,20 @@ class RunCollector(Collector):
             ("rejected_records", rounds.rejected_count, "Records from the network that were not taken."),
         ):
             yield CounterMetricFamily(f"dedloc_{name}", about, value)
+        if state.audits is not None:
+            yield from _checked(state.audits, rounds)
+
+
+def _checked(audits: Checks, rounds: Rounds) -> Iterator[Metric]:
+    """What comes of checking the volunteers' work."""
+    for name, value, about in (
+        ("audits_passed", audits.passed, "Contributions that were found to be right."),
+        ("audits_given_up", audits.given_up, "Contributions that could not be checked."),
+        ("convictions", rounds.sent_away_count, "Times that somebody was found to cheat."),
+    ):
+        yield CounterMetricFamily(f"dedloc_{name}", about, value)
+    yield GaugeMetricFamily("dedloc_audited_share", "Of all contributions are checked now.", audits.share)
+    yield GaugeMetricFamily("dedloc_sent_away", "Who is away for cheating now.", rounds.sent_away_now)
 
 
 def routes(view: RunView, current: Callable[[], RunState], viewers: Callable[[], int]) -> APIRouter:

@@ -9,10 +9,10 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records import Checks, Contribution
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.audits.audit import AT_ONCE, KEPT_STEPS, Audit, Inquiry, Outcome, Result
 from dedloc_kit.swarm.audits.averages import averaged_again, is_far_off
@@ -72,7 +72,18 @@ class Auditor:
     @property
     def share(self) -> float:
         """Of the contributions that are checked now."""
-        return self._trust.alarm_share if self._step < self._alarm_until else self._trust.share
+        return self._trust.share if self._alarm is None else self._trust.alarm_share
+
+    @property
+    def checks(self) -> Checks:
+        """How things stand, for everyone."""
+        return Checks(**asdict(self.tally), share=self.share, alarm=self._alarm)
+
+    @property
+    def _alarm(self) -> int | None:
+        """How many global steps ago it began, while it lasts."""
+        ago = max(0, self._step - (self._alarm_until - ALARM_STEPS))
+        return ago if ago < ALARM_STEPS else None
 
     def stepped(self, step: int, contributions: Mapping[str, Contribution]) -> None:
         """A global step is done, with these contributions by their authors."""

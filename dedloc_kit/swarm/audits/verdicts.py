@@ -37,15 +37,6 @@ class Tally:
     """Nobody could compute it in time, or its author had left."""
     convicted: int = 0
 
-    def told(self, share: float) -> str:
-        """In one line.
-
-        :param share: of the contributions that are checked
-        """
-        found = f"{self.convicted} sent away" if self.convicted else "all fine"
-        given_up = f", {self.given_up} could not be" if self.given_up else ""
-        return f"1 in {max(1, round(1 / share))} contributions is checked: {self.passed} checked{given_up}, {found}"
-
 
 def keep_evidence(folder: Path, verdict: Verdict) -> None:
     """Write down what shows it, one record a line; a full folder or disk costs the evidence and not the verdict."""

@@ -16,7 +16,7 @@ from dedloc_kit.dashboard.live import view
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.events import Failed, Peers, PeerSeen, Pushed, Warned
 from dedloc_kit.ledger import Conviction, Ledger
-from dedloc_kit.records import AbsentRow, Announcement, Contribution, GlobalStep, LeftOut
+from dedloc_kit.records import AbsentRow, Announcement, Checks, Contribution, GlobalStep, LeftOut
 from tests.dashboard.runs import COORDINATOR, HOSTILE, RUN, joined, seen
 
 NOON = 20_000.5 * 86_400.0  # on 2024-10-04
@@ -128,6 +128,7 @@ def test_before_anything_happened_every_list_is_empty(tmp_path: Path) -> None:
         "rejected": [],
         "sent_away": [],
         "sent_away_count": 0,
+        "sent_away_now": 0,
     }
     assert told(client, "timeline") == {"visits": []}
     assert client.get("/api/people/p").status_code == 404
@@ -268,8 +269,10 @@ def test_who_was_sent_away_is_told_with_the_reason_and_marked_until_it_is_let_in
     client: TestClient, recording: Recording, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recording.step(asha=64, bo=64)
-    dashboard.publish(Peers(peers=(volunteer("bo"),), checks="1 in 50 contributions is checked"))
-    assert told(client, "state")["checks"] == "1 in 50 contributions is checked"
+    dashboard.publish(Peers(peers=(volunteer("bo"),), checks=Checks(passed=7, share=0.3, alarm=12)))
+    state = told(client, "state")
+    assert state["checks"].startswith("3 in 10 contributions are checked since somebody was sent away 12 steps ago: 7")
+    assert state["audits"] == {"passed": 7, "given_up": 0, "convicted": 0, "share": 0.3, "alarm": 12}
     asha, bo = Conviction("asha", NOON, "Asha", "it lied"), Conviction("bo", NOON + 9, "Bo", "it hid")
     recording.ledger.record_convictions([asha, bo])
     away = {person["peer"] for person in told(client, "people")["people"] if person["sent_away"]}
@@ -277,7 +280,7 @@ def test_who_was_sent_away_is_told_with_the_reason_and_marked_until_it_is_let_in
     recording.ledger.record_convictions([bo])
     monkeypatch.setattr(view, "SENT_AWAY", 1)
     rounds = told(client, "rounds")
-    assert rounds["sent_away_count"] == 2
+    assert (rounds["sent_away_count"], rounds["sent_away_now"]) == (2, 1)
     assert rounds["sent_away"] == [
         {"peer": "bo", "name": "Bo", "time": NOON + 9, "why": "it hid", "lifted": None, "confirmed": None}
     ]

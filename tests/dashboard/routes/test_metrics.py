@@ -12,10 +12,14 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from dedloc_kit.dashboard.server import Dashboard
-from dedloc_kit.ledger import Ledger
-from dedloc_kit.records import GlobalStep, LeftOut
+from dedloc_kit.events import Peers
+from dedloc_kit.ledger import Conviction, Ledger
+from dedloc_kit.records import Checks, GlobalStep, LeftOut
 from dedloc_kit.resources import shipped
 from tests.dashboard.runs import BEGAN, RUN, fill
+
+
+CHECKED = ("audits_passed", "audits_given_up", "convictions", "audited_share", "sent_away")
 
 
 @pytest.fixture
@@ -42,6 +46,7 @@ def test_before_a_run_has_begun_what_is_not_known_is_left_out(dashboard: Dashboa
     assert value(found, "dedloc_global_step") == 0
     assert found["dedloc_status"].samples[0].labels == {"status": "starting"}
     assert "dedloc_training_loss" not in found
+    assert not {f"dedloc_{name}" for name in CHECKED} & found.keys(), "nothing is checked"
     assert all(math.isfinite(sample.value) for metric in found.values() for sample in metric.samples)
 
 
@@ -82,6 +87,16 @@ def test_prometheus_is_told_how_the_run_stands(dashboard: Dashboard, tmp_path: P
     phases = {sample.labels["phase"]: sample.value for sample in found["dedloc_round_seconds"].samples}
     assert phases == {"compute": 50.0, "gather": 5.0, "average": 4.0, "apply": 1.0}
     assert found["dedloc_run_info"].samples[0].labels == {"name": "demo", "run_id": RUN.run_id}
+
+
+def test_what_the_checks_have_found_is_told_where_there_are_any(dashboard: Dashboard, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.record_convictions([Conviction("p", BEGAN, "Asha", "lied"), Conviction("q", BEGAN, "Bo", "lied")])
+    ledger.record_convictions([Conviction("q", BEGAN, "Bo", "lied")])
+    dashboard.publish(Peers(peers=(), checks=Checks(passed=40, given_up=3, convicted=1, share=0.3, alarm=12)))
+    found = scrape(dashboard)
+    told = {name: value(found, f"dedloc_{name}") for name in CHECKED}
+    assert told == {"audits_passed": 40, "audits_given_up": 3, "convictions": 2, "audited_share": 0.3, "sent_away": 1}
 
 
 def test_two_dashboards_in_one_process_keep_their_numbers_apart(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from dedloc_kit.records import Contribution
+from dedloc_kit.records import Checks, Contribution
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.swarm.audits.auditor import (
@@ -79,7 +79,7 @@ def test_whoever_cheats_is_sent_away_and_the_others_are_not() -> None:
         run.takes("alice", "mallory", "bob")
         assert run.convicted == ["mallory"]
         assert (run.auditor.tally.passed, run.auditor.tally.convicted) == (2, 1)
-        assert run.auditor.tally.told(0.02) == "1 in 50 contributions is checked: 2 checked, 1 sent away"
+        assert run.auditor.checks == Checks(passed=2, convicted=1, share=1.0, alarm=0)
 
 
 def test_a_verdict_tells_up_to_which_step_the_work_was_right() -> None:
@@ -111,10 +111,11 @@ def test_what_is_drawn_is_a_share_and_a_larger_one_after_a_conviction() -> None:
         while not run.convicted:
             run.takes("mallory")
         before = len(world.proofs)
-        for _ in range(ALARM_STEPS):
+        for ago in range(ALARM_STEPS):
+            assert (run.auditor.checks.share, run.auditor.checks.alarm) == (0.5, ago)
             run.takes("alice")
         assert 12 <= len(world.proofs) - before <= 38, "25 are expected"
-        assert run.auditor.share == 0.05, "it is over"
+        assert (run.auditor.checks.share, run.auditor.checks.alarm) == (0.05, None), "it is over"
 
 
 def test_a_residual_from_nowhere_convicts_without_computing() -> None:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from dedloc_kit.swarm.audits.questions import Recompute
-from dedloc_kit.swarm.audits.verdicts import MAX_EVIDENCE_BYTES, MAX_FILES, Tally, Verdict, keep_evidence
+from dedloc_kit.swarm.audits.verdicts import MAX_EVIDENCE_BYTES, MAX_FILES, Verdict, keep_evidence
 from tests.swarm.audits.audited import pledged
 
 QUESTION = Recompute(author="Q", session="ab", work=os.urandom(1024), begin=0, end=1, seed=os.urandom(32))
@@ -28,8 +28,3 @@ def test_evidence_is_lines_of_json_and_bounded(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_costs_the_evidence_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keep_evidence(tmp_path / "file" / "evidence", Verdict("Qm", "why"))
-
-
-def test_the_tally_is_one_quiet_line() -> None:
-    assert Tally(passed=112).told(0.02) == "1 in 50 contributions is checked: 112 checked, all fine"
-    assert Tally(3, 2, 1).told(0.3) == "1 in 3 contributions is checked: 3 checked, 2 could not be, 1 sent away"
