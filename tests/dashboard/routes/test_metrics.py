@@ -18,7 +18,6 @@ from dedloc_kit.records import Checks, GlobalStep, LeftOut
 from dedloc_kit.resources import shipped
 from tests.dashboard.runs import BEGAN, RUN, fill
 
-
 CHECKED = ("audits_passed", "audits_given_up", "convictions", "audited_share", "sent_away")
 
 
