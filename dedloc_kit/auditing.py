@@ -12,13 +12,14 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.records import MAX_REASON, Checks, Contribution, GlobalStep
 from dedloc_kit.run import RunConfig
+from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
-from dedloc_kit.swarm.audits.verdicts import EVIDENCE_FOLDER, Verdict, keep_evidence
+from dedloc_kit.swarm.audits.verdicts import Verdict, keep_evidence
 from dedloc_kit.swarm.averaging.compression import codec_of, decode, read_part
 from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.service import Averaged, AveragingService

@@ -9,8 +9,9 @@ from typing import Any, cast
 from dedloc_kit.auditing import Auditing
 from dedloc_kit.events import AnyEvent, Warned
 from dedloc_kit.records import MAX_REASON, Checks
+from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
-from dedloc_kit.swarm.audits.verdicts import EVIDENCE_FOLDER, Verdict
+from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.training.flat import CHUNK
 from tests.swarm.audits.audited import pledged

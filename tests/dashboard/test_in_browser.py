@@ -18,7 +18,7 @@ from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, State, St
 from dedloc_kit.ledger import Ledger, StartPoint
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.organizer.launch import Coordinator
-from dedloc_kit.records import INVITATION_FILE
+from dedloc_kit.records import INVITATION_FILE, Checks
 from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.worker import volunteer_job
@@ -572,6 +572,10 @@ def test_hundreds_of_peers_are_shown_in_parts_and_who_was_left_out_with_the_reas
 def test_who_was_sent_away_is_told_to_everybody_with_name_date_and_reason(page: Page, dashboard: Dashboard) -> None:
     opened(page, dashboard)
     expect(page.get_by_text("1 in 50 contributions is checked: 112 checked, 3 sent away.")).to_be_visible()
+    alarm = Checks(passed=40, convicted=1, share=0.3, alarm=12)
+    dashboard.publish(EVERYONE.model_copy(update={"checks": alarm}))
+    expect(page.get_by_text("3 in 10 contributions are checked since somebody was sent away 12 steps")).to_be_visible()
+    photograph(page, "overview-alarm")
     page.get_by_role("link", name="Swarm").click()
     away = page.get_by_role("region", name="Sent away")
     expect(away.get_by_text("3 times so far")).to_be_visible()
@@ -685,6 +689,8 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
         (path.parent / "checkpoints" / f"step-{step:08d}.safetensors").touch()
     stack.enter_context(peer_folder(path.parent))  # and is up
     OrderBook(path.parent).kick(peer_id(3), NAMES[3], f"it lied {MARKUP}")
+    (path.parent / "evidence").mkdir()
+    (path.parent / "evidence" / f"17-{peer_id(3)}.jsonl").touch()
     page.goto(Keys(path.parent).link(dashboard.url))
     expect(page).to_have_url(f"{dashboard.url}/organizer")
     page.get_by_role("button", name="Pause").click()
@@ -700,10 +706,19 @@ def test_the_organizer_steers_the_run(page: Page, dashboard: Dashboard, path: Pa
     expect(page.get_by_role("button", name="Let in again: Rabi")).to_have_count(0)
     expect(page.get_by_text("readmit: ")).to_be_visible()
     expect(page.locator("li small").get_by_text(f"it lied {MARKUP}")).to_be_visible()
+    expect(page.locator("li small").get_by_text(f"evidence/17-{peer_id(3)}.jsonl")).to_be_visible()
+    dialog = page.get_by_role("dialog")
     page.get_by_role("button", name=f"Let in again: {NAMES[3]}").click()
+    expect(dialog).to_contain_text(f"It was found to cheat: it lied {MARKUP}.")
+    assert barriers(page) == []
+    photograph(page, "organizer-let-in-again")
+    dialog.get_by_role("button", name="Keep it away").click()
+    assert OrderBook(path.parent).read().kicked_peers == {peer_id(3)}
+    photograph(page, "organizer-sent-away")
+    page.get_by_role("button", name=f"Let in again: {NAMES[3]}").click()
+    dialog.get_by_role("button", name="Let it in").click()
     expect(page.get_by_role("button", name=f"Let in again: {NAMES[3]}")).to_have_count(0)
     assert OrderBook(path.parent).read().kicked == ()
-    dialog = page.get_by_role("dialog")
     page.get_by_role("button", name="Decay").click()
     assert barriers(page) == []
     photograph(page, "organizer-decay")

@@ -20,6 +20,7 @@ from dedloc_kit.events import PeerSeen
 from dedloc_kit.records import Announcement, AnnouncementText, PeerId
 from dedloc_kit.steering.alerts import Alert, raised_alerts
 from dedloc_kit.steering.commands import decay, give, held_out_losses, pending_rewind, rewind
+from dedloc_kit.steering.evidence import newest_files
 from dedloc_kit.steering.orders import Decaying, GivenOrder, Kicked, OrderBook, Rewinding
 from dedloc_kit.training.ruined import Ruined
 
@@ -49,6 +50,13 @@ class Restart(Answer):
     reason: str
 
 
+class Away(Kicked):
+    """A peer that was sent away."""
+
+    evidence: str | None
+    """The file in the run's folder that shows why; null if it was the organizer in person, or there is none."""
+
+
 class OrganizerState(Answer):
     """What only the organizer sees; of everything the newest comes first."""
 
@@ -60,7 +68,7 @@ class OrganizerState(Answer):
     decay: Decaying | None
     """That order, whether it has begun or not."""
     announcement: Announcement | None
-    kicked: list[Kicked]
+    kicked: list[Away]
     alerts: list[Alert]
     orders: list[GivenOrder]
     checkpoints: list[KeptCheckpoint]
@@ -174,7 +182,7 @@ def routes(
             decays=decays,
             decay=orders.decay,
             announcement=orders.announcement,
-            kicked=list(reversed(orders.kicked)),
+            kicked=_away(folder, orders.kicked),
             alerts=raised_alerts(folder, _MAX_SHOWN),
             orders=book.given(_MAX_SHOWN),
             checkpoints=checkpoints,
@@ -236,6 +244,12 @@ def routes(
 
     router.include_router(protected)
     return router
+
+
+def _away(folder: Path, kicked: Sequence[Kicked]) -> list[Away]:
+    """The newest first."""
+    files = newest_files(folder)
+    return [Away(**dict(one), evidence=files.get(one.peer) if one.why else None) for one in reversed(kicked)]
 
 
 def kept_checkpoints(folder: Path) -> list[KeptCheckpoint]:

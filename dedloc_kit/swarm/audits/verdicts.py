@@ -2,15 +2,14 @@
 
 import json
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from dedloc_kit.records import Record
+from dedloc_kit.steering.evidence import new_file
 
 MAX_EVIDENCE_BYTES = 64 * 1024
 MAX_FILES = 100
-EVIDENCE_FOLDER = "evidence"
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +47,6 @@ def keep_evidence(folder: Path, verdict: Verdict) -> None:
     try:
         folder.mkdir(exist_ok=True)
         if sum(1 for _ in folder.iterdir()) < MAX_FILES:
-            (folder / f"{time.time_ns()}-{verdict.peer}.jsonl").write_bytes(whole)
+            (folder / new_file(verdict.peer)).write_bytes(whole)
     except OSError as error:
         _log.warning("the evidence against %s cannot be kept (%s)", verdict.peer, error.strerror)

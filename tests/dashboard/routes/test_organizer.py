@@ -116,6 +116,27 @@ def test_the_organizer_sees_orders_alerts_and_checkpoints_the_newest_first(
     assert values["kicked"] == []
 
 
+def test_the_organizer_sees_what_shows_that_somebody_cheated_and_nobody_else_does(
+    dashboard: Dashboard, browser: requests.Session, tmp_path: Path
+) -> None:
+    book = OrderBook(tmp_path)
+    book.kick("QmAnna", "anna")
+    book.kick("QmBo", "bo", "it lied", confirmed=4)
+    book.kick("QmCy", "cy", "it hid")
+    (tmp_path / "evidence").mkdir()
+    for name in ("19-QmBo", "11-QmBo", "12-QmAnna"):
+        (tmp_path / "evidence" / f"{name}.jsonl").touch()
+    values = browser.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).json()
+    assert [(one["name"], one["why"], one["evidence"]) for one in values["kicked"]] == [
+        ("cy", "it hid", None),
+        ("bo", "it lied", "evidence/19-QmBo.jsonl"),
+        ("anna", "", None),
+    ]
+    assert requests.get(f"{dashboard.url}/api/organizer", timeout=DEADLINE).status_code == 401
+    for page in ("rounds", "people", "state"):
+        assert "jsonl" not in requests.get(f"{dashboard.url}/api/{page}", timeout=DEADLINE).text
+
+
 def test_every_order_is_given_and_answered_with_how_things_stand_then(
     dashboard: Dashboard, browser: requests.Session, tmp_path: Path
 ) -> None:

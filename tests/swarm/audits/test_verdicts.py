@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+from dedloc_kit.steering.evidence import newest_files
 from dedloc_kit.swarm.audits.questions import Recompute
 from dedloc_kit.swarm.audits.verdicts import MAX_EVIDENCE_BYTES, MAX_FILES, Verdict, keep_evidence
 from tests.swarm.audits.audited import pledged
@@ -16,6 +17,7 @@ def test_evidence_is_lines_of_json_and_bounded(tmp_path: Path) -> None:
     keep_evidence(folder, Verdict("QmMallory", 'it "lied"', (pledged("mallory", 3), *[QUESTION] * 1000)))
     (path,) = folder.iterdir()
     assert MAX_EVIDENCE_BYTES - 4096 < path.stat().st_size <= MAX_EVIDENCE_BYTES
+    assert newest_files(tmp_path) == {"QmMallory": f"evidence/{path.name}"}
     first, second, third, *_ = map(json.loads, path.read_text().splitlines())
     assert first == {"why": 'it "lied"'}
     assert second["Pledged"]["name"] == "mallory"

@@ -246,7 +246,15 @@ function peopleControls(order, signal) {
   const here = build("ul", { class: "admit" });
   const out = build("ul", { class: "admit" });
   const outTitle = build("h3", { text: "Sent away" });
-  const part = section("Who takes part", here, outTitle, out);
+  let asked = ""; // about whom the dialog is
+  const dialog = confirmation(
+    "Let in again?",
+    "",
+    "Keep it away",
+    "Let it in",
+    () => order("readmit", { peer: asked }),
+  );
+  const part = section("Who takes part", here, outTitle, out, dialog.element);
   keepAsking(
     () => "api/peers",
     ({ status, values }) => {
@@ -268,13 +276,23 @@ function peopleControls(order, signal) {
     outTitle.hidden = !kicked.length;
     rows(
       out,
-      kicked.map((one) => ({ ...one, shown: nameOf(one), remark: one.why })),
+      kicked.map((one) => ({ ...one, shown: nameOf(one), remark: remarkOn(one) })),
       "Let in again",
-      (peer) => order("readmit", { peer }),
+      (peer, { why }) => {
+        if (!why) return order("readmit", { peer });
+        asked = peer;
+        return dialog.open(
+          `It was found to cheat: ${why}. Once it is let in, it may join again, and all that it gave is to its credit.`,
+        );
+      },
     );
   }
 
   return { element: part.section, update };
+}
+
+function remarkOn({ why, evidence }) {
+  return evidence ? `${why}. See ${evidence} in the run's folder.` : why;
 }
 
 function rows(list, people, action, act) {
@@ -288,7 +306,7 @@ function rows(list, people, action, act) {
         {},
         build("bdi", { class: "name" }),
         build("small", { text: person.remark ?? "" }),
-        build("button", { type: "button", class: "plain", text: action, on: { click: () => act(person.peer) } }),
+        build("button", { type: "button", class: "plain", text: action, on: { click: () => act(person.peer, person) } }),
       ),
     (item, person) => {
       setName(item.firstChild, person.shown);
