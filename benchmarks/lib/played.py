@@ -19,10 +19,11 @@ from benchmarks.lib.gang import Excused, Gang
 from benchmarks.lib.hostile_peers import Attack
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.pledges import Pledges
 from dedloc_kit.swarm.averaging.reducer import MakeReducer
-from dedloc_kit.swarm.trust.weight import Weigh
+from dedloc_kit.swarm.trust.weight import Earned, Weigh
 from dedloc_kit.tasks import Task
 
 PEERS, HOSTILE, MICROBATCH = 16, 7, 2
@@ -71,13 +72,17 @@ class Training:
         gang = Gang(attack, range(HONEST, peers), start, self.seed)
         with ExitStack() as stack:
             checks: Checks | None = None
+            weigh: Weigh = defence.weigh
             pledges: Sequence[Pledges] = ()
             if defence.checks:
                 folder = Path(stack.enter_context(TemporaryDirectory()))
-                checks = Checks(self.run.trust, self.data, self._again, gang, codec, random.Random(self.seed))
+                weigh = Earned(weigh)
+                probation = Probation(self.run.probation, weigh)
+                chance = random.Random(self.seed)
+                checks = Checks(self.run.trust, probation, self.data, self._again, gang, codec, chance)
                 pledges = checks.pledges(folder, peers)
                 stack.callback(checks.close)
-            how = defence.make_reducer, defence.weigh, pledges
+            how = defence.make_reducer, weigh, pledges
             swarm = Swarm(learner.layout, codec, peers, PEERS * MICROBATCH, *how)
             played = _Played(self.data, learner, gang, swarm, checks)
             asyncio.run(played.all_steps(range(peers)))
