@@ -27,6 +27,7 @@ def auditing(folder: Path, events: list[AnyEvent], **others: Any) -> Iterator[Au
     me = SimpleNamespace(
         optimizer=SimpleNamespace(tracker=tracker, state=state),
         exchange=SimpleNamespace(host=None),
+        signer=None,
         parameters=SimpleNamespace(),
         task=SimpleNamespace(loss=None),
     )

@@ -120,4 +120,5 @@ class Counting:
         """What counts of what this peer has and the others of its row have told."""
         known = self._confirmed
         told = {self._me: mine, **{peer: progress.samples for peer, progress in others.items()}}
-        return sum(self._weigh({peer: Claim(samples, known.get(peer, 0)) for peer, samples in told.items()}).values())
+        claims = {peer: Claim(samples, known.get(peer, 0)) for peer, samples in told.items()}
+        return sum(self._weigh(claims).values())
