@@ -27,7 +27,6 @@ from dedloc_kit.swarm.trust.weight import Earned, Weigh
 from dedloc_kit.tasks import Task
 
 PEERS, HOSTILE, MICROBATCH = 16, 7, 2
-HONEST = PEERS - HOSTILE
 
 
 @dataclass(frozen=True)
@@ -61,15 +60,15 @@ class Found:
 class Training:
     """Of one run and seed: the same first weights and the same batches whoever is hostile."""
 
-    def __init__(self, run: RunConfig, task: Task, seed: int) -> None:
-        self.run, self.task, self.seed = run, task, seed
+    def __init__(self, run: RunConfig, task: Task, seed: int, hostile: int = HOSTILE) -> None:
+        self.run, self.task, self.seed, self.honest = run, task, seed, PEERS - hostile
         self.data = NamedData(run, task, PEERS, MICROBATCH)
         self._again = Learner(run, task)
 
     def play(self, attack: Attack, defence: Defence, start: int, peers: int = PEERS) -> tuple[Learner, Found]:
         """The first so many peers train, those after the honest ones are hostile from a step on."""
         learner, codec = Learner(self.run, self.task), codec_of("4bit")
-        gang = Gang(attack, range(HONEST, peers), start, self.seed)
+        gang = Gang(attack, range(self.honest, peers), start, self.seed)
         with ExitStack() as stack:
             checks: Checks | None = None
             weigh: Weigh = defence.weigh
