@@ -3,15 +3,16 @@
     python -m benchmarks.attacks --text FOLDER --json FILE
     python -m benchmarks.attacks --quick
 
-Sixteen peers with two samples each train a tiny ALBERT, seven of them are hostile from some step on. Everything but the
-network is the package's: records, weights, codec, error feedback, reducers, optimizer, pledges, proofs, audits.
+Sixteen peers with two samples each train a tiny ALBERT, seven of them (or `--hostile 1`) are hostile from some step on.
+Everything but the network is the package's: records, weights, codec, error feedback, reducers, optimizer, pledges,
+proofs, audits.
 Defences: `mean` is `trust.aggregate` as it is by default, `clip` is that of the same name; `checks` is `clip` with
 `trust.checks`, `mean and checks` the mean with them; `centered` and `median` are other aggregators, with the weights of
 `clip`.
 Whoever is convicted after a step takes part in one more, for a kick takes that long.
 
-*Progress lost* is (attacked - clean) / (a uniform guess - clean) in held-out loss, where *clean* are the nine honest
-peers alone, with the mean. 100 %: as if nothing had been learned. Without --text it takes the demo's text, the
+*Progress lost* is (attacked - clean) / (a uniform guess - clean) in held-out loss, where *clean* are the honest peers
+alone, with the mean. 100 %: as if nothing had been learned. Without --text it takes the demo's text, the
 documentation strings of this Python.
 """
 
@@ -29,7 +30,7 @@ from typing import Any
 from benchmarks.convergence import prepare
 from benchmarks.lib.aggregators import CenteredClip, Median
 from benchmarks.lib.hostile_peers import ATTACKS
-from benchmarks.lib.played import HONEST, MICROBATCH, PEERS, Defence, Found, Training
+from benchmarks.lib.played import HOSTILE, MICROBATCH, PEERS, Defence, Found, Training
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.run import RunConfig, Source, parse_run
@@ -71,11 +72,11 @@ class Row:
 class Measured:
     """What trainings of one seed lead to, beside a clean one."""
 
-    def __init__(self, run: RunConfig, seed: int) -> None:
+    def __init__(self, run: RunConfig, seed: int, hostile: int) -> None:
         self._seed, task = seed, create_task(run)
-        self._training = Training(run, task, seed)
+        self._training = Training(run, task, seed, hostile)
         self.uniform = math.log(vocabulary_of(task)) + math.log(2)
-        clean, _ = self._training.play(ATTACKS["none"], DEFENCES["mean"], 0, HONEST)
+        clean, _ = self._training.play(ATTACKS["none"], DEFENCES["mean"], 0, self._training.honest)
         self.clean = task.evaluate(clean.model).loss
 
     def under(self, attack: str, defence: str, start: int) -> Row:
@@ -118,7 +119,7 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
 def measure(arguments: argparse.Namespace) -> list[Row]:
     rows = []
     for seed in range(arguments.seeds):
-        measured = Measured(run_of(arguments.steps, arguments.rate, seed), seed)
+        measured = Measured(run_of(arguments.steps, arguments.rate, seed), seed, arguments.hostile)
         print(f"seed {seed}: clean {measured.clean:.3f}, a uniform guess {measured.uniform:.3f}", flush=True)
         for attack, defence, start in product(arguments.attack, arguments.defence, arguments.start):
             rows.append(measured.under(attack, defence, start))
@@ -154,6 +155,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
     parser.add_argument("--seeds", type=int, default=1, help="how many, for weights and order of the text")
+    parser.add_argument("--hostile", type=int, choices=range(1, PEERS), default=HOSTILE, metavar="PEERS", help="of 16")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
     parser.add_argument("--quick", action="store_true", help="half the steps, a few attacks, two defences")

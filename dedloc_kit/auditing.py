@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.probation import Probation, StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
@@ -23,8 +25,11 @@ from dedloc_kit.swarm.audits.verdicts import Verdict, keep_evidence
 from dedloc_kit.swarm.averaging.compression import codec_of, decode, read_part
 from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.service import Averaged, AveragingService
+from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
+from dedloc_kit.swarm.trust.standing import Standing, signed
+from dedloc_kit.swarm.trust.weight import weighing
 from dedloc_kit.training.recomputing import on_cpu
 
 _log = logging.getLogger(__name__)
@@ -39,8 +44,9 @@ class Auditing:
         """:param module: as for `create_task`"""
         self._folder, self._book, self._emit = folder, OrderBook(folder), emit
         self._tracker = me.optimizer.tracker
+        probation = Probation(run.probation, weighing(run))
         nothing = nothing_lost(me.optimizer.state.layout.size)
-        self._auditor = Auditor(run.trust, nothing, Inquiries(run, module, me), self._send_away)
+        self._auditor = Auditor(run.trust, probation, nothing, Inquiries(run, module, me), self._send_away)
 
     def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         self._auditor.stepped(step.step, contributions)
@@ -58,7 +64,7 @@ class Auditing:
         why = "".join(letter if letter.isprintable() else " " for letter in verdict.why)[:MAX_REASON]
         keep_evidence(self._folder / EVIDENCE_FOLDER, verdict)
         try:
-            self._book.kick(verdict.peer, name, why, verdict.confirmed)
+            self._book.kick(verdict.peer, name, why, verdict.last_passed)
         except UserError as error:
             _log.warning("%s cannot be sent away: %s", verdict.peer, error)
         else:
@@ -74,6 +80,7 @@ class Inquiries:
         self._layout, self._codec = state.layout, codec_of(run.averaging.compression)
         self._again = Recomputer(run, module, me.parameters, on_cpu(state, me.task.loss))
         self._host, self._tracker = me.exchange.host, me.optimizer.tracker
+        self._run_id, self._signer = run.run_id, me.signer
         self._asking = defaultdict[str, threading.Lock](threading.Lock)
         self._computing = threading.Lock()
 
@@ -111,6 +118,11 @@ class Inquiries:
 
     def work(self, peer: str, pledged: Pledged) -> list[Work]:
         return work_of(pledged, self._host.call(ProofService.ask_work, peer, pledged.group).result())
+
+    def confirm(self, peer: str, samples: int) -> None:
+        standing = Standing(run_id=self._run_id, peer=peer, confirmed=samples)
+        with suppress(NoAnswer):  # it is told again after its next contribution
+            self._host.call(StandingService.give, peer, signed(self._signer, standing)).result()
 
     def _averaged(self, group: str) -> Averaged | None:
         return self._host.call(AveragingService.averaged, group).result()

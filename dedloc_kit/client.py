@@ -217,7 +217,7 @@ class SentAway(Shown):
     time: Time
     why: Reason
     lifted: Time | None
-    confirmed: Count | None = None
+    last_passed: Count | None = None
 
 
 class Rounds(Shown):

@@ -335,7 +335,7 @@ class _Role:
             for reason, count in rejected.items():
                 self._ledger.record_trouble("rejected", reason, count=count)
             self._ledger.record_convictions(
-                Conviction(kicked.peer, kicked.time, kicked.name, kicked.why, confirmed=kicked.confirmed)
+                Conviction(kicked.peer, kicked.time, kicked.name, kicked.why, last_passed=kicked.last_passed)
                 for kicked in self._orders.current().kicked
                 if kicked.why
             )

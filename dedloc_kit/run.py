@@ -208,6 +208,9 @@ class TrustConfig(Section):
     """Of all contributions are checked, as long as nobody cheats."""
     alarm_share: Annotated[float, Field(gt=0.0, le=1.0), LATER] = 0.3
     """The same for 50 global steps after somebody was found to cheat."""
+    probation: Annotated[int | None, Field(ge=0, le=100), LATER] = None
+    """Checks that a newcomer has to pass before it counts in full; all newcomers together count for a quarter of the
+    others. If it is not set 3 where `access` is open, 0 elsewhere."""
 
 
 _WITHOUT_8_BITS = {
@@ -279,6 +282,14 @@ class RunConfig(Section):
                 f'"{self.optimizer.name}" {_WITHOUT_8_BITS[self.optimizer.name]}: remove it'
             )
         return self
+
+    @property
+    def probation(self) -> int:
+        """Checks that a newcomer has to pass before it counts in full."""
+        if self.trust.checks == "off":
+            return 0
+        usual = 3 if self.access.who == "open" else 0
+        return usual if self.trust.probation is None else self.trust.probation
 
     @model_validator(mode="after")
     def _checks_are_of_gradients(self) -> "RunConfig":

@@ -40,6 +40,69 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a member says itself what is confirmed of it",
+        "swarm/averaging/service.py",
+        "        check_standing(self._signer, self._organizer, peer, contribution)\n",
+        "",
+        "tests/swarm/averaging/test_pledges.py -k makes_it_up",
+    ),
+    Mutation(
+        "a receipt may hold a standing that somebody made up",
+        "swarm/rounds/receipts.py",
+        "        check_standing(signer, organizer, peer, contribution)\n",
+        "",
+        "tests/swarm/trust/test_standing.py -k receipt",
+    ),
+    Mutation(
+        "one peer may show the standing of another",
+        "swarm/trust/standing.py",
+        "(author, standing.run_id, standing.peer) != (organizer, run_id, peer)",
+        "(author, standing.run_id) != (organizer, run_id)",
+        "tests/swarm/trust/test_standing.py -k nothing_else",
+    ),
+    Mutation(
+        "many newcomers count for more than a few",
+        "swarm/trust/weight.py",
+        "samples * room // together",
+        "min(samples, room)",
+        "tests/swarm/trust/test_weight.py -k newcomers",
+    ),
+    Mutation(
+        "who has standing counts for all that it claims",
+        "swarm/trust/weight.py",
+        "min(claim.samples, MORE * claim.confirmed)",
+        "claim.samples",
+        "tests/swarm/trust/test_weight.py -k standing",
+    ),
+    Mutation(
+        "who hides its standing is believed to have it for ever",
+        "swarm/trust/weight.py",
+        "for p, n in self._confirmed.items() if p not in now}",
+        "for p, n in self._confirmed.items()}",
+        "tests/swarm/trust/test_weight.py -k last_seen",
+    ),
+    Mutation(
+        "a newcomer is checked no more than others",
+        "swarm/audits/auditor.py",
+        "self._trust.alarm_share if self._probation.untried(pledged) else 0.0",
+        "0.0",
+        "tests/swarm/audits/test_auditor.py -k as_in_an_alarm",
+    ),
+    Mutation(
+        "whoever asks gives a member its standing",
+        "swarm/audits/probation.py",
+        '            raise ValueError(f"{peer} is not the organizer")',
+        "            pass",
+        "tests/swarm/hostile/test_audits.py -k only_the_organizer",
+    ),
+    Mutation(
+        "the first to pass its checks counts for more than all others together",
+        "swarm/audits/probation.py",
+        "        if not self._begun:\n            return {}\n",
+        "",
+        "tests/swarm/audits/test_probation.py -k more_than_half",
+    ),
+    Mutation(
         "work of before may be brought again",
         "swarm/audits/audit.py",
         "overlap([*proven.work, *self._earlier_work()])",
@@ -609,22 +672,22 @@ MUTATIONS = (
     Mutation(
         "a late average may be of claims that did not count",
         "swarm/rounds/catchup.py",
-        "grouping.weigh(claims) if one_group else claims",
-        "claims",
+        "(grouping.weigh if one_group else claimed)(claims)",
+        "claimed(claims)",
         "tests/swarm/rounds/test_catchup.py",
     ),
     Mutation(
         "what fewer than half claim moves what anybody may claim",
         "swarm/trust/weight.py",
-        "median_high(claims.values() or [0])",
-        "max(claims.values(), default=0)",
+        "median_high([claim.samples for claim in claims.values()] or [0])",
+        "max((claim.samples for claim in claims.values()), default=0)",
         "tests/swarm/trust/test_weight.py",
     ),
     Mutation(
         "one claim fills a batch to which nobody else has brought anything",
         "swarm/trust/weight.py",
-        "median_high(claims.values() or [0])",
-        "median_high([claim for claim in claims.values() if claim] or [0])",
+        "median_high([claim.samples for claim in claims.values()] or [0])",
+        "median_high([claim.samples for claim in claims.values() if claim.samples] or [0])",
         "tests/swarm/trust/test_weight.py",
     ),
     Mutation(
@@ -637,7 +700,7 @@ MUTATIONS = (
     Mutation(
         "a run's rounds do not weigh what members claim",
         "swarm/averaging/service.py",
-        "Rows(run.global_batch, weighing(run.trust))",
+        "Rows(run.global_batch, weighing(run))",
         "Rows(run.global_batch)",
         "tests/swarm/hostile/test_strangers_in_a_round.py",
     ),
@@ -664,9 +727,9 @@ MUTATIONS = (
     ),
     Mutation(
         "what is told fills a batch though it does not count",
-        "swarm/rounds/batch.py",
-        "    return sum(weigh(claims).values())",
-        "    return sum(claims.values())",
+        "swarm/trust/weight.py",
+        "        return sum(self._weigh(claims).values())",
+        "        return sum(told.values())",
         "tests/swarm/rounds/test_rounds.py -k claims_too_much",
     ),
     Mutation(
@@ -784,14 +847,14 @@ MUTATIONS = (
     Mutation(
         "what a convicted peer gave since it was last found right is to its credit",
         "ledger/credit.py",
-        "if confirmed is not None:",
+        "if last_passed is not None:",
         "if False:",
         "tests/test_ledger.py -k last_found_right",
     ),
     Mutation(
         "a convicted peer loses what was found to be right too",
         "ledger/credit.py",
-        "credited(connection, part, confirmed + 1)",
+        "credited(connection, part, last_passed + 1)",
         "credited(connection, part)",
         "tests/test_ledger.py -k last_found_right",
     ),
@@ -805,7 +868,7 @@ MUTATIONS = (
     Mutation(
         "a verdict does not say up to which step the work was right",
         "swarm/audits/auditor.py",
-        "self._sentence(replace(verdict, confirmed=confirmed))",
+        "self._sentence(replace(verdict, last_passed=last_passed))",
         "self._sentence(verdict)",
         "tests/swarm/audits/test_auditor.py -k up_to_which_step",
     ),
@@ -1555,8 +1618,8 @@ MUTATIONS = (
     Mutation(
         "samples of other rows are in no batch",
         "swarm/rounds/batch.py",
-        "in_sync.values(), rows), time",
-        "in_sync.values(), ()), time",
+        "in_sync, rows), time",
+        "in_sync, ()), time",
         "tests/swarm/rounds/test_batch.py -k other_rows",
     ),
     Mutation(

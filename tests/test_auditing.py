@@ -28,6 +28,7 @@ def auditing(folder: Path, events: list[AnyEvent], **others: Any) -> Iterator[Au
     me = SimpleNamespace(
         optimizer=SimpleNamespace(tracker=tracker, state=state),
         exchange=SimpleNamespace(host=None),
+        signer=None,
         parameters=SimpleNamespace(),
         task=SimpleNamespace(loss=None),
     )
@@ -41,11 +42,11 @@ def auditing(folder: Path, events: list[AnyEvent], **others: Any) -> Iterator[Au
 def test_who_is_convicted_is_sent_away_with_the_reason_and_the_evidence(tmp_path: Path) -> None:
     events = list[AnyEvent]()
     with auditing(tmp_path, events, **{MALLORY: SimpleNamespace(name="mallory")}) as made:
-        made._send_away(Verdict(MALLORY, "it lied (global step 3)", (pledged("mallory", 3),), confirmed=2))
+        made._send_away(Verdict(MALLORY, "it lied (global step 3)", (pledged("mallory", 3),), last_passed=2))
         assert made.checks() == Checks(share=0.02)
     (kicked,) = OrderBook(tmp_path).read().kicked
     assert (kicked.peer, kicked.name, kicked.why) == (MALLORY, "mallory", "it lied (global step 3)")
-    assert kicked.confirmed == 2
+    assert kicked.last_passed == 2
     assert events == [Warned(text="mallory (...lory) is sent away: it lied (global step 3)")]
     (evidence,) = (tmp_path / EVIDENCE_FOLDER).iterdir()
     assert "it lied" in evidence.read_text()

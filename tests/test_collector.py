@@ -38,7 +38,7 @@ def test_what_the_checks_have_found_a_collector_has_from_the_coordinator_s_page(
     served.start()
     seen = Checks(passed=40, convicted=1, share=0.3, alarm=12)
     served.publish(Peers(peers=(), checks=seen))
-    asha = Conviction("QmAsha", 1000.0, "Asha", "it lied (global step 2)", confirmed=1)
+    asha = Conviction("QmAsha", 1000.0, "Asha", "it lied (global step 2)", last_passed=1)
     found = _Collector(invited(run, (NOBODY,), served.url), PeerConfig(folder=mine), None, lambda event: None)
     try:
         for ledger in (theirs, found._ledger):

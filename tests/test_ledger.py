@@ -533,7 +533,7 @@ def test_what_a_convicted_peer_gave_since_it_was_last_found_right_is_not_to_its_
         ledger.record_step(a_step(step, samples=15), both)
     recent = {person.peer: person.recent for person in ledger.people()}
     seconds = ledger.seconds_total()
-    ledger.record_convictions([replace(ASHA, confirmed=2), replace(BO, confirmed=0)])
+    ledger.record_convictions([replace(ASHA, last_passed=2), replace(BO, last_passed=0)])
     assert credit(ledger) == {"p": (20, 2)}
     assert ledger.people()[0].recent == pytest.approx(recent["p"] * 2 / 3)
     assert (ledger.samples_total(), ledger.seconds_total()) == (45, seconds), "it did go into the model"
@@ -547,7 +547,7 @@ def test_what_a_convicted_peer_gave_since_it_was_last_found_right_is_not_to_its_
 
 def test_of_steps_that_are_missing_here_and_of_rewinds_no_more_is_withdrawn_than_was_given(path: Path) -> None:
     ledger = Ledger(path)
-    ledger.record_convictions([replace(ASHA, confirmed=2)])
+    ledger.record_convictions([replace(ASHA, last_passed=2)])
     ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
     ledger.record_step(a_step(2), {"p": given(2, 10, 20)})
     ledger.record_step(a_step(5), {"p": given(5, 10, 50)})  # of 3 and 4 nobody told
@@ -562,7 +562,7 @@ def test_what_was_given_before_this_ledger_began_stays_to_the_credit_of_whoever_
     ledger = Ledger(path)
     ledger.adopt([Contributor("p", "Asha", 72, 9, 1000.0, 1009.0)])
     ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
-    ledger.record_convictions([replace(ASHA, confirmed=0)])
+    ledger.record_convictions([replace(ASHA, last_passed=0)])
     assert credit(ledger) == {"p": (72, 9)}
 
 
@@ -574,13 +574,13 @@ def test_a_conviction_of_which_it_is_not_known_what_was_right_withdraws_nothing(
     ledger = Ledger(path)
     ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
     (held,) = ledger.convictions()[1]
-    assert (credit(ledger), held.confirmed) == ({"p": (10, 1)}, None)
+    assert (credit(ledger), held.last_passed) == ({"p": (10, 1)}, None)
 
 
 def test_convictions_are_taken_over_as_another_ledger_has_them(path: Path) -> None:
     ledger = Ledger(path)
     ledger.record_step(a_step(1), {"p": given(1, 10, 10)})
-    held = replace(ASHA, confirmed=0)
+    held = replace(ASHA, last_passed=0)
     ledger.take_convictions([held, replace(BO, lifted=NOON + 5)])
     assert (ledger.sent_away(), credit(ledger)) == ({"p"}, {})
     reader = Ledger(path, read_only=True)

@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
     ledger.record_start(StartPoint("ours-0123456789abcdef", "us/model", 4.5))
     convictions = [Conviction(f"12D3KooC{number}", NOON, "Cy", "lied") for number in range(2)]
     ledger.record_convictions(convictions)
-    bina = Conviction("12D3KooBina", NOON, "Bina", "lied", confirmed=3)
+    bina = Conviction("12D3KooBina", NOON, "Bina", "lied", last_passed=3)
     ledger.record_convictions([*convictions[1:], bina])
     ledger.close()
     return tmp_path / "ledger.sqlite"

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
         ledger.record_step(a_step(step, 15), {"12D3KooAsha": given(step, 10, 10 * step), "12D3KooBina": bina})
     ledger.record_evaluation(0, Evaluation(loss=9.5, metrics={"accuracy": 0.25}, samples=(GAP,)), 1000.0)
     ledger.record_convictions(
-        [Conviction("12D3KooCy", NOON, "=2+2", "lied", confirmed=2), Conviction("12D3KooDi", 9.0, "Di", "hid")]
+        [Conviction("12D3KooCy", NOON, "=2+2", "lied", last_passed=2), Conviction("12D3KooDi", 9.0, "Di", "hid")]
     )
     ledger.close()
     return tmp_path / "ledger.sqlite"

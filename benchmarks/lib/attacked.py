@@ -23,7 +23,7 @@ from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.pledges import Pledges
 from dedloc_kit.swarm.averaging.reducer import MakeReducer
 from dedloc_kit.swarm.directory.contributions import possible
-from dedloc_kit.swarm.trust.weight import Weigh
+from dedloc_kit.swarm.trust.weight import Weigh, claims_in
 from dedloc_kit.training.flat import FlatLayout
 
 RUN = "attacks-0123456789abcdef"
@@ -95,7 +95,7 @@ class Swarm:
         group = hashlib.sha256(f"{step}".encode()).hexdigest()
         sent = {peer: self._sent(group, step, peer, each) for peer, each in brought.items()}
         counted = {peer: each for peer, each in sent.items() if each is not None}
-        weights = self._weigh({str(peer): each.contribution.samples for peer, each in counted.items()})
+        weights = self._weigh(claims_in({str(peer): each.contribution for peer, each in counted.items()}))
         average = torch.empty(self._layout.size)
         try:
             for peer in sent:

@@ -17,6 +17,7 @@ from dedloc_kit.records import Contribution
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
+from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.audits.projections import project
 from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
@@ -34,17 +35,25 @@ KEPT_STEPS = 4
 class Checks:
     """The coordinator's auditor, and those it asks.
 
+    :param probation: what has been confirmed so far
     :param again: computes microbatches again
     :param chance: what is drawn
     """
 
     def __init__(
-        self, trust: TrustConfig, data: NamedData, again: Learner, gang: Gang, codec: Codec, chance: random.Random
+        self,
+        trust: TrustConfig,
+        probation: Probation,
+        data: NamedData,
+        again: Learner,
+        gang: Gang,
+        codec: Codec,
+        chance: random.Random,
     ) -> None:
         self._asked = _Asked(data, again, gang, codec)
         self._verdicts: list[Verdict] = []
         nothing = nothing_lost(again.layout.size)
-        self._auditor = _InTurn(trust, nothing, self._asked, self._verdicts.append, chance)
+        self._auditor = _InTurn(trust, probation, nothing, self._asked, self._verdicts.append, chance)
 
     def pledges(self, folder: Path, peers: int) -> Sequence[Pledges]:
         """Of each peer, in an empty folder."""
@@ -127,6 +136,9 @@ class _Asked:
 
     def sent(self, peer: str, pledged: Pledged, number: int) -> Tensor:
         raise ValueError("nobody reduces")
+
+    def confirm(self, peer: str, samples: int) -> None:
+        self.pledges[int(peer)].stand(samples, "")
 
     def recompute(self, peer: str, question: Recompute) -> Found:
         return self._gang.answers(int(peer), question, lambda: self.own(question))

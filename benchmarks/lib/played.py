@@ -19,14 +19,14 @@ from benchmarks.lib.gang import Excused, Gang
 from benchmarks.lib.hostile_peers import Attack
 from benchmarks.lib.named_data import NamedData
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.pledges import Pledges
 from dedloc_kit.swarm.averaging.reducer import MakeReducer
-from dedloc_kit.swarm.trust.weight import Weigh
+from dedloc_kit.swarm.trust.weight import Earned, Weigh
 from dedloc_kit.tasks import Task
 
 PEERS, HOSTILE, MICROBATCH = 16, 7, 2
-HONEST = PEERS - HOSTILE
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,28 @@ class Found:
 class Training:
     """Of one run and seed: the same first weights and the same batches whoever is hostile."""
 
-    def __init__(self, run: RunConfig, task: Task, seed: int) -> None:
-        self.run, self.task, self.seed = run, task, seed
+    def __init__(self, run: RunConfig, task: Task, seed: int, hostile: int = HOSTILE) -> None:
+        self.run, self.task, self.seed, self.honest = run, task, seed, PEERS - hostile
         self.data = NamedData(run, task, PEERS, MICROBATCH)
         self._again = Learner(run, task)
 
     def play(self, attack: Attack, defence: Defence, start: int, peers: int = PEERS) -> tuple[Learner, Found]:
         """The first so many peers train, those after the honest ones are hostile from a step on."""
         learner, codec = Learner(self.run, self.task), codec_of("4bit")
-        gang = Gang(attack, range(HONEST, peers), start, self.seed)
+        gang = Gang(attack, range(self.honest, peers), start, self.seed)
         with ExitStack() as stack:
             checks: Checks | None = None
+            weigh: Weigh = defence.weigh
             pledges: Sequence[Pledges] = ()
             if defence.checks:
                 folder = Path(stack.enter_context(TemporaryDirectory()))
-                checks = Checks(self.run.trust, self.data, self._again, gang, codec, random.Random(self.seed))
+                weigh = Earned(weigh)
+                probation = Probation(self.run.probation, weigh)
+                chance = random.Random(self.seed)
+                checks = Checks(self.run.trust, probation, self.data, self._again, gang, codec, chance)
                 pledges = checks.pledges(folder, peers)
                 stack.callback(checks.close)
-            how = defence.make_reducer, defence.weigh, pledges
+            how = defence.make_reducer, weigh, pledges
             swarm = Swarm(learner.layout, codec, peers, PEERS * MICROBATCH, *how)
             played = _Played(self.data, learner, gang, swarm, checks)
             asyncio.run(played.all_steps(range(peers)))

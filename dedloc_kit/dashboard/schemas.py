@@ -357,7 +357,7 @@ class SentAway(Answer):
     why: str
     lifted: float | None
     """When the organizer let it in again; null while it is away."""
-    confirmed: int | None
+    last_passed: int | None
     """The global step up to which its work was found to be right, 0 if none of it was: what it gave later is not to its
     credit while it is away. Null if that is not known; then all of it is."""
 

@@ -33,16 +33,16 @@ def credited(connection: sqlite3.Connection, part: int, since: int = 0) -> int:
 
 def withdraw(connection: sqlite3.Connection, peer: str) -> None:
     """Bring up to date what is not to the credit of a peer, after its contributions or its convictions have changed."""
-    query = "SELECT min(confirmed) FROM convictions WHERE peer = ? AND lifted IS NULL"
-    (confirmed,) = connection.execute(query, (peer,)).fetchone()
+    query = "SELECT min(last_passed) FROM convictions WHERE peer = ? AND lifted IS NULL"
+    (last_passed,) = connection.execute(query, (peer,)).fetchone()
     samples = steps = 0
-    if confirmed is not None:
+    if last_passed is not None:
         query = (
             "SELECT id, (SELECT count(*) FROM contributions WHERE part = id AND step > ? AND contributions.samples > 0)"
             " FROM parts WHERE peer = ?"
         )
-        for part, given_to in connection.execute(query, (confirmed, peer)).fetchall():
-            samples, steps = samples + credited(connection, part, confirmed + 1), steps + given_to
+        for part, given_to in connection.execute(query, (last_passed, peer)).fetchall():
+            samples, steps = samples + credited(connection, part, last_passed + 1), steps + given_to
     connection.execute(
         "UPDATE people SET withdrawn = min(samples, ?), withdrawn_steps = ? WHERE peer = ?",
         (min(samples, MAX_SAMPLES), steps, peer),

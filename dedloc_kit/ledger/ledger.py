@@ -253,7 +253,7 @@ class Ledger(Reader):
             return
         with self._transaction():
             self._connection.executemany(
-                "INSERT INTO convictions VALUES (:peer, :time, :name, :why, :lifted, :confirmed)"
+                "INSERT INTO convictions VALUES (:peer, :time, :name, :why, :lifted, :last_passed)"
                 " ON CONFLICT DO UPDATE SET lifted = :lifted",
                 [asdict(each) for each in news],
             )

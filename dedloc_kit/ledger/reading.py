@@ -96,7 +96,7 @@ class Conviction:
     why: str
     lifted: float | None = None
     """When the organizer let it in again, as far as it has."""
-    confirmed: int | None = None
+    last_passed: int | None = None
     """The global step up to which its work was found to be right, 0 if none of it was: what it gave later is not to its
     credit while this holds. None if that is not known; then all of it is."""
 
@@ -329,7 +329,7 @@ class Reader:
         return [EvaluationPoint(step, loss, time, json.loads(metrics)) for step, loss, time, metrics in rows]
 
     def _convictions(self, which: str = "", values: Sequence[object] = ()) -> list[Conviction]:
-        query = f"SELECT peer, time, name, why, lifted, confirmed FROM convictions {which}"
+        query = f"SELECT peer, time, name, why, lifted, last_passed FROM convictions {which}"
         return [Conviction(*row) for row in self._rows(query, values)]
 
     def _visits(self, which: str, values: Sequence[object]) -> list[Visit]:

@@ -111,7 +111,7 @@ CREATE INDEX convictions_by_time ON convictions (time);
 """
 _VERSION_8 = """
 -- The global step up to which its work was found to be right; null: not known, and all is to its credit.
-ALTER TABLE convictions ADD COLUMN confirmed INTEGER;
+ALTER TABLE convictions ADD COLUMN last_passed INTEGER;
 -- Of samples and steps, what is not to its credit while a conviction holds.
 ALTER TABLE people ADD COLUMN withdrawn INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE people ADD COLUMN withdrawn_steps INTEGER NOT NULL DEFAULT 0;

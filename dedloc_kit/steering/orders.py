@@ -39,7 +39,7 @@ class Kicked(Record):
     time: Time
     why: Reason = ""
     """What was found about it, if it was not the organizer in person who sent it away."""
-    confirmed: Count | None = None
+    last_passed: Count | None = None
     """The global step up to which its work was found to be right, if that is known: what it gave later is not to its
     credit."""
 
@@ -137,11 +137,11 @@ class OrderBook:
         """End the run after the global step that is under way; a pause ends, so that the step can be done."""
         return self._give("finish", "", lambda orders: orders.model_copy(update={"paused": False, "finish": True}))
 
-    def kick(self, peer: str, name: str, why: str = "", confirmed: int | None = None) -> Orders:
+    def kick(self, peer: str, name: str, why: str = "", last_passed: int | None = None) -> Orders:
         """Send a peer away.
 
         :param why: if it is not the organizer in person who does
-        :param confirmed: as in `Kicked`
+        :param last_passed: as in `Kicked`
         """
 
         def kicked(orders: Orders) -> Orders:
@@ -149,7 +149,7 @@ class OrderBook:
                 return orders
             if len(orders.kicked) >= MAX_KICKED:
                 raise UserError(f"{MAX_KICKED} peers are kicked already; choose who may join instead")
-            values = {"peer": peer, "name": name, "time": time.time(), "why": why, "confirmed": confirmed}
+            values = {"peer": peer, "name": name, "time": time.time(), "why": why, "last_passed": last_passed}
             entry = Kicked.parse(values)
             return orders.model_copy(update={"kicked": (*orders.kicked, entry)})
 

@@ -31,7 +31,7 @@ from dedloc_kit.swarm.transfer.donor import KEPT_AVERAGES
 from dedloc_kit.swarm.transfer.download import head
 from dedloc_kit.swarm.transfer.protocol import Header, Request
 from dedloc_kit.swarm.transfer.service import TransferService
-from dedloc_kit.swarm.trust.weight import weighing
+from dedloc_kit.swarm.trust.weight import claims_in, weighing
 from dedloc_kit.training.state import START, Position
 
 LOOK_SECONDS = 1.0
@@ -118,8 +118,7 @@ class Observer:
         said = self.peers().get(self._organizer)
         for step, contributions in found:
             if said is not None and (step.step, step.round) == (said.step, said.round):
-                claims = {peer: contribution.samples for peer, contribution in contributions.items()}
-                self._belief.took(step.step, float(get_dht_time()), weighing(self._run.trust)(claims))
+                self._belief.took(step.step, float(get_dht_time()), weighing(self._run)(claims_in(contributions)))
 
     def _gone_another_way(self, step: int, rounds: Mapping[int, str]) -> bool:
         organizer = self.peers().get(self._organizer)
@@ -145,7 +144,7 @@ class Observer:
                 if (info.after, info.step) != (after, step + 1):
                     raise ValueError("it is not the average that was asked for")
                 signed = tuple(MSGPackSerializer.loads(info.metadata))
-                contributions = opened(self._signer, self._run, info.step, info.round, signed)
+                contributions = opened(self._signer, self._run, self._organizer, info.step, info.round, signed)
                 latest = max((c.time for c in contributions.values()), default=0.0)
                 receipt = Receipt(step=info.step, round=info.round, time=latest, seconds=0.0, signed=signed)
                 return self._checked(receipt, contributions)
@@ -177,7 +176,8 @@ class Observer:
         return []
 
     def _open(self, receipt: Receipt) -> Finished:
-        return self._checked(receipt, opened(self._signer, self._run, receipt.step, receipt.round, receipt.signed))
+        step, signed = receipt.step, receipt.signed
+        return self._checked(receipt, opened(self._signer, self._run, self._organizer, step, receipt.round, signed))
 
     def _checked(self, receipt: Receipt, contributions: dict[str, Contribution]) -> Finished:
         done = global_step(receipt, contributions)

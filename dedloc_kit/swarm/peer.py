@@ -20,6 +20,7 @@ from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.probation import StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService
 from dedloc_kit.swarm.averaging.averager import Averager
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
@@ -43,6 +44,7 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
+from dedloc_kit.swarm.trust.standing import read
 from dedloc_kit.tasks import Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
@@ -201,8 +203,8 @@ def exchange_of(
     rules: Rules | None = None,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`, and with checks `proofs` and `recompute`; those of the directory, of reachability and of
-    admission live in the node's process.
+    `rows` and `allreduce`, and with checks `proofs`, `recompute` and `standing`; those of the directory, of
+    reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
 
@@ -237,9 +239,14 @@ def exchange_of(
             checks: Sequence[Service] = ()
             if pledges is not None:
                 organizer = node.gate.organizer
+
+                def take(standing: str) -> None:
+                    pledges.stand(read(signer, run.run_id, organizer, signer.peer, standing).confirmed, standing)
+
                 checks = (
                     ProofService(endpoint, organizer, pledges.prove, pledges.work_of),
                     RecomputeService(endpoint, organizer),
+                    StandingService(endpoint, organizer, take),
                 )
             for service in (transfer, groups, rows, averaging, *checks):
                 await endpoint.add(service)

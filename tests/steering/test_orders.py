@@ -113,8 +113,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_why_somebody_was_sent_away_is_kept_with_the_order_and_in_the_log(tmp_path: Path) -> None:
     book = OrderBook(tmp_path)
     book.kick("QmOne", "anna")
-    book.kick("QmTwo", "mallory", "it does not show its work (global step 7)", confirmed=5)
-    assert [kicked.confirmed for kicked in book.read().kicked] == [None, 5]
+    book.kick("QmTwo", "mallory", "it does not show its work (global step 7)", last_passed=5)
+    assert [kicked.last_passed for kicked in book.read().kicked] == [None, 5]
     assert [kicked.why for kicked in book.read().kicked] == ["", "it does not show its work (global step 7)"]
     newest, first = book.given()
     assert newest.text == "mallory (QmTwo): it does not show its work (global step 7)"

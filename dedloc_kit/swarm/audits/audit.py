@@ -70,6 +70,9 @@ class Inquiry(Protocol):
     def own(self, question: Recompute) -> Found:
         """The same by the organizer itself."""
 
+    def confirm(self, peer: str, samples: int) -> None:
+        """Tell a peer that so much is confirmed of it."""
+
     def reducers(self, group: str) -> tuple[str, ...]:
         """Who averaged each chunk of a round; nobody if that is not known (any more)."""
 

@@ -16,11 +16,12 @@ from dedloc_kit.records import Checks, Contribution
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.audits.audit import AT_ONCE, KEPT_STEPS, Audit, Inquiry, Outcome, Result
 from dedloc_kit.swarm.audits.averages import averaged_again, is_far_off
+from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.audits.residuals import MAX_AUTHORS, Residuals
 from dedloc_kit.swarm.audits.verdicts import Tally, Verdict
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.pledge import Pledged
-from dedloc_kit.swarm.trust.weight import weighing
+from dedloc_kit.swarm.trust.weight import claims_in
 
 ALARM_STEPS = 50
 """For so many steps after a conviction more is checked."""
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 class Auditor:
     """Told of every step, it works in threads of its own.
 
+    :param probation: what has been confirmed so far
     :param nothing: the root of the residuals before the first round
     :param sentence: told of every verdict, in one of these threads
     :param chance: nobody may foresee it
@@ -48,12 +50,14 @@ class Auditor:
     def __init__(
         self,
         trust: TrustConfig,
+        probation: Probation,
         nothing: bytes,
         inquiry: Inquiry,
         sentence: Callable[[Verdict], None],
         chance: random.Random | None = None,
     ) -> None:
-        self._trust, self._inquiry, self._sentence = trust, inquiry, sentence
+        self._trust, self._probation = trust, probation
+        self._inquiry, self._sentence = inquiry, sentence
         self._chance = chance or random.SystemRandom()
         self._residuals = Residuals(nothing)
         self._lock = threading.Lock()
@@ -64,8 +68,6 @@ class Auditor:
         self._wrong: dict[str, int] = {}
         """How many averages in a row of a reducer were far off."""
         self._convicted: dict[str, int] = {}
-        self._confirmed: dict[str, int] = {}
-        """The newest global step of which somebody's contribution was found to be right."""
         self._closed = False
         self.tally = Tally()
 
@@ -96,12 +98,13 @@ class Auditor:
                 why = f"what compression left over is not that of its last contribution (global step {step})"
                 self._submit(partial(self._convict, Verdict(peer, why, (counted[peer],))))
             for peer, pledged in {} if alone else counted.items():
-                if self._drawn(peer):
+                if self._drawn(peer, pledged):
                     self._submit(partial(self._audit, peer, pledged, self._residuals.earlier(peer)))
+            for peer, samples in self._probation.due(counted).items():
+                self._submit(partial(self._inquiry.confirm, peer, samples))
             suspected = self._wrong.keys() & contributions.keys()  # else one that has left would be looked for for ever
             if len(counted) > 1 and (suspected or self._chance.random() < self.share):
-                claims = {peer: contribution.samples for peer, contribution in contributions.items()}
-                weights = {peer: weight for peer, weight in weighing(self._trust)(claims).items() if weight}
+                weights = {peer: n for peer, n in self._probation.weigh(claims_in(contributions)).items() if n}
                 self._submit(partial(self._audit_average, {peer: counted[peer] for peer in weights}, weights))
 
     @property
@@ -114,8 +117,9 @@ class Auditor:
         self._closed = True
         self._line.shutdown(wait=False, cancel_futures=True)
 
-    def _drawn(self, peer: str) -> bool:
-        return not self._spared(peer) and (peer in self._unshown or self._chance.random() < self.share)
+    def _drawn(self, peer: str, pledged: Pledged) -> bool:
+        share = max(self.share, self._trust.alarm_share if self._probation.untried(pledged) else 0.0)
+        return not self._spared(peer) and (peer in self._unshown or self._chance.random() < share)
 
     def _spared(self, peer: str) -> bool:
         return self._step < self._convicted.get(peer, -SPARED_STEPS) + SPARED_STEPS
@@ -189,9 +193,7 @@ class Auditor:
         if result == "passed":
             self.tally = replace(self.tally, passed=self.tally.passed + 1)
             self._unshown.pop(author, None)
-            self._confirmed[author] = max(pledged.step, self._confirmed.pop(author, 0))
-            for peer in list(self._confirmed)[:-MAX_AUTHORS]:
-                del self._confirmed[peer]
+            self._probation.passed(author, pledged)
         if result in ("passed", "convicted"):
             return None
         self.tally = replace(self.tally, given_up=self.tally.given_up + 1)
@@ -215,7 +217,7 @@ class Auditor:
                 del self._convicted[peer]
             self._unshown.pop(verdict.peer, None)
             self._wrong.pop(verdict.peer, None)
+            last_passed = self._probation.convicted(verdict.peer)
             self._alarm_until = self._step + ALARM_STEPS
             self.tally = replace(self.tally, convicted=self.tally.convicted + 1)
-            confirmed = self._confirmed.get(verdict.peer, 0)
-        self._sentence(replace(verdict, confirmed=confirmed))
+        self._sentence(replace(verdict, last_passed=last_passed))

@@ -23,7 +23,7 @@ class Verdict:
     """In words, for everyone: what it did and in which global step."""
     records: tuple[Record, ...] = ()
     """What was signed, asked and answered."""
-    confirmed: int = 0
+    last_passed: int = 0
     """The global step of its newest contribution that was found to be right; 0 if none was."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.averaging.agreement.roll import Roll, hash_of
-from dedloc_kit.swarm.trust.weight import Weigh, claimed, in_rows
+from dedloc_kit.swarm.trust.weight import Weigh, claimed, claims_in, in_rows
 
 
 class GroupRefused(Exception):
@@ -107,5 +107,4 @@ class Handshake:
 
     def weights(self, brought: Mapping[int, Contribution]) -> dict[int, int]:
         """How many samples of each of these members count: all of the roll that are in one row, or in all rows."""
-        claims = {member: contribution.samples for member, contribution in brought.items()}
-        return in_rows(self._weigh, self._rows.__getitem__, claims)
+        return in_rows(self._weigh, self._rows.__getitem__, claims_in(brought))

@@ -45,6 +45,7 @@ class Pledges:
         self._kept = kept
         self._made: dict[str, _Made] = {}
         self._work: dict[str, bytes] = {}
+        self._confirmed, self._standing = 0, ""
         # Of the residuals, so that those after a round are not hashed again before the next one.
         self._now: Commitment | None = None
         self._next: Commitment | None = None
@@ -79,6 +80,8 @@ class Pledges:
                 "after": made.after.root,
                 "work": Commitment(work).root,
                 "microbatches": len(work),
+                "confirmed": self._confirmed,
+                "standing": self._standing,
             }
         )
         self._work[group] = b"".join(work)
@@ -95,6 +98,10 @@ class Pledges:
             return
         newest = islice(reversed({**self._made, group: made}.items()), LOTS)
         self._made = dict(reversed(list(newest)))  # in one piece, for another thread may look into it
+
+    def stand(self, confirmed: int, standing: str) -> None:
+        """The organizer has confirmed so much; it goes into what is pledged from now on."""
+        self._confirmed, self._standing = confirmed, standing
 
     def counted(self) -> None:
         """The round is complete with this peer: what it lost is the residual of the next one."""

@@ -36,6 +36,7 @@ from dedloc_kit.swarm.network.service import Endpoint, Service, Stream, encode
 from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
+from dedloc_kit.swarm.trust.standing import check_standing
 from dedloc_kit.swarm.trust.weight import weighing
 from dedloc_kit.training.flat import SharedVector
 
@@ -89,7 +90,7 @@ class Rules:
 
 def rules_of(run: RunConfig) -> Rules:
     """The usual ones."""
-    return Rules(Rows(run.global_batch, weighing(run.trust)), reducer_of(run.trust))
+    return Rules(Rows(run.global_batch, weighing(run)), reducer_of(run.trust))
 
 
 class Opening(Record):
@@ -346,6 +347,7 @@ class AveragingService(Service):
             raise ValueError(f"{peer} brought a pledge of another round, or samples without work")
         if (author, contribution.step) != (peer, step):
             raise ValueError(f"{peer} brought a contribution that is not its own or not for this step")
+        check_standing(self._signer, self._organizer, peer, contribution)
         return possible(contribution, self._run.run_id, self._run.global_batch)
 
     def _keep(self, request: GroupRequest, group: Group, introductions: Introductions, runner: AllReduce) -> None:

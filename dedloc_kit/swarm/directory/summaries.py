@@ -23,7 +23,7 @@ from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.directory.rows import Division
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import EPOCH, SUMMARIES
-from dedloc_kit.swarm.trust.weight import Weigh, claimed
+from dedloc_kit.swarm.trust.weight import Counting
 from dedloc_kit.training.state import START, Position
 
 SPEAKERS = 3
@@ -93,11 +93,11 @@ class Summaries:
         now = float(get_dht_time())
         return {peer: said for peer, said in self._told.items() if said.time + self._seconds > now}
 
-    def tell(self, mine: Progress, row: Mapping[str, Progress], division: Division, weigh: Weigh = claimed) -> Any:
+    def tell(self, mine: Progress, row: Mapping[str, Progress], division: Division, counting: Counting) -> Any:
         """If this peer is one of those who speak for its row, say how far the row is; a future, none if it is not.
 
         :param row: the others of the row, who hold the same state
-        :param weigh: how much of what they claim counts
+        :param counting: how much of what they claim counts
         """
         if Position(mine.step, mine.round) != self._position:
             self._position, self._since = Position(mine.step, mine.round), time.monotonic()
@@ -114,7 +114,7 @@ class Summaries:
             row=division.row_of(self._signer.peer),
             able=tuple(first),
             peers=len(everyone),
-            samples=sum(weigh({number: progress.samples for number, progress in enumerate(everyone)}).values()),
+            samples=counting.samples(mine.samples, row),
             samples_per_second=sum(progress.samples_per_second for progress in everyone),
             filling=sum(progress.samples_per_second for progress in everyone if not progress.fixed),
             boundary_seconds=max(progress.boundary_seconds for progress in everyone),

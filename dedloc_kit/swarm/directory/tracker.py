@@ -29,7 +29,7 @@ from dedloc_kit.swarm.network.connections import Connections, avoid
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
 from dedloc_kit.swarm.network.node import Node
-from dedloc_kit.swarm.trust.weight import Weigh, claimed
+from dedloc_kit.swarm.trust.weight import Counting
 from dedloc_kit.training.state import Position
 
 HEARTBEAT = 4.0
@@ -87,21 +87,21 @@ class Tracker(threading.Thread):
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._mine: Progress | None = None
-        self._weigh: Weigh = claimed
+        self._counting = Counting()
         self._dirty = self._report_now = False
         self._period = 0.0
         self.suspicion = Suspicion(lambda: {**self._summaries.told(), **self._sightings.told})
         self._far: frozenset[str] = frozenset()  # who claims a step that is far ahead and not proven
 
-    def report(self, mine: Progress, period: float, division: Division = ONE, weigh: Weigh = claimed) -> None:
+    def report(self, mine: Progress, period: float, division: Division = ONE, counting: Counting | None = None) -> None:
         """Tell the swarm about this peer; a new global step is told at once, samples within the next moments.
 
         :param period: seconds between two looks at the DHT
         :param division: how those are divided who hold this peer's state
-        :param weigh: how much of what the peers of a row claim counts
+        :param counting: how much of what the peers of a row claim counts; all, if there is none
         """
         with self._lock:
-            before, self._mine, self._weigh = self._mine, mine, weigh
+            before, self._mine, self._counting = self._mine, mine, counting or self._counting
             self._following.divide(Position(mine.step, mine.round), division)
             news = before is None or (mine.step, mine.round) != (before.step, before.round) or self._report_now
             self._report_now = False
@@ -330,7 +330,7 @@ class Tracker(threading.Thread):
         with self._lock:
             mine, division = self._mine, self.division
         if mine is not None and division.rows > 1:
-            told = self._summaries.tell(mine, self.row_at(mine.step, mine.round), division, self._weigh)
+            told = self._summaries.tell(mine, self.row_at(mine.step, mine.round), division, self._counting)
             if told is not None:
                 with suppress(TimeoutError):
                     told.result(STORE_SECONDS)

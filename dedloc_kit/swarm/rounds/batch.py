@@ -11,7 +11,7 @@ from hivemind.utils import get_dht_time
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.directory.tracker import Tracker
-from dedloc_kit.swarm.trust.weight import Weigh, claimed
+from dedloc_kit.swarm.trust.weight import Counting
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.flat import SharedVector
 from dedloc_kit.training.state import TrainingState
@@ -29,10 +29,9 @@ DISTRUSTED_STEPS = 8
 _log = logging.getLogger(__name__)
 
 
-def samples_of(weigh: Weigh, mine: int, peers: Iterable[Progress], rows: Iterable[Row]) -> int:
+def samples_of(counting: Counting, mine: int, peers: Mapping[str, Progress], rows: Iterable[Row]) -> int:
     """What counts of what this peer has and of all that these have told."""
-    claims = dict(enumerate([mine, *(told.samples for told in peers)]))
-    return sum(weigh(claims).values()) + sum(row.samples for row in rows)
+    return counting.samples(mine, peers) + sum(row.samples for row in rows)
 
 
 class Batch:
@@ -44,7 +43,7 @@ class Batch:
     round has ended, whether it has counted or not. With `averaging.overfull` it is fixed when the round begins.
 
     :param vector: takes the mean of what is fixed
-    :param weigh: how much of what is told counts
+    :param counting: how much of what is told counts
     """
 
     def __init__(
@@ -53,9 +52,9 @@ class Batch:
         accumulator: Accumulator,
         vector: SharedVector,
         tracker: Tracker,
-        weigh: Weigh = claimed,
+        counting: Counting,
     ) -> None:
-        self._run, self._state, self._weigh = state.run, state, weigh
+        self._run, self._state, self._counting = state.run, state, counting
         self._accumulator, self._tally = accumulator, accumulator.tally
         self._vector, self._tracker = vector, tracker
         self.fixed = False
@@ -92,7 +91,7 @@ class Batch:
         self._rows = rows
         if self._run.averaging.overfull:
             return
-        told, now = samples_of(self._weigh, self.samples, in_sync.values(), rows), time.monotonic()
+        told, now = samples_of(self._counting, self.samples, in_sync, rows), time.monotonic()
         trusted = self._state.step >= self._distrusted_until
         untold = self._untold(in_sync.values(), late) + sum(map(self._row_since, rows)) if trusted else 0.0
         if told + untold < self._run.global_batch:

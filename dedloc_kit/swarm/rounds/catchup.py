@@ -17,6 +17,7 @@ from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, opened, rewind_in, told
 from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
 from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
+from dedloc_kit.swarm.trust.weight import claimed, claims_in
 from dedloc_kit.training.state import Position, TrainingState
 
 LOAD_ATTEMPTS = 6
@@ -133,11 +134,12 @@ class CatchUp:
         if found.step != self._state.step + 1:
             raise ValueError(f"it is of step {found.step}, not {self._state.step + 1}")
         signed = tuple(unpack(found.metadata))
-        contributions = opened(self._signer, self._run, found.step, found.round, signed)
-        grouping, claims = self._exchange.grouping, {peer: c.samples for peer, c in contributions.items()}
+        organizer = self._tracker.belief.organizer
+        contributions = opened(self._signer, self._run, organizer, found.step, found.round, signed)
+        grouping, claims = self._exchange.grouping, claims_in(contributions)
         # Of rows it is not known here who was weighed with whom: whoever leads may move clients to another one.
         one_group = grouping.division(self._state.step, self._state.receipts).rows == 1
-        counted = grouping.weigh(claims) if one_group else claims
+        counted = (grouping.weigh if one_group else claimed)(claims)
         if not grouping.enough_samples(sum(counted.values())):
             raise ValueError("there are too few samples in it")
         average = decode_all(found.parts, self._state.layout.size)
@@ -148,8 +150,7 @@ class CatchUp:
             seconds=0.0,
             signed=signed,
         )
-        organizer, rewound = self._tracker.belief.organizer, self._state.rewound
-        decay = decay_in(self._signer, self._run.run_id, contributions.values(), organizer, rewound)
+        decay = decay_in(self._signer, self._run.run_id, contributions.values(), organizer, self._state.rewound)
         self._state.apply(average, receipt, decay)
         self._tracker.belief.reached(receipt.step, float(get_dht_time()))
         return receipt, contributions
@@ -256,7 +257,8 @@ class CatchUp:
         return missed
 
     def _opened(self, receipt: Receipt) -> dict[str, Contribution]:
-        return opened(self._signer, self._run, receipt.step, receipt.round, receipt.signed)
+        organizer = self._tracker.belief.organizer
+        return opened(self._signer, self._run, organizer, receipt.step, receipt.round, receipt.signed)
 
     def _look(self) -> None:
         try:

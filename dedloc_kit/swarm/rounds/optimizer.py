@@ -460,6 +460,7 @@ class CollaborativeOptimizer:
 
     def _learn(self, receipt: Receipt, contributions: Mapping[str, Contribution]) -> None:
         """This peer holds the parameters that a step led to which it did not take itself."""
+        self._rounds.counting.saw(contributions)
         self._rounds.stepped(self._rounds.weights(contributions), max(0.0, float(get_dht_time()) - receipt.time))
 
     def _report(self) -> None:
@@ -488,5 +489,5 @@ class CollaborativeOptimizer:
             ),
             self._rounds.look_period(self.samples_per_second),
             self._exchange.grouping.division(self.step, self.state.receipts),
-            self._exchange.grouping.weigh,
+            self._rounds.counting,
         )

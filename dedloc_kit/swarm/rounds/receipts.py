@@ -10,13 +10,17 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.swarm.directory.contributions import possible
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.trust.pledge import Pledged, contribution_kind
+from dedloc_kit.swarm.trust.standing import check_standing
 
 
-def opened(signer: Signer, run: RunConfig, step: int, round: str, signed: tuple[bytes, ...]) -> dict[str, Contribution]:
+def opened(
+    signer: Signer, run: RunConfig, organizer: str, step: int, round: str, signed: tuple[bytes, ...]
+) -> dict[str, Contribution]:
     """Contributions to a step by peer; raises ValueError if one is not what it should be."""
     kind = contribution_kind(run.trust)
     contributions = dict(signer.open(kind, contribution) for contribution in signed)
-    for contribution in contributions.values():
+    for peer, contribution in contributions.items():
+        check_standing(signer, organizer, peer, contribution)
         if possible(contribution, run.run_id, run.global_batch).step != step:
             raise ValueError("a contribution is of another step")
         if isinstance(contribution, Pledged) and contribution.group != round:

@@ -24,7 +24,7 @@ from dedloc_kit.swarm.rounds.other_rows import OtherRows
 from dedloc_kit.swarm.rounds.sought import Sought
 from dedloc_kit.swarm.rounds.timing import AdaptiveTimeouts
 from dedloc_kit.swarm.trust.pledge import nothing_pledged
-from dedloc_kit.swarm.trust.weight import in_rows
+from dedloc_kit.swarm.trust.weight import Counting, claims_in, in_rows
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.state import TrainingState
 
@@ -56,7 +56,8 @@ class Rounds:
         self._tracker, self._suspicion, self._incidents = tracker, tracker.suspicion, tracker.incidents
         self._signer, self._profile = signer, profile
         self._timeouts = AdaptiveTimeouts()
-        self.batch = Batch(state, accumulator, exchange.averager.vector, tracker, exchange.grouping.weigh)
+        self.counting = Counting(exchange.grouping.weigh, signer.peer)
+        self.batch = Batch(state, accumulator, exchange.averager.vector, tracker, self.counting)
         self._group: PendingGroup | None = None
         self._begun = False  # has our part of the round begun, or does the group still gather?
         self._other_rows = OtherRows(state, tracker, signer)
@@ -93,8 +94,7 @@ class Rounds:
 
     def swarm_samples(self) -> int:
         """Everyone's samples toward the next global step, as far as known, and as far as they count."""
-        in_sync, rows = self._sought.in_sync().values(), self._other_rows.seen().values()
-        return samples_of(self._grouping.weigh, self.samples, in_sync, rows)
+        return samples_of(self.counting, self.samples, self._sought.in_sync(), self._other_rows.seen().values())
 
     def seconds_left(self, samples_per_second: float) -> float:
         """Until the batch is full, if this peer computes so fast."""
@@ -209,8 +209,7 @@ class Rounds:
 
     def weights(self, contributions: Mapping[str, Contribution]) -> dict[str, int]:
         """How many samples of each member count in a round from the state that this peer last told of."""
-        claims = {peer: contribution.samples for peer, contribution in contributions.items()}
-        return in_rows(self._grouping.weigh, self._tracker.division.row_of, claims)
+        return in_rows(self._grouping.weigh, self._tracker.division.row_of, claims_in(contributions))
 
     def heed(self, instructions: Instructions) -> None:
         """What the organizer orders goes into this peer's contributions from now on."""
@@ -245,7 +244,7 @@ class Rounds:
         self._watch_the_batch(in_sync, late, rows)
         if members is None:
             return
-        samples = samples_of(self._grouping.weigh, self.samples, in_sync.values(), rows)
+        samples = samples_of(self.counting, self.samples, in_sync, rows)
         self._companions.look(self._other_rows.seen())
         # Without those who leave the group cannot average, and one half of a swarm must not.
         if self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
@@ -308,6 +307,7 @@ class Rounds:
         if members is not None:
             self._sought.stood(members)
         members = members or frozenset()
+        less = self.counting.saw(outcome.contributions)
         match outcome.outcome:
             case "complete":
                 self._timeouts.averaged(outcome.seconds, outcome.longest_silence, outcome.upload_rate)
@@ -321,7 +321,8 @@ class Rounds:
                 # Whoever did not come or bring what it said is not counted any more: the batch fills up again first.
                 others = self._tracker.others()
                 brought = outcome.contributions.items()
-                self._suspicion.suspect({p for p, c in brought if p in others and c.samples < others[p].samples})
+                fewer = {p for p, c in brought if p in others and c.samples < others[p].samples}
+                self._suspicion.suspect(fewer | less)
                 if outcome.contributions:
                     self._other_rows.fell_short(self.weights(outcome.contributions))
                 self._blame(outcome)

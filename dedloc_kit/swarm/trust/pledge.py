@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from dedloc_kit.records import Contribution, Digest
+from dedloc_kit.records import Base64, Contribution, Count, Digest
 from dedloc_kit.run import TrustConfig
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Commitment, Hash, Opening
 from dedloc_kit.training.flat import CHUNK
@@ -41,6 +41,10 @@ class Pledged(Contribution):
     work: Hash
     """Over its microbatches (`Work.content`), in the order in which they were computed."""
     microbatches: Annotated[int, Field(ge=0, le=MAX_CONTENTS)]
+    confirmed: Count = 0
+    """What the organizer has confirmed of its author, in samples."""
+    standing: Base64 = ""
+    """Where it says so; `standing.read`."""
 
     def fits(self, group: str) -> bool:
         """Is it for this round, and made of microbatches if it brings any samples?"""

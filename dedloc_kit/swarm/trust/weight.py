@@ -6,43 +6,119 @@ see alike, in whole numbers, so all find the same.
 
 from collections.abc import Callable, Hashable, Mapping
 from statistics import median_high
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from dedloc_kit.run import TrustConfig
+from dedloc_kit.records import Contribution, Progress
+from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.trust.pledge import Pledged
 
 M = TypeVar("M", bound=Hashable)
+MORE = 2
+"""A member with standing counts for so many times as much as checks have confirmed: what it brings may vary."""
+NEWCOMERS = 4
+"""All members without standing count together for this part of what those with standing do."""
+MAX_KNOWN = 2**14
+"""Peers of whom what was confirmed is remembered."""
+
+
+class Claim(NamedTuple):
+    """What one member brings, in samples."""
+
+    samples: int
+    confirmed: int = 0
+    """As much as it has once brought and passed a check with, if it has standing (`standing`); else 0."""
 
 
 class Weigh(Protocol):
-    """From what the members of one group claim, in samples, to what they count for."""
+    """From what the members of one group claim to what they count for, in samples."""
 
-    def __call__(self, claims: Mapping[M, int], /) -> dict[M, int]: ...
+    def __call__(self, claims: Mapping[M, Claim], /) -> dict[M, int]: ...
 
 
-def allowed(claims: Mapping[M, int]) -> dict[M, int]:
-    """The smaller of what each member claims and what is usual, in samples.
+def allowed(claims: Mapping[M, Claim]) -> dict[M, int]:
+    """The smaller of what each member claims and what is usual.
 
     That is the median: fewer than half cannot move it beyond what one of the others claims. Who brings nothing belongs
     to it: else one claim would fill a batch to which nobody else has brought anything yet. So it takes half of the
     members to fill one.
     """
-    most = median_high(claims.values() or [0])
-    return {member: min(claim, most) for member, claim in claims.items()}
+    most = median_high([claim.samples for claim in claims.values()] or [0])
+    return {member: min(claim.samples, most) for member, claim in claims.items()}
 
 
-def claimed(claims: Mapping[M, int]) -> dict[M, int]:
+def claimed(claims: Mapping[M, Claim]) -> dict[M, int]:
     """All that each member claims."""
-    return dict(claims)
+    return {member: claim.samples for member, claim in claims.items()}
 
 
-def weighing(trust: TrustConfig) -> Weigh:
+class Earned:
+    """Weight is earned: whoever has passed its checks counts for at most `MORE` times what they have confirmed, and all
+    newcomers together for a part of those. So fresh identities gain nothing, however many. As long as nobody has
+    standing all are weighed in another way.
+    """
+
+    def __init__(self, otherwise: Weigh) -> None:
+        self._otherwise = otherwise
+
+    def __call__(self, claims: Mapping[M, Claim], /) -> dict[M, int]:
+        known = {
+            member: min(claim.samples, MORE * claim.confirmed) for member, claim in claims.items() if claim.confirmed
+        }
+        if not known:
+            return self._otherwise(claims)
+        usual, room = median_high(known.values()), sum(known.values()) // NEWCOMERS
+        fresh = {member: min(claim.samples, usual) for member, claim in claims.items() if member not in known}
+        together = max(room, sum(fresh.values()))
+        weights = known | {member: samples * room // together for member, samples in fresh.items() if together}
+        return {member: weights.get(member, 0) for member in claims}
+
+
+def weighing(run: RunConfig) -> Weigh:
     """How a run weighs the members of a group."""
-    return allowed if trust.aggregate == "clip" else claimed
+    usual: Weigh = allowed if run.trust.aggregate == "clip" else claimed
+    return Earned(usual) if run.probation else usual
 
 
-def in_rows(weigh: Weigh, row_of: Callable[[M], int], claims: Mapping[M, int]) -> dict[M, int]:
+def claims_in(contributions: Mapping[M, Contribution]) -> dict[M, Claim]:
+    """What these claim, each with what is confirmed of its author."""
+    return {member: Claim(each.samples, confirmed(each)) for member, each in contributions.items()}
+
+
+def confirmed(contribution: Contribution) -> int:
+    """Of its author, as it has shown."""
+    return contribution.confirmed if isinstance(contribution, Pledged) else 0
+
+
+def in_rows(weigh: Weigh, row_of: Callable[[M], int], claims: Mapping[M, Claim]) -> dict[M, int]:
     """The same row by row: whoever averages a row does not know yet what the others claim."""
     weights: dict[M, int] = {}
     for row in set(map(row_of, claims)):
         weights |= weigh({member: claim for member, claim in claims.items() if row_of(member) == row})
     return {member: weights[member] for member in claims}
+
+
+class Counting:
+    """How much counts of what peers tell before a round, as far as this peer has seen what is confirmed of them.
+
+    :param me: this peer's id
+    """
+
+    def __init__(self, weigh: Weigh = claimed, me: str = "") -> None:
+        self._weigh, self._me = weigh, me
+        self._confirmed: dict[str, int] = {}
+
+    def saw(self, contributions: Mapping[str, Contribution]) -> set[str]:
+        """What members have brought to a round, whether it counted or not. Returns those of whom more was confirmed
+        before."""
+        now = {peer: confirmed(contribution) for peer, contribution in contributions.items()}
+        less = {peer for peer, known in self._confirmed.items() if now.get(peer, known) < known}
+        merged = {**{p: n for p, n in self._confirmed.items() if p not in now}, **{p: n for p, n in now.items() if n}}
+        self._confirmed = dict(list(merged.items())[-MAX_KNOWN:])  # in one piece, for another thread may read it
+        return less
+
+    def samples(self, mine: int, others: Mapping[str, Progress]) -> int:
+        """What counts of what this peer has and the others of its row have told."""
+        known = self._confirmed
+        told = {self._me: mine, **{peer: progress.samples for peer, progress in others.items()}}
+        claims = {peer: Claim(samples, known.get(peer, 0)) for peer, samples in told.items()}
+        return sum(self._weigh(claims).values())

@@ -282,7 +282,7 @@ def test_who_was_sent_away_is_told_with_the_reason_and_marked_until_it_is_let_in
     rounds = told(client, "rounds")
     assert (rounds["sent_away_count"], rounds["sent_away_now"]) == (2, 1)
     assert rounds["sent_away"] == [
-        {"peer": "bo", "name": "Bo", "time": NOON + 9, "why": "it hid", "lifted": None, "confirmed": None}
+        {"peer": "bo", "name": "Bo", "time": NOON + 9, "why": "it hid", "lifted": None, "last_passed": None}
     ]
     monkeypatch.setattr(view, "SENT_AWAY", 9)
     recording.step(asha=64)
@@ -299,7 +299,10 @@ def test_the_people_their_teams_and_their_share_are_without_what_a_convicted_one
         recording.ledger.record_presence([volunteer(peer, team="delta")])
     recording.step(chandra=20)
     recording.ledger.record_convictions(
-        [Conviction("bo", NOON, "Bo", "it lied", confirmed=1), Conviction("chandra", NOON, "C", "it lied", confirmed=0)]
+        [
+            Conviction("bo", NOON, "Bo", "it lied", last_passed=1),
+            Conviction("chandra", NOON, "C", "it lied", last_passed=0),
+        ]
     )
     everyone = told(client, "people")
     assert [(p["peer"], p["samples"], p["steps"]) for p in everyone["people"]] == [("asha", 40, 2), ("bo", 30, 1)]

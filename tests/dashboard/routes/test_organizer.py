@@ -121,7 +121,7 @@ def test_the_organizer_sees_what_shows_that_somebody_cheated_and_nobody_else_doe
 ) -> None:
     book = OrderBook(tmp_path)
     book.kick("QmAnna", "anna")
-    book.kick("QmBo", "bo", "it lied", confirmed=4)
+    book.kick("QmBo", "bo", "it lied", last_passed=4)
     book.kick("QmCy", "cy", "it hid")
     (tmp_path / "evidence").mkdir()
     for name in ("19-QmBo", "11-QmBo", "12-QmAnna"):

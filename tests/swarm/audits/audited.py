@@ -88,6 +88,7 @@ class World:
         self.asked: list[tuple[str, Recompute]] = []
         self.proofs: list[str] = []
         self.made_by: list[str] = []
+        self.confirmed: dict[str, int] = {}
         self._random, self._lock = Random(7), threading.Lock()
 
     def lines(self, step: int, author: str = "") -> list[Work]:
@@ -95,6 +96,9 @@ class World:
         return [Work(block, None, 4 * number, 4, step - 1) for number in range(self.microbatches)]
 
     # As an Inquiry
+
+    def confirm(self, peer: str, samples: int) -> None:
+        self.confirmed[peer] = samples
 
     def here(self) -> Mapping[str, float]:
         return self.peers

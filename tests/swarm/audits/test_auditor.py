@@ -19,10 +19,12 @@ from dedloc_kit.swarm.audits.auditor import (
     SPARED_STEPS,
     Auditor,
 )
+from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.trust.pledge import Pledged
+from dedloc_kit.swarm.trust.weight import Earned, claimed
 from tests.swarm.audits.audited import NOTHING_LOST, World, pledged, root
 
 DEADLINE = 60.0
@@ -65,9 +67,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def run_of(world: World, trust: TrustConfig = ALWAYS) -> Iterator[Run]:
+def run_of(world: World, trust: TrustConfig = ALWAYS, probation: int = 0) -> Iterator[Run]:
     verdicts = list[Verdict]()
-    auditor = Auditor(trust, NOTHING_LOST, world, verdicts.append, Random(3))
+    auditor = Auditor(trust, Probation(probation, Earned(claimed)), NOTHING_LOST, world, verdicts.append, Random(3))
     try:
         yield Run(auditor, world, verdicts)
     finally:
@@ -89,7 +91,7 @@ def test_a_verdict_tells_up_to_which_step_the_work_was_right() -> None:
             run.takes(author)
         world.sends_other |= {"mallory"}
         run.takes("mallory")
-        assert [(verdict.peer, verdict.confirmed) for verdict in run.verdicts] == [("eve", 0), ("mallory", 2)]
+        assert [(verdict.peer, verdict.last_passed) for verdict in run.verdicts] == [("eve", 0), ("mallory", 2)]
 
 
 def test_who_is_convicted_is_not_convicted_again_until_it_may_have_been_let_in_again() -> None:
@@ -328,3 +330,27 @@ def test_a_reducer_that_has_left_is_not_looked_for_in_every_step() -> None:
         run.auditor._wrong["alice"] = 1
         reduced(run, 1)
         assert world.made_by == ["alice"]
+
+
+def test_who_has_passed_enough_checks_is_told_so_and_who_cheats_is_not() -> None:
+    world = World(sends_other=frozenset({"mallory"}))
+    with run_of(world, probation=3) as run:
+        for _ in range(2):
+            run.takes("alice", "bob", "carol", "mallory")
+        assert world.confirmed == {}
+        run.takes("alice", "bob", "carol", samples=50, session_samples=50)
+        run.takes("alice", "bob")
+        assert world.confirmed == {"alice": 50, "bob": 50}, "who is not there is not told"
+        run.takes("carol", confirmed=10)
+        assert world.confirmed["carol"] == 50
+
+
+def test_whoever_brings_more_than_it_counts_for_is_checked_as_in_an_alarm() -> None:
+    world = World(peers={"alice": 1.0, "bob": 1.0}, microbatches=1)
+    with run_of(world, TrustConfig(checks="on", share=1e-9, alarm_share=1.0), probation=1) as run:
+        run.takes("alice", "bob", "carol")
+        assert sorted(world.proofs) == ["alice", "bob", "carol"], "newcomers"
+        run.takes("alice", "bob", confirmed=20)
+        assert len(world.proofs) == 3
+        run.takes("alice", confirmed=19)
+        assert world.proofs[3:] == ["alice"]

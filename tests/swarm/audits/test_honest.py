@@ -18,6 +18,7 @@ from dedloc_kit.run import OptimizerConfig, RunConfig, TrustConfig, seed_of
 from dedloc_kit.swarm.audits.auditor import Auditor
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
@@ -30,6 +31,7 @@ from dedloc_kit.swarm.averaging.proving import proven, work_of
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
+from dedloc_kit.swarm.trust.weight import claimed
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
 from dedloc_kit.training import devices
@@ -87,7 +89,7 @@ class Volunteer:
         self._flat = torch.zeros(world.state.layout.size)
         feedbacks = Feedback(world.state.layout.size), Feedback(world.state.layout.size)
         self._coding = Coding(codec_of(world.run.averaging.compression), *feedbacks)
-        self._pledges = pledges = Pledges(Kept(world.folder / f"{peer} {session}", LOTS))
+        self.pledges = pledges = Pledges(Kept(world.folder / f"{peer} {session}", LOTS))
         self.work_of = pledges.work_of
         self._unlearned = list[str]()
         task, seed = create_task(world.run), seed_of(world.run.run_id, peer, session)
@@ -126,13 +128,13 @@ class Volunteer:
         )
         self._coding.sent.begin(float(mine.samples))
         sent = self._flat * self.kind.factor
-        pledged, sealed = self._pledges.seal(group, mine, tally.work, plan, sent, self._coding)
+        pledged, sealed = self.pledges.seal(group, mine, tally.work, plan, sent, self._coding)
         assert sealed is not None
         return pledged, decode_all(sealed.parts, len(sent))
 
     def counted(self) -> None:
         self._coding.sent.commit()
-        self._pledges.counted()
+        self.pledges.counted()
         self._gradients.count_outgoing()
 
     def failed(self, group: str, counts: bool) -> None:
@@ -143,7 +145,7 @@ class Volunteer:
             self._unlearned.append(group)
 
     def prove(self, question: Prove) -> Shown:
-        shown = None if self._too_slow() else self._pledges.prove(question)
+        shown = None if self._too_slow() else self.pledges.prove(question)
         if shown is None:
             raise NoAnswer(self.peer)
         return shown
@@ -175,7 +177,9 @@ class World:
         self.state.listen(self.parameters.keep)
         self._own, self._lock = Recomputer(run, None, self.parameters, on_cpu(self.state, task.loss)), threading.Lock()
         self.convicted = defaultdict[str, list[str]](list)
-        self.auditor = Auditor(run.trust, nothing_lost(self.state.layout.size), self, self._convict, Random(5))
+        self.auditor = Auditor(
+            run.trust, Probation(3, claimed), nothing_lost(self.state.layout.size), self, self._convict, Random(5)
+        )
         stack.callback(self.auditor.close)
         self.volunteers: dict[str, Volunteer] = {}
         self.kinds = kinds
@@ -218,6 +222,9 @@ class World:
         self.auditor.stepped(step, contributions)
 
     # As an Inquiry
+
+    def confirm(self, peer: str, samples: int) -> None:
+        self.volunteers[peer].pledges.stand(samples, "")
 
     def here(self) -> Mapping[str, float]:
         return dict.fromkeys(self.volunteers, 1.0)

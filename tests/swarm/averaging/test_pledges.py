@@ -22,9 +22,10 @@ from dedloc_kit.swarm.averaging.pledges import LOTS
 from dedloc_kit.swarm.averaging.proving import part_of, proven, work_of
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AVERAGED_ROUNDS, Opening
-from dedloc_kit.swarm.network.identity import opened, parted
+from dedloc_kit.swarm.network.identity import Identity, Signer, opened, parted
 from dedloc_kit.swarm.network.service import Stream, decode, encode
 from dedloc_kit.swarm.trust.pledge import Pledged, nothing_lost
+from dedloc_kit.swarm.trust.standing import Standing, signed
 from tests.swarm.averaging.test_service import SAMPLES, LeavesOutTheSecond, Party
 from tests.tiny import tiny_run
 
@@ -146,14 +147,36 @@ def test_only_the_last_few_rounds_can_be_shown_and_a_full_disk_costs_no_round(
     asyncio.run(check())
 
 
+def test_who_shows_what_is_confirmed_of_it_counts_for_it_and_who_makes_it_up_for_nothing(tmp_path: Path) -> None:
+    organizer = Signer(Identity(tmp_path / "organizer"))
+
+    def standing(party: Party, by: Signer, member: int, confirmed: int) -> None:
+        peer = party._signers[member].peer
+        given = Standing(run_id=party._run.run_id, peer=peer, confirmed=confirmed)
+        party.pledges[member].stand(confirmed, signed(by, given))
+
+    async def check() -> None:
+        party = a_party(tmp_path, "none", organizer=organizer.peer)
+        few, many = party._vectors
+        torch.testing.assert_close(await party.meet(), (8 * few + 24 * many) / 32)
+        standing(party, organizer, 1, 6)
+        torch.testing.assert_close(await party.meet(), (3 * few + 12 * many) / 15)
+        standing(party, organizer, 0, 100)
+        torch.testing.assert_close(await party.meet(), (8 * few + 12 * many) / 20)
+        standing(party, party._signers[1], 1, 100)
+        assert "complete" not in {result.outcome for result in await party.results()}
+
+    asyncio.run(check())
+
+
 def test_where_members_are_not_checked_their_introductions_are_what_they_were(tmp_path: Path) -> None:
     async def check() -> None:
         run = tiny_run(global_batch=8, averaging={"compression": "4bit"})
         party = Party(tmp_path, run, [torch.ones(20_000)] * 2)
         result = (await party.results())[0]
-        for signed in result.signed:
-            author, mine = opened(Contribution, signed)
-            subkey, value = MSGPackSerializer.loads(signed)
+        for introduction in result.signed:
+            author, mine = opened(Contribution, introduction)
+            subkey, value = MSGPackSerializer.loads(introduction)
             assert subkey == next(signer.subkey for signer in party._signers if signer.peer == author)
             assert parted(value)[0] == MSGPackSerializer.dumps(mine.model_dump())
             assert list(MSGPackSerializer.loads(parted(value)[0])) == list(Contribution.model_fields)

@@ -42,8 +42,9 @@ class Party:
         vectors: Sequence[Tensor],
         all_reduce: type[AllReduce] = AllReduce,
         samples: Sequence[int] = SAMPLES,
+        organizer: str = "",
     ) -> None:
-        self.all_reduce, self.samples = all_reduce, samples
+        self.all_reduce, self.samples, self._organizer = all_reduce, samples, organizer
         self._run, self._vectors, self._round, self._folder = run, vectors, 0, folder
         self.pledges: list[Pledges] = []
         """Of each member, where members are checked."""
@@ -67,7 +68,7 @@ class Party:
         if self._run.trust.checks == "on":
             self.pledges.append(Pledges(Kept(self._folder / f"pledged by {signer.peer}", LOTS)))
             rules = replace(rules, pledges=self.pledges[-1])
-        return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules, organizer="")
+        return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules, self._organizer)
 
     async def _find(self, _: GroupRequest) -> Group:
         size = len(self._signers)

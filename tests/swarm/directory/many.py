@@ -15,6 +15,7 @@ from dedloc_kit.swarm.directory.summaries import Summaries
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import PROGRESS, cells_of
+from dedloc_kit.swarm.trust import weight
 from dedloc_kit.training.state import Position
 from tests.swarm.harness import RUN_ID, PlainDHT, a_signer, belief, progress
 
@@ -100,7 +101,7 @@ class Many:
             row = {signer.peer: self.says[signer.peer] for signer in self.row(number)}
             for signer in self.row(number):
                 others = {peer: said for peer, said in row.items() if peer != signer.peer}
-                a_summary_by(self.dht, signer).tell(row[signer.peer], others, self.division)
+                a_summary_by(self.dht, signer).tell(row[signer.peer], others, self.division, weight.Counting())
 
     def tracker(self, signer: Any, step: int = STEP) -> Tracker:
         """One that has looked at all rows before it had the state, has reported and looked again."""

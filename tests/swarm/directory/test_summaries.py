@@ -14,6 +14,7 @@ from dedloc_kit.swarm.directory.summaries import MOST_PEERS, SPEAKERS, STALE_SEC
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.network.kinds import SUMMARIES
+from dedloc_kit.swarm.trust.weight import Counting
 from tests.swarm.directory.many import BATCH, LIVES, NOW, SIGNATURE, STEP, Many, a_summary_by
 from tests.swarm.harness import RUN_ID, PlainDHT, a_signer, belief, progress
 
@@ -150,9 +151,9 @@ def test_a_second_one_speaks_for_a_row_only_if_the_first_is_silent_or_wrong(
         Directory(dht, SUMMARIES, RUN_ID, reject=pytest.fail, seconds=LIVES).store(by_peer[first], told, peers=1)
     mine.look(1.0, None)
     others = {peer: said for peer, said in row.items() if peer != second}
-    assert mine.tell(row[second], others, division) is None, "the first has not had the time to speak"
+    assert mine.tell(row[second], others, division, Counting()) is None, "the first has not had the time to speak"
     monkeypatch.setattr("dedloc_kit.swarm.directory.summaries.LATER_SECONDS", 0.0)
-    assert (mine.tell(row[second], others, division) is not None) is second_speaks
+    assert (mine.tell(row[second], others, division, Counting()) is not None) is second_speaks
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hivemind.p2p import P2P, PeerID
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.audits import answering, proofs
 from dedloc_kit.swarm.audits.answering import RecomputeService
+from dedloc_kit.swarm.audits.probation import Given, StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.network.names import Names
@@ -62,6 +63,9 @@ class Meeting:
     def recompute_of(self, name: str) -> RecomputeService:
         return RecomputeService(self.ends[name], "")
 
+    def standing_of(self, name: str) -> StandingService:
+        return StandingService(self.ends[name], "", lambda _: None)
+
     @property
     def to_alice(self) -> str:
         return self.alice.signer.peer
@@ -70,7 +74,8 @@ class Meeting:
 def test_only_the_organizer_is_answered_not_a_member_and_not_a_stranger(tmp_path: Path) -> None:
     async def ask(meeting: Meeting) -> None:
         end, organizer = meeting.ends["alice"], meeting.organizer.signer.peer
-        recomputing = RecomputeService(end, organizer)
+        recomputing, given = RecomputeService(end, organizer), list[str]()
+        await end.add(StandingService(end, organizer, given.append))
         await end.add(ProofService(end, organizer, meeting.prove, lambda _: b""))
         await end.add(recomputing)
         for name in ("mallory", "stranger"):
@@ -78,9 +83,14 @@ def test_only_the_organizer_is_answered_not_a_member_and_not_a_stranger(tmp_path
                 await meeting.proofs_of(name).ask(meeting.to_alice, PROVE)
             with pytest.raises(NoAnswer):
                 await meeting.recompute_of(name).ask(meeting.to_alice, RECOMPUTE)
+            with pytest.raises(NoAnswer):
+                await meeting.standing_of(name).give(meeting.to_alice, "ab")
         assert not meeting.questions
         await past_its_own_gate(meeting)
         assert not meeting.questions
+        assert not given
+        await meeting.standing_of("organizer").give(meeting.to_alice, "ab")
+        assert given == ["ab"]
         assert await meeting.proofs_of("organizer").ask(meeting.to_alice, PROVE) == LARGEST
         answer = asyncio.create_task(meeting.recompute_of("organizer").ask(meeting.to_alice, RECOMPUTE))
         number, question = await recomputing.next()
@@ -93,7 +103,11 @@ def test_only_the_organizer_is_answered_not_a_member_and_not_a_stranger(tmp_path
 
 async def past_its_own_gate(meeting: Meeting) -> None:
     """The stranger opens the streams of the services as no client of ours does."""
-    for service, question in ((ProofService, PROVE), (RecomputeService, RECOMPUTE)):
+    for service, question in (
+        (ProofService, PROVE),
+        (RecomputeService, RECOMPUTE),
+        (StandingService, Given(standing="ab")),
+    ):
         _, reader, writer = await P2P.call_binary_stream_handler(
             meeting.ends["stranger"].p2p, PeerID.from_base58(meeting.to_alice), Names(RUN_ID).service(service.name)
         )

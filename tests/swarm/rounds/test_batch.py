@@ -10,6 +10,7 @@ from dedloc_kit.records import Progress
 from dedloc_kit.swarm.directory.summaries import Row
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import DISTRUSTED_STEPS, QUIET_SECONDS, Batch
+from dedloc_kit.swarm.trust.weight import Counting
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from tests.swarm.harness import progress
@@ -41,7 +42,7 @@ class Peer:
             report_now=lambda: None,
         )
         self.state = SimpleNamespace(run=tiny_run(global_batch=20, averaging=averaging), step=0, rewound=0)
-        self.batch = Batch(cast(Any, self.state), self.gradients, self.vector, cast(Any, self.tracker))
+        self.batch = Batch(cast(Any, self.state), self.gradients, self.vector, cast(Any, self.tracker), Counting())
 
     def compute(self, samples: int, gradient: float = 0.0) -> None:
         self.parameter.grad = torch.tensor([gradient])

@@ -12,6 +12,7 @@ import torch
 from dedloc_kit.records import Progress
 from dedloc_kit.swarm.rounds import batch
 from dedloc_kit.swarm.rounds.batch import Batch
+from dedloc_kit.swarm.trust.weight import Counting
 from dedloc_kit.training.flat import FlatLayout, SharedVector
 from dedloc_kit.training.gradients import Gradients
 from tests.swarm.harness import progress
@@ -37,7 +38,7 @@ class Peer:
         layout = FlatLayout.of([self.parameter])
         self.gradients = Gradients([[self.parameter]], layout)
         self.state = SimpleNamespace(run=swarm.run, step=0, rewound=0)
-        self.batch = Batch(cast(Any, self.state), self.gradients, SharedVector(layout), cast(Any, self))
+        self.batch = Batch(cast(Any, self.state), self.gradients, SharedVector(layout), cast(Any, self), Counting())
         self.begun = False
         self.computed = 0.0  # when the last microbatch was done
         self.ready: float | None = swarm.now + seconds * swarm.chance.random()  # none: it waits

@@ -55,14 +55,14 @@ def test_what_was_pledged_to_another_round_or_not_at_all_is_in_no_receipt(tmp_pa
     run, signer = tiny_run(global_batch=BATCH, trust={"checks": "on"}), Signer(Identity(tmp_path / "key"))
     plain = given(run_id=run.run_id)
     pledged = nothing_pledged(plain, "ab")
-    assert opened(signer, run, 2, "ab", (signer.sign(pledged),)) == {signer.peer: pledged}
+    assert opened(signer, run, "", 2, "ab", (signer.sign(pledged),)) == {signer.peer: pledged}
     for signed, step, round, why in (
         (pledged, 2, "cd", "another round"),
         (pledged, 3, "ab", "another step"),
         (plain, 2, "ab", "Pledged: "),
     ):
         with pytest.raises(ValueError, match=why):
-            opened(signer, run, step, round, (signer.sign(signed),))
+            opened(signer, run, "", step, round, (signer.sign(signed),))
 
 
 def test_the_directory_learns_of_a_pledge_what_it_learns_of_any_contribution(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_a_peer_that_never_saw_anyone_takes_its_steps_alone(tmp_path: Path, chec
     complete = me.rounds.gather_if_due(samples_per_second=1.0)
     assert complete is not None
     assert [contribution.samples for contribution in complete.contributions.values()] == [10]
-    assert opened(me.rounds._signer, me.run, 1, complete.id, complete.signed) == complete.contributions
+    assert opened(me.rounds._signer, me.run, "", 1, complete.id, complete.signed) == complete.contributions
 
 
 def test_a_machine_that_slept_takes_no_step_alone_before_it_has_looked_for_the_others_for_a_while(

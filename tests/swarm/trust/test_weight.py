@@ -1,41 +1,100 @@
 """For how many samples members count: for what they claim, within what is usual among them."""
 
+from typing import Any
+
 import pytest
 
-from dedloc_kit.run import TrustConfig
-from dedloc_kit.swarm.trust.weight import allowed, in_rows, weighing
+from dedloc_kit.swarm.trust.weight import Claim, Counting, Earned, allowed, claimed, in_rows, weighing
+from tests.swarm.audits.audited import pledged
+from tests.swarm.harness import progress
+from tests.tiny import tiny_run
+
+
+def claims_of(samples: dict[Any, int], **confirmed: int) -> dict[Any, Claim]:
+    return {member: Claim(claim, confirmed.get(member, 0)) for member, claim in samples.items()}
+
 
 HONEST = {f"honest{number}": 40 + number for number in range(9)}
 LIARS = {f"liar{number}": 64_000 for number in range(7)}
 
 
 def test_what_fewer_than_half_claim_counts_for_no_more_than_what_an_honest_member_claims() -> None:
-    counted = allowed(HONEST | LIARS)
+    counted = allowed(claims_of(HONEST | LIARS))
     assert {peer: counted[peer] for peer in HONEST} == HONEST
     assert sum(counted[peer] for peer in LIARS) < sum(HONEST.values())
     assert {counted[peer] for peer in LIARS} == {max(HONEST.values())}
-    assert allowed(HONEST | LIARS | {"organizer": 0}) == {peer: min(n, 47) for peer, n in counted.items()} | {
-        "organizer": 0
-    }
-    assert allowed({"one": 5}) == {"one": 5}
-    assert allowed({}) == {}
+    with_organizer = allowed(claims_of(HONEST | LIARS | {"organizer": 0}))
+    assert with_organizer == {peer: min(n, 47) for peer, n in counted.items()} | {"organizer": 0}
+    assert allowed(claims_of({"one": 5})) == {"one": 5}
+    assert allowed(claims_of({})) == {}
 
 
 def test_claims_count_for_nothing_until_half_of_the_members_have_brought_something() -> None:
     late = dict.fromkeys(HONEST, 0)
-    assert set(allowed(late | LIARS).values()) == {0}
-    assert set(allowed(late | {"honest0": 8, "liar0": 64_000}).values()) == {0}
-    assert allowed({"organizer": 0, "one": 40}) == {"organizer": 0, "one": 40}
+    assert set(allowed(claims_of(late | LIARS)).values()) == {0}
+    assert set(allowed(claims_of(late | {"honest0": 8, "liar0": 64_000})).values()) == {0}
+    assert allowed(claims_of({"organizer": 0, "one": 40})) == {"organizer": 0, "one": 40}
 
 
 def test_a_run_without_it_believes_all_claims() -> None:
-    assert weighing(TrustConfig())(HONEST | LIARS) == HONEST | LIARS
-    assert weighing(TrustConfig(aggregate="clip"))(HONEST | LIARS) == allowed(HONEST | LIARS)
+    claims = claims_of(HONEST | LIARS)
+    assert weighing(tiny_run())(claims) == HONEST | LIARS
+    assert weighing(tiny_run(trust={"aggregate": "clip"}))(claims) == allowed(claims)
+
+
+def test_only_a_run_with_checks_and_open_to_all_puts_newcomers_on_probation_unless_it_says_so() -> None:
+    settings: list[tuple[dict[str, Any], str, int]] = [
+        ({}, "open", 0),
+        ({"probation": 5}, "open", 0),
+        ({"checks": "on"}, "open", 3),
+        ({"checks": "on"}, "invite", 0),
+        ({"checks": "on", "probation": 5}, "invite", 5),
+        ({"checks": "on", "probation": 0}, "open", 0),
+    ]
+    for trust, access, needed in settings:
+        run = tiny_run(trust=trust, access=access)
+        assert run.probation == needed
+        assert isinstance(weighing(run), Earned) == bool(needed)
+
+
+def test_newcomers_count_together_for_a_quarter_of_those_with_standing_however_many_they_are() -> None:
+    weigh, known = Earned(claimed), dict.fromkeys(HONEST, 50)
+    for liars in (1, 7, 100):
+        fresh = {f"liar{number}": 64_000 for number in range(liars)}
+        counted = weigh(claims_of(HONEST | fresh, **known))
+        assert {peer: counted[peer] for peer in HONEST} == HONEST
+        assert sum(counted[peer] for peer in fresh) <= sum(HONEST.values()) / 4
+    one = weigh(claims_of(HONEST | {"newcomer": 30}, **known))
+    assert one["newcomer"] == 30, "there is room for one that brings what is usual"
+
+
+def test_who_has_standing_counts_for_twice_of_what_is_confirmed_and_a_fast_machine_for_all() -> None:
+    known = dict.fromkeys(HONEST, 50) | {"fast": 500, "climber": 40}
+    counted = Earned(allowed)(claims_of(HONEST | {"fast": 900, "climber": 900}, **known))
+    assert counted == HONEST | {"fast": 900, "climber": 80}
+
+
+def test_as_long_as_nobody_has_standing_all_are_weighed_as_usual() -> None:
+    claims = claims_of(HONEST | LIARS)
+    assert Earned(allowed)(claims) == allowed(claims)
+    assert Earned(claimed)({}) == {}
+
+
+def test_what_peers_tell_counts_as_what_was_last_seen_of_them_says() -> None:
+    counting = Counting(Earned(claimed), "me")
+    others = {"old": progress(samples=40), "new": progress(samples=40)}
+    assert counting.samples(40, others) == 120, "nobody has standing"
+    brought = {peer: pledged(peer, 1, confirmed=30) for peer in ("me", "old")}
+    assert counting.saw(brought | {"new": pledged("new", 1)}) == set()
+    assert counting.samples(40, others) == 40 + 40 + 20
+    assert counting.samples(70, others) == 60 + 40 + 25
+    assert counting.saw({"old": pledged("old", 2)}) == {"old"}, "it hides what it has: it does not count so any more"
+    assert counting.samples(40, others) == 40 + 10
 
 
 @pytest.mark.parametrize("known", [(0, 1), (0, 2), (0, 1, 2)])
 def test_a_row_is_weighed_alike_whatever_is_known_of_the_others(known: tuple[int, ...]) -> None:
-    claims = {0: 10, 1: 1000, 2: 90, 3: 7, 4: 12}
+    claims = claims_of({0: 10, 1: 1000, 2: 90, 3: 7, 4: 12})
     rows = (0, 1, 0, 1, 0)
     some = {member: claim for member, claim in claims.items() if rows[member] in known}
     every = in_rows(allowed, rows.__getitem__, claims)
