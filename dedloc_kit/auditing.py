@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.known_answer import Knowing, known_question
 from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
@@ -39,7 +41,11 @@ class Auditing:
         self._folder, self._book, self._emit = folder, OrderBook(folder), emit
         self._tracker = me.optimizer.tracker
         nothing = nothing_lost(me.optimizer.state.layout.size)
-        self._auditor = Auditor(run.trust, nothing, Inquiries(run, module, me), self._send_away)
+        inquiries = Inquiries(run, module, me)
+        self._auditor = Auditor(run.trust, nothing, inquiries, self._send_away)
+        assert me.parameters is not None
+        question = partial(known_question, run, me.signer.peer, me.parameters.size)
+        Knowing(me.exchange.host, question, inquiries.own, me.parameters)
 
     def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         self._auditor.stepped(step.step, contributions)
