@@ -41,11 +41,12 @@ class Auditing:
         self._folder, self._book, self._emit = folder, OrderBook(folder), emit
         self._tracker = me.optimizer.tracker
         nothing = nothing_lost(me.optimizer.state.layout.size)
-        inquiries = Inquiries(run, module, me)
-        self._auditor = Auditor(run.trust, nothing, inquiries, self._send_away)
+        self._auditor = Auditor(run.trust, nothing, Inquiries(run, module, me), self._send_away)
         assert me.parameters is not None
         question = partial(known_question, run, me.signer.peer, me.parameters.size)
-        Knowing(me.exchange.host, question, inquiries.own, me.parameters)
+        # Its own, so that the data stay open.
+        recomputer = Recomputer(run, module, me.parameters, on_cpu(me.optimizer.state, me.task.loss))
+        Knowing(me.exchange.host, question, recomputer, me.parameters)
 
     def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         self._auditor.stepped(step.step, contributions)

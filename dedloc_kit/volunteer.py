@@ -178,9 +178,9 @@ def _pass(trial: Trial, devices: Devices, step: int, emit: Callable[[AnyEvent], 
     emit(State(text="trying whether this machine computes rightly"))
     if failed := trial.failed(step, devices.each(), stop):
         raise UserError(
-            f"{' and '.join(failed)} computes wrongly: for a microbatch whose answer is known it found another one, "
-            "twice; nothing of it was counted. Train without it (--devices cpu if it is a GPU), or undo "
-            "overclocking, check the memory and update the driver"
+            f"this machine computes wrongly ({', '.join(failed)}): twice it found another gradient than the right one "
+            "for a microbatch whose answer is known, and has given nothing to the run; train on another device "
+            "(--devices cpu instead of a GPU), or undo overclocking, check the memory and update the driver"
         )
 
 

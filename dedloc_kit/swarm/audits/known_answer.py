@@ -121,19 +121,14 @@ class Knowing:
 
     :param host: where the KnownAnswers live
     :param question: of a step
-    :param recompute: computes it; what cannot be had gives an empty answer
     :param parameters: of the steps whose answer can be known
     """
 
     def __init__(
-        self,
-        host: Host,
-        question: Callable[[int], Recompute],
-        recompute: Callable[[Recompute], Found],
-        parameters: KeptParameters,
+        self, host: Host, question: Callable[[int], Recompute], recomputer: Recomputer, parameters: KeptParameters
     ) -> None:
         self._host, self._question = host, question
-        self._recompute, self._parameters = recompute, parameters
+        self._recomputer, self._parameters = recomputer, parameters
         threading.Thread(target=self._serve, name="known answers", daemon=True).start()
 
     def _serve(self) -> None:
@@ -145,7 +140,7 @@ class Knowing:
     def _known(self, step: int) -> Known:
         try:
             question = self._question(step)
-            found, parameters = self._recompute(question), self._parameters.read(step)
+            found, parameters = self._recomputer.answer(question), self._parameters.read(step)
             if parameters is not None and found.norms:
                 (numbers,) = sketch([parameters], question.seed)
                 return Known(projections=found.projections, norms=found.norms, sketch=tuple(numbers))
@@ -196,8 +191,9 @@ class Trial:
             known, parameters = answer.result(0), self._parameters.read(step)
             if parameters is not None and not differ([parameters], question.seed, [list(known.sketch)]):
                 return known
-        except (NoAnswer, RuntimeError, TimeoutError, ValueError) as error:
-            _log.info("nobody knows whether this machine computes rightly: %s", error)
+        except (NoAnswer, RuntimeError, TimeoutError, ValueError):  # a sketch of nothing fits nothing
+            pass
+        _log.info("the coordinator cannot say whether this machine computes rightly")
         return Known()
 
 
