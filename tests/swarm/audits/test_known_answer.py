@@ -145,7 +145,10 @@ class Here:
     def call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         async def do() -> Any:
             result = method(self._service, *arguments)
-            return await result if isawaitable(result) else result
+            try:
+                return await result if isawaitable(result) else result
+            except asyncio.CancelledError:
+                raise RuntimeError("the call was cancelled") from None
 
         return asyncio.run_coroutine_threadsafe(do(), self._loop)
 
