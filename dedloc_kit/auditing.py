@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.known_answer import Knowing, known_question
 from dedloc_kit.swarm.audits.probation import Probation, StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
@@ -47,6 +49,11 @@ class Auditing:
         probation = Probation(run.probation, weighing(run))
         nothing = nothing_lost(me.optimizer.state.layout.size)
         self._auditor = Auditor(run.trust, probation, nothing, Inquiries(run, module, me), self._send_away)
+        assert me.parameters is not None
+        question = partial(known_question, run, me.signer.peer, me.parameters.size)
+        # Its own, so that the data stay open.
+        recomputer = Recomputer(run, module, me.parameters, on_cpu(me.optimizer.state, me.task.loss))
+        Knowing(me.exchange.host, question, recomputer, me.parameters)
 
     def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         self._auditor.stepped(step.step, contributions)

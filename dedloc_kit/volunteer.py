@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 from dedloc_kit.data.losses import Loss, Losses
 from dedloc_kit.display.human import for_organizer
@@ -18,6 +19,7 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.swarm.audits.answering import Answering, only_own
+from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
@@ -111,16 +113,21 @@ def volunteer(
                 in_step=not run.averaging.overlap or run.averaging.mode == "local-steps",
             )
             stack.callback(devices.close)
+            recomputer, trial = _recomputing(run, peer, me, devices)
             emit(State(text="loading the training state"))
             with ThreadPoolExecutor(max_workers=1) as line:  # it is busy with the state, the processor with a trial
                 loading = line.submit(me.optimizer.load)
                 if not size:
                     _try_microbatch(devices, emit)
+                if trial is not None:
+                    trial.prepare()
             loading.result()
+            if trial is not None and not stop.is_set():
+                _pass(trial, devices, me.optimizer.step, emit, stop)
             me.optimizer.begin()
             emit(me.joined())
             emit(State(text="training"))
-            answer = _answering(run, peer, me, devices)
+            answer = _answering(peer, me, recomputer)
             organizer, twin = _Organizer(me, invitation, peer.last_step(run), emit), _Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
@@ -146,13 +153,35 @@ def volunteer(
         emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
 
 
-def _answering(run: RunConfig, peer: PeerConfig, me: SwarmPeer, devices: Devices) -> Callable[[], None]:
-    """What is to be done between two microbatches about the organizer's questions."""
+def _recomputing(
+    run: RunConfig, peer: PeerConfig, me: SwarmPeer, devices: Devices
+) -> tuple[Recomputer, Trial] | tuple[None, None]:
+    """Who computes for the organizer's questions, and the trial before anything counts; nobody where checks are off."""
     if me.parameters is None:
+        return None, None
+    recomputer = Recomputer(run, peer.task_module, me.parameters, devices.recompute)
+    organizer = me.optimizer.tracker.belief.organizer
+    question = partial(known_question, run, organizer, me.parameters.size)
+    return recomputer, Trial(me.exchange.host, question, recomputer, me.parameters)
+
+
+def _answering(peer: PeerConfig, me: SwarmPeer, recomputer: Recomputer | None) -> Callable[[], None]:
+    """What is to be done between two microbatches about the organizer's questions."""
+    if recomputer is None:
         return lambda: None
-    recompute = Recomputer(run, peer.task_module, me.parameters, devices.recompute).answer
-    own = only_own(me.signer.peer, recompute)
-    return Answering(me.exchange.host, recompute if peer.checks else own).turn
+    own = only_own(me.signer.peer, recomputer.answer)
+    return Answering(me.exchange.host, recomputer.answer if peer.checks else own).turn
+
+
+def _pass(trial: Trial, devices: Devices, step: int, emit: Callable[[AnyEvent], None], stop: threading.Event) -> None:
+    """Raises UserError if a device of this machine computes wrongly."""
+    emit(State(text="trying whether this machine computes rightly"))
+    if failed := trial.failed(step, devices.each(), stop):
+        raise UserError(
+            f"this machine computes wrongly ({', '.join(failed)}): twice it found another gradient than the right one "
+            "for a microbatch whose answer is known, and has given nothing to the run; train on another device "
+            "(--devices cpu instead of a GPU), or undo overclocking, check the memory and update the driver"
+        )
 
 
 class _Organizer:

@@ -1,8 +1,9 @@
 """Who wants to harm a run that is checked. `CHEAT` in a worker's environment says how:
 
-`climbs`: it climbs where others go down, also where it is to check others,
+`climbs`: it climbs where others go down, also where it is to check others, and leaves out the trial before,
 `shouts`: it sends its gradient a thousand times over, and accounts for its work truly,
-`accuses`: it trains honestly, and what it says of the work of others is false.
+`accuses`: it trains honestly, and what it says of the work of others is false,
+`miscomputes`: it means well, and its machine computes wrongly.
 """
 
 import os
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from dedloc_kit import volunteer
 from dedloc_kit.records import Contribution
+from dedloc_kit.swarm.audits.known_answer import Trial
 from dedloc_kit.swarm.audits.questions import Found, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
 from dedloc_kit.swarm.averaging.feedback import Coding
@@ -22,6 +24,7 @@ from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
 from dedloc_kit.tasks import Batch
 from dedloc_kit.tasks.causal import Causal
+from dedloc_kit.training.recomputing import Again
 
 CHEAT = os.environ.get("CHEAT", "")
 
@@ -45,22 +48,24 @@ def _shout() -> None:
 def _accuse() -> None:
     answering, answer = volunteer._answering, Recomputer.answer
 
-    def accusing(run: Any, peer: Any, me: SwarmPeer, *more: Any) -> Callable[[], None]:
-        def false(self: Recomputer, question: Recompute) -> Found:
+    def accusing(peer: Any, me: SwarmPeer, recomputer: Any) -> Callable[[], None]:
+        def false(self: Recomputer, question: Recompute, again: Again | None = None) -> Found:
             found = answer(self, question)
             if question.author == me.signer.peer:
                 return found
             return found.model_copy(update={"projections": tuple(each[::-1] for each in found.projections)})
 
         Recomputer.answer = false  # type: ignore[method-assign]
-        return answering(run, peer, me, *more)
+        return answering(peer, me, recomputer)
 
-    volunteer._answering = accusing  # type: ignore[assignment]
+    volunteer._answering = accusing
 
 
 if CHEAT == "shouts":
     _shout()
 elif CHEAT == "accuses":
     _accuse()
+elif CHEAT == "climbs":
+    Trial.failed = lambda *_: []  # type: ignore[method-assign]
 
-TASKS = {"causal": Climbs if CHEAT == "climbs" else Causal}
+TASKS = {"causal": Climbs if CHEAT in ("climbs", "miscomputes") else Causal}

@@ -1,6 +1,7 @@
 """A verdict becomes an order, as if the organizer had given it."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,13 @@ from tests.tiny import tiny_run
 MALLORY = "QmMallory"
 
 
+def ended(*_: object) -> Future[None]:
+    """A call into a process that has ended."""
+    future = Future[None]()
+    future.set_exception(RuntimeError("it has died"))
+    return future
+
+
 @contextmanager
 def auditing(folder: Path, events: list[AnyEvent], **others: Any) -> Iterator[Auditing]:
     folder.mkdir(exist_ok=True)
@@ -27,9 +35,9 @@ def auditing(folder: Path, events: list[AnyEvent], **others: Any) -> Iterator[Au
     state = SimpleNamespace(layout=SimpleNamespace(size=CHUNK + 5))
     me = SimpleNamespace(
         optimizer=SimpleNamespace(tracker=tracker, state=state),
-        exchange=SimpleNamespace(host=None),
-        signer=None,
-        parameters=SimpleNamespace(),
+        exchange=SimpleNamespace(host=SimpleNamespace(call=ended)),
+        parameters=SimpleNamespace(size=CHUNK + 5),
+        signer=SimpleNamespace(peer="QmOrganizer"),
         task=SimpleNamespace(loss=None),
     )
     made = Auditing(tiny_run(trust={"checks": "on"}), folder, None, cast(SwarmPeer, me), events.append)

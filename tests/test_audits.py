@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dedloc_kit.events import StepDone, Warned
+from dedloc_kit.events import Failed, Joined, LocalProgress, StepDone, Warned
 from dedloc_kit.run import OptimizerConfig, TrustConfig
 from dedloc_kit.steering.orders import OrderBook
 from tests.swarm.harness import Peer, Swarm
@@ -46,6 +46,24 @@ def test_of_seven_volunteers_three_that_cheat_are_found_and_sent_away_and_the_ot
             peer.wait_for(StepDone, lambda event: event.step.step > step + 2 and event.contributions.keys() <= left)
         kicked = OrderBook(coordinator.config.folder).read().kicked
         assert {each.peer for each in kicked} == {cheat.joined.peer for cheat in cheats.values()}
+
+
+@pytest.mark.slow
+def test_a_machine_that_computes_wrongly_is_told_so_and_gives_nothing_and_the_others_train_on(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    run = text_run(tmp_path, "causal").model_copy(
+        update={"trust": TrustConfig(checks="on"), "optimizer": OptimizerConfig(warmup_steps=1, total_steps=1000)}
+    )
+    with Swarm(run, tmp_path) as swarm:
+        coordinator = swarm.coordinator(task_module=None)
+        honest = swarm.volunteer("honest", task_module=None, microbatch=4)
+        honest.wait_for_step(1)
+        broken = swarm.volunteer("broken", {"CHEAT": "miscomputes"}, task_module="tests.cheating_tasks", microbatch=4)
+        assert "computes wrongly" in broken.wait_for(Failed).text
+        assert not [event for event in broken.events if isinstance(event, Joined | LocalProgress)]
+        honest.wait_for_step(honest.steps[-1].step.step + 2)
+        assert {peer for step in coordinator.steps for peer in step.contributions} == {honest.joined.peer}
+        assert not OrderBook(coordinator.config.folder).read().kicked, "it is no cheat"
 
 
 def sent_away(coordinator: Peer, cheat: Peer) -> Warned:

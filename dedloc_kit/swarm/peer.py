@@ -20,6 +20,7 @@ from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
+from dedloc_kit.swarm.audits.known_answer import KnownAnswers
 from dedloc_kit.swarm.audits.probation import StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService
 from dedloc_kit.swarm.averaging.averager import Averager
@@ -203,7 +204,7 @@ def exchange_of(
     rules: Rules | None = None,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`, and with checks `proofs`, `recompute` and `standing`; those of the directory, of
+    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing` and `known-answer`; those of the directory, of
     reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
@@ -247,6 +248,7 @@ def exchange_of(
                     ProofService(endpoint, organizer, pledges.prove, pledges.work_of),
                     RecomputeService(endpoint, organizer),
                     StandingService(endpoint, organizer, take),
+                    KnownAnswers(endpoint, organizer, signer.peer),
                 )
             for service in (transfer, groups, rows, averaging, *checks):
                 await endpoint.add(service)

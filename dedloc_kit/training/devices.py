@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.training.compute import Batch, Compute
 from dedloc_kit.training.device import describe_device, half_precision
 from dedloc_kit.training.microbatch import Microbatches, find_microbatch, samples_in
-from dedloc_kit.training.recomputing import Part, Wanted, recompute
+from dedloc_kit.training.recomputing import Again, Part, Wanted, recompute
 from dedloc_kit.training.state import Replica
 
 MOST_TIMES = 8
@@ -180,15 +181,23 @@ class Devices:
         device = next((device for device in self._devices if device not in self._working.values()), None)
         if device is None or samples_in(wanted.batch) > MOST_TIMES * device.most:
             return None
+        return self._recompute_on(device, wanted)
+
+    def each(self) -> list[tuple[str, Again]]:
+        """The name of each device, and how it computes again, also what is larger than it has seen. Call these when no
+        device works."""
+        return [(device.name, partial(self._recompute_on, device)) for device in self._devices]
+
+    def close(self) -> None:
+        for device in self._devices:
+            device.close()
+
+    def _recompute_on(self, device: _Device, wanted: Wanted) -> Part | None:
         try:
             return device.recompute(wanted).result()
         except RuntimeError as error:
             self._leave_out(device, error)
             return None
-
-    def close(self) -> None:
-        for device in self._devices:
-            device.close()
 
     def _taken(self, device: _Device, future: Future[float | None]) -> Computed | None:
         try:

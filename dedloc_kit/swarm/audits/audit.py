@@ -164,8 +164,8 @@ class Audit:
         if not difference(claimed, [own[number].work for number in range(len(work))]) <= TOLERANCE:
             self._records += [question, *{id(each.said): each.said for each in own.values()}.values()]
             return self._convicted([self._guilty(self._author, "what it sent is not the gradient of its work")])
-        worst = max(found, key=lambda number: _apart(own[number].work, found[number].work))
-        if _apart(own[worst].work, found[worst].work) <= TOLERANCE:
+        worst = max(found, key=lambda number: apart(own[number].work, found[number].work))
+        if apart(own[worst].work, found[worst].work) <= TOLERANCE:
             raise _End("given up")
         return self._decided(_Lot(question, range(worst, worst + 1), work), own[worst], found[worst])
 
@@ -253,9 +253,9 @@ class Audit:
         (truth,) = [other] if not other.by else self._own(lot).values()
         self._records += [lot.question, own.said, other.said, truth.said]
         verdicts = []
-        if _apart(own.work, truth.work) > TOLERANCE:
+        if apart(own.work, truth.work) > TOLERANCE:
             verdicts.append(self._guilty(self._author, f"its microbatch {number} has another gradient than it says"))
-        if other.by and _apart(other.work, truth.work) > TOLERANCE:
+        if other.by and apart(other.work, truth.work) > TOLERANCE:
             verdicts.append(self._guilty(other.by, "what it computed to check another volunteer is wrong"))
         return self._convicted(verdicts) if verdicts else Outcome("given up")
 
@@ -296,7 +296,7 @@ class _Lot:
         }
 
 
-def _apart(one: Recomputed, other: Recomputed) -> float:
+def apart(one: Recomputed, other: Recomputed) -> float:
     """How far two accounts of a microbatch are from each other, also in what they say of the whole gradient: too large
     a norm would excuse anything, and too small a one nothing."""
     norms = abs(one.norm - other.norm) / other.norm if other.norm else (0.0 if not one.norm else float("inf"))

@@ -1,4 +1,4 @@
-"""What the organizer's auditor asks volunteers, and what they answer. Nobody else is answered."""
+"""What the organizer's auditor asks volunteers, who answer nobody else, and what newcomers ask the organizer."""
 
 from typing import Annotated, Literal
 
@@ -7,6 +7,7 @@ from pydantic import Field
 from dedloc_kit.records import Count, Digest, PeerId, Record
 from dedloc_kit.swarm.audits.projections import PROJECTIONS
 from dedloc_kit.swarm.trust.commitments import MAX_CONTENTS, Opening
+from dedloc_kit.training.sketch import NUMBERS
 
 MAX_ASKED = 8
 """Microbatches in one question: about as much as a volunteer computes between two looks at what the swarm has due."""
@@ -60,3 +61,16 @@ class Found(Record):
 
     projections: Annotated[tuple[Projected, ...], Field(max_length=MAX_ASKED, strict=False)] = ()
     norms: Annotated[tuple[Annotated[float, Field(ge=0.0)], ...], Field(max_length=MAX_ASKED, strict=False)] = ()
+
+
+class AskKnown(Record):
+    """What comes out with the parameters of this step (`known_answer.known_question`)?"""
+
+    step: Count
+
+
+class Known(Found):
+    """The answer, of one line; nothing where it is not known."""
+
+    sketch: Annotated[tuple[float, ...], Field(max_length=NUMBERS, strict=False)] = ()
+    """Of the parameters, with the question's seed: with others there is another answer."""

@@ -1,6 +1,7 @@
 """Microbatches that somebody names are computed again, for the organizer's question."""
 
 import logging
+from contextlib import suppress
 from functools import lru_cache
 
 from dedloc_kit.data.blocks import Unread
@@ -44,15 +45,24 @@ class Recomputer:
         self._parameters, self._again = parameters, again
         self._opened = lru_cache(_AUTHORS)(self._open)
 
-    def answer(self, question: Recompute) -> Found:
-        """What comes out, for all lines; nothing if one of them cannot be computed here, or the question is none."""
+    def answer(self, question: Recompute, again: Again | None = None) -> Found:
+        """What comes out, for all lines; nothing if one of them cannot be computed here, or the question is none.
+
+        :param again: computes it, as another than this peer usually does
+        """
         try:
-            return self._answer(question)
+            return self._answer(question, again or self._again)
         except (ValueError, Unread, UserError) as error:
             _log.info("asked for work that cannot be computed here: %s", error)
             return Found()
 
-    def _answer(self, question: Recompute) -> Found:
+    def prepare(self, question: Recompute) -> None:
+        """Read what can be read of its data, so that the answer comes soon."""
+        with suppress(ValueError, Unread, UserError):
+            for line in Work.read_all(question.work):
+                self._batch(question, line)
+
+    def _answer(self, question: Recompute, again: Again) -> Found:
         begin, end, lines = question.begin, question.end, Work.read_all(question.work)
         if not begin < end <= min(self._parameters.size, begin + CHUNK) or len(lines) > MAX_ASKED:
             raise ValueError(f"{len(lines)} lines and the values from {begin} to {end}")
@@ -64,7 +74,7 @@ class Recomputer:
             if parameters is None:
                 raise ValueError(f"the parameters of step {step} are not kept")
             batch = self._batch(question, line)
-            part = self._again(Wanted(batch, parameters, step, begin, end))
+            part = again(Wanted(batch, parameters, step, begin, end))
             if part is None:
                 raise ValueError(f"{line.samples} samples do not suit this device, or their gradient is not finite")
             projections.append(tuple(project(part.values, question.seed).tolist()))

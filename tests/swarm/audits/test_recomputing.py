@@ -228,6 +228,22 @@ def test_a_chunk_is_the_most_that_is_projected(run_of: Callable[[str], RunConfig
     assert recomputer.answer(question(line, begin=0, end=CHUNK + 1)) == Found()
 
 
+def test_each_device_can_be_tried_before_its_first_microbatch(
+    run_of: Callable[[str], RunConfig], tmp_path: Path
+) -> None:
+    run = run_of("causal")
+    author, newcomer = Volunteer(run, tmp_path, AUTHOR), Volunteer(run, tmp_path, "QmNewcomer")
+    with author.at_work(4), newcomer.at_work(2):
+        line = author.compute()
+        recomputer = newcomer.recomputer()
+        assert recomputer.answer(question(line.work)) == Found(), "it has not seen yet how much the device takes"
+        ((name, again),) = newcomer.devices.each()
+        assert "(cpu)" in name
+        recomputer.prepare(question(line.work))
+        recomputer.prepare(question(b"nonsense"))
+        assert recomputer.answer(question(line.work), again).projections == (projected(line),)
+
+
 def test_a_run_without_data_for_its_end_has_no_work_on_it(run_of: Callable[[str], RunConfig], tmp_path: Path) -> None:
     run = run_of("causal")
     run = run.model_copy(update={"data": run.data.model_copy(update={"decay": ()})})

@@ -13,9 +13,10 @@ from hivemind.p2p import P2P, PeerID
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.swarm.audits import answering, proofs
 from dedloc_kit.swarm.audits.answering import RecomputeService
+from dedloc_kit.swarm.audits.known_answer import MOST_EACH, KnownAnswers
 from dedloc_kit.swarm.audits.probation import Given, StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService, Shown
-from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
+from dedloc_kit.swarm.audits.questions import AskKnown, Found, Known, Prove, Recompute
 from dedloc_kit.swarm.network.names import Names
 from dedloc_kit.swarm.network.service import Endpoint, NoAnswer, Service, Stream, encode
 from tests.swarm.audits.test_proofs import LARGEST
@@ -117,6 +118,41 @@ async def past_its_own_gate(meeting: Meeting) -> None:
         with pytest.raises((EOFError, OSError)):
             await asyncio.wait_for(stream.receive(100), SECONDS)
         writer.close()
+
+
+def test_of_members_that_ask_for_known_answers_without_end_one_computation_comes_and_strangers_are_not_answered(
+    tmp_path: Path,
+) -> None:
+    async def ask(meeting: Meeting) -> None:
+        organizer = meeting.organizer.signer.peer
+        known = {name: KnownAnswers(end, organizer, "") for name, end in meeting.ends.items()}
+        known["organizer"] = KnownAnswers(meeting.ends["organizer"], organizer, organizer)
+        await meeting.ends["organizer"].add(known["organizer"])
+        with pytest.raises(NoAnswer):
+            await known["stranger"].ask(3)
+        _, reader, writer = await P2P.call_binary_stream_handler(
+            meeting.ends["stranger"].p2p, PeerID.from_base58(organizer), Names(RUN_ID).service(KnownAnswers.name)
+        )
+        with suppress(OSError):
+            await Stream(reader, writer).send(encode(AskKnown(step=3)))
+        with pytest.raises((EOFError, OSError)):
+            await asyncio.wait_for(Stream(reader, writer).receive(100), SECONDS)
+        writer.close()
+        assert known["organizer"]._waiting.empty()
+        flood = [asyncio.create_task(known["mallory"].ask(step)) for step in range(50)]
+        while sum(each.done() for each in flood) < 49:  # at most until the deadline of this test
+            await asyncio.sleep(0.01)
+        assert known["organizer"]._waiting.qsize() == 1
+        step = await known["organizer"].next()
+        known["organizer"].give(Known())
+        refused = [each for each in await asyncio.gather(*flood, return_exceptions=True) if isinstance(each, NoAnswer)]
+        assert len(refused) == 50 - MOST_EACH
+        answer = asyncio.create_task(known["alice"].ask(step))
+        assert await asyncio.wait_for(known["organizer"].next(), SECONDS) == step
+        known["organizer"].give(Known(norms=(1.0,)))
+        assert await answer == Known(norms=(1.0,)), "others are answered"
+
+    Meeting(tmp_path).run(ask)
 
 
 class Endless(Service):
