@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -14,7 +15,8 @@ from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep
 from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
-from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.auditor import SPARED_STEPS, Auditor
+from dedloc_kit.swarm.audits.equivocation import EquivocationService
 from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
@@ -25,6 +27,9 @@ from dedloc_kit.swarm.averaging.service import Averaged, AveragingService
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.training.recomputing import on_cpu
+
+MAX_STEPS_AGO = SPARED_STEPS // 2
+"""Of what convicts: while it may be shown, nobody is convicted by it a second time."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +45,8 @@ class Auditing:
         self._tracker = me.optimizer.tracker
         nothing = nothing_lost(me.optimizer.state.layout.size)
         self._auditor = Auditor(run.trust, nothing, Inquiries(run, module, me), self._send_away)
+        self._optimizer, self._host = me.optimizer, me.exchange.host
+        threading.Thread(target=self._hear_of_equivocations, name="equivocations", daemon=True).start()
 
     def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         self._auditor.stepped(step.step, contributions)
@@ -50,6 +57,15 @@ class Auditing:
 
     def close(self) -> None:
         self._auditor.close()
+
+    def _hear_of_equivocations(self) -> None:
+        """As long as there is a host that hears of them."""
+        with suppress(RuntimeError):
+            while True:
+                found = self._host.call(EquivocationService.next).result()
+                # What is old may be shown again and again, by anybody, of somebody whom the organizer has let back in.
+                if abs(found.step - self._optimizer.step) < MAX_STEPS_AGO:
+                    self._auditor.convict(found.verdict)
 
     def _send_away(self, verdict: Verdict) -> None:
         progress = self._tracker.others().get(verdict.peer)
