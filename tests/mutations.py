@@ -40,6 +40,27 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a missed average is taken from whoever hands it out",
+        "swarm/rounds/catchup.py",
+        "if self._checked and not confirmed(",
+        "if False and not confirmed(",
+        "tests/swarm/hostile/test_catchup.py -k whatever_of_it",
+    ),
+    Mutation(
+        "of a missed average only the values are compared",
+        "swarm/transfer/contents.py",
+        'hashlib.sha256(len(content.metadata).to_bytes(8, "big") + content.metadata)',
+        "hashlib.sha256()",
+        "tests/swarm/hostile/test_catchup.py -k whatever_of_it",
+    ),
+    Mutation(
+        "a donor gives a newcomer buffers that nobody has compared",
+        "swarm/rounds/catchup.py",
+        "loose = self._state.loose if self._checked else",
+        "loose = frozenset[int]() if self._checked else",
+        "tests/swarm/hostile/test_catchup.py -k no_buffers",
+    ),
+    Mutation(
         "what is signed can be spelled in two ways",
         "swarm/network/identity.py",
         "if MSGPackSerializer.dumps([subkey, value]) != data:",
