@@ -28,6 +28,7 @@ from dedloc_kit.run import RunConfig, TrustConfig
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.compression import codec_of
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.trust.pledge import Work
@@ -148,7 +149,8 @@ def _sealing(size: int) -> tuple[float, float]:
     mine = Contribution.parse({**said, "samples": 64, "session_samples": 64})
     work = [Work(0, None, 8 * number, 8, 0).content for number in range(8)]
     with tempfile.TemporaryDirectory(prefix="dedloc-checks-") as folder:
-        pledges, coding = Pledges(Kept(Path(folder) / "pledged", LOTS)), Coding(codec, Feedback(size), Feedback(size))
+        pledges = Pledges(Kept(Path(folder) / "pledged", LOTS), IntroducedRounds(Path(folder) / "introduced-rounds"))
+        coding = Coding(codec, Feedback(size), Feedback(size))
         encoded, sealed = [], []
         for number in range(_SEALED):
             coding.sent.begin(64.0)

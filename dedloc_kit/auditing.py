@@ -17,7 +17,8 @@ from dedloc_kit.run import RunConfig
 from dedloc_kit.steering.evidence import EVIDENCE_FOLDER
 from dedloc_kit.steering.orders import OrderBook
 from dedloc_kit.swarm.audits.answering import RecomputeService
-from dedloc_kit.swarm.audits.auditor import Auditor
+from dedloc_kit.swarm.audits.auditor import SPARED_STEPS, Auditor
+from dedloc_kit.swarm.audits.equivocation import EquivocationService
 from dedloc_kit.swarm.audits.known_answer import Knowing, known_question
 from dedloc_kit.swarm.audits.probation import Probation, StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService, Proven, Shown
@@ -33,6 +34,9 @@ from dedloc_kit.swarm.trust.pledge import Pledged, Work, nothing_lost
 from dedloc_kit.swarm.trust.standing import Standing, signed
 from dedloc_kit.swarm.trust.weight import weighing
 from dedloc_kit.training.recomputing import on_cpu
+
+MAX_STEPS_AGO = SPARED_STEPS // 2
+"""Of what convicts: while it may be shown, nobody is convicted by it a second time."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +58,8 @@ class Auditing:
         # Its own, so that the data stay open.
         recomputer = Recomputer(run, module, me.parameters, on_cpu(me.optimizer.state, me.task.loss))
         Knowing(me.exchange.host, question, recomputer, me.parameters)
+        self._optimizer, self._host = me.optimizer, me.exchange.host
+        threading.Thread(target=self._hear_of_equivocations, name="equivocations", daemon=True).start()
 
     def stepped(self, step: GlobalStep, contributions: Mapping[str, Contribution]) -> None:
         self._auditor.stepped(step.step, contributions)
@@ -64,6 +70,15 @@ class Auditing:
 
     def close(self) -> None:
         self._auditor.close()
+
+    def _hear_of_equivocations(self) -> None:
+        """As long as there is a host that hears of them."""
+        with suppress(RuntimeError):
+            while True:
+                found = self._host.call(EquivocationService.next).result()
+                # What is old may be shown again and again, by anybody, of somebody whom the organizer has let back in.
+                if abs(found.step - self._optimizer.step) < MAX_STEPS_AGO:
+                    self._auditor.convict(found.verdict)
 
     def _send_away(self, verdict: Verdict) -> None:
         progress = self._tracker.others().get(verdict.peer)

@@ -4,6 +4,7 @@
 `shouts`: it sends its gradient a thousand times over, and accounts for its work truly,
 `accuses`: it trains honestly, and what it says of the work of others is false,
 `miscomputes`: it means well, and its machine computes wrongly.
+`two faces`: it trains honestly, and tells one reducer something else of itself than the others.
 """
 
 import os
@@ -17,9 +18,13 @@ from dedloc_kit.records import Contribution
 from dedloc_kit.swarm.audits.known_answer import Trial
 from dedloc_kit.swarm.audits.questions import Found, Recompute
 from dedloc_kit.swarm.audits.recomputing import Recomputer
+from dedloc_kit.swarm.averaging.allreduce import AllReduce
 from dedloc_kit.swarm.averaging.feedback import Coding
+from dedloc_kit.swarm.averaging.group import Group
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.averaging.pledges import Pledges
+from dedloc_kit.swarm.averaging.service import AveragingService, Opening, Start
+from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.peer import SwarmPeer
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed
 from dedloc_kit.tasks import Batch
@@ -61,11 +66,28 @@ def _accuse() -> None:
     volunteer._answering = accusing
 
 
+def _show_two_faces() -> None:
+    make = AveragingService._runner
+
+    async def runner(self: AveragingService, step: int, group: Group, start: Start, flat: Tensor) -> AllReduce:
+        made = await make(self, step, group, start, flat)
+        mine = made.handshake.mine
+        other = self._signer.sign(mine.model_copy(update={"time": mine.time - 1.0}))
+        openings = [Opening(group=group.id, introduction=each) for each in (other, made.handshake.introduction)]
+        fooled = next(peer for peer in group.peers if peer != self._signer.peer)
+        made._open_stream = lambda peer: self._endpoint.open(peer, self, encode(openings[peer != fooled]))
+        return made
+
+    AveragingService._runner = runner  # type: ignore[method-assign]
+
+
 if CHEAT == "shouts":
     _shout()
 elif CHEAT == "accuses":
     _accuse()
 elif CHEAT == "climbs":
     Trial.failed = lambda *_: []  # type: ignore[method-assign]
+elif CHEAT == "two faces":
+    _show_two_faces()
 
 TASKS = {"causal": Climbs if CHEAT in ("climbs", "miscomputes") else Causal}

@@ -13,15 +13,16 @@ from tests.text_runs import text_run, write_text
 CHEATS = {
     "climbs": ("is not the gradient", "has another gradient", "is wrong"),
     "shouts": ("is not the gradient",),
+    "two faces": ("introduced itself to one round in two ways",),
     "accuses": ("what it computed to check another volunteer is wrong",),
 }
-"""How three cheat (`tests.cheating_tasks`), and of what each may be convicted."""
+"""How four cheat (`tests.cheating_tasks`), and of what each may be convicted."""
 HONEST = ("one", "two", "three", "four")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_of_seven_volunteers_three_that_cheat_are_found_and_sent_away_and_the_others_train_on(tmp_path: Path) -> None:
+def test_of_eight_volunteers_four_that_cheat_are_found_and_sent_away_and_the_others_train_on(tmp_path: Path) -> None:
     write_text(tmp_path)
     run = text_run(tmp_path, "causal")
     run = run.model_copy(

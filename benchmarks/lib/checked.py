@@ -23,6 +23,7 @@ from dedloc_kit.swarm.audits.proofs import Proven, Shown
 from dedloc_kit.swarm.audits.questions import Found, Prove, Recompute
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.averaging.compression import Codec
+from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.proving import proven, work_of
 from dedloc_kit.swarm.network.service import NoAnswer
@@ -57,7 +58,10 @@ class Checks:
 
     def pledges(self, folder: Path, peers: int) -> Sequence[Pledges]:
         """Of each peer, in an empty folder."""
-        self._asked.pledges = [Pledges(Kept(folder / str(peer), LOTS)) for peer in range(peers)]
+        self._asked.pledges = [
+            Pledges(Kept(folder / str(peer), LOTS), IntroducedRounds(folder / f"rounds of {peer}"))
+            for peer in range(peers)
+        ]
         return self._asked.pledges
 
     @property

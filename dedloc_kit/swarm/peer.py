@@ -18,12 +18,14 @@ from dedloc_kit.events import Joined
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.audits.answering import RecomputeService
 from dedloc_kit.swarm.audits.audit import GIVEN_UP_STEPS, KEPT_STEPS
+from dedloc_kit.swarm.audits.equivocation import EquivocationService
 from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.kept_parameters import KeptParameters
 from dedloc_kit.swarm.audits.known_answer import KnownAnswers
 from dedloc_kit.swarm.audits.probation import StandingService
 from dedloc_kit.swarm.audits.proofs import ProofService
 from dedloc_kit.swarm.averaging.averager import Averager
+from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.row_meeting import Matchmaking, RowService
 from dedloc_kit.swarm.averaging.search import GroupService
@@ -204,8 +206,8 @@ def exchange_of(
     rules: Rules | None = None,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing` and `known-answer`; those of the directory, of
-    reachability and of admission live in the node's process.
+    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`; those
+    of the directory, of reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
 
@@ -223,7 +225,9 @@ def exchange_of(
         # All modules stand to the end. Looking through them for garbage would hold up a round by 0.2 to 0.4 s.
         gc.freeze()
         p2p = await node.replicate_p2p()
-        pledges = Pledges(Kept(folder / "pledged", LOTS)) if run.trust.checks == "on" else None
+        pledges = None
+        if run.trust.checks == "on":
+            pledges = Pledges(Kept(folder / "pledged", LOTS), IntroducedRounds(folder / "introduced-rounds"))
         try:
             endpoint = Endpoint(p2p, run.run_id)
             donor = Donor(owner.query, source.layout)
@@ -233,18 +237,20 @@ def exchange_of(
                 signer.peer, endpoint, client_mode=bool(node.client_mode), followed=lambda: groups.followed
             )
             matchmaking = Matchmaking(groups, rows)
-            own = replace(rules, pledges=pledges)
-            averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, own, node.gate.organizer)
+            organizer = node.gate.organizer
+            equivocation = None if pledges is None else EquivocationService(endpoint, signer.peer, organizer)
+            own = replace(rules, pledges=pledges, equivocation=equivocation)
+            averaging = AveragingService(endpoint, matchmaking, signer, run, vector, donor, own, organizer)
             # Also of a client: whoever it is connected to can open streams to it as well. A coordinator that was away
             # while only clients went on can get the newest state from nobody else.
             checks: Sequence[Service] = ()
-            if pledges is not None:
-                organizer = node.gate.organizer
+            if pledges is not None and equivocation is not None:
 
                 def take(standing: str) -> None:
                     pledges.stand(read(signer, run.run_id, organizer, signer.peer, standing).confirmed, standing)
 
                 checks = (
+                    equivocation,
                     ProofService(endpoint, organizer, pledges.prove, pledges.work_of),
                     RecomputeService(endpoint, organizer),
                     StandingService(endpoint, organizer, take),

@@ -96,7 +96,7 @@ class Auditor:
             # Who takes a step alone sends nothing to anybody, and has nothing to show.
             for peer in self._residuals.follow(step, {} if alone else counted):
                 why = f"what compression left over is not that of its last contribution (global step {step})"
-                self._submit(partial(self._convict, Verdict(peer, why, (counted[peer],))))
+                self._submit(partial(self.convict, Verdict(peer, why, (counted[peer],))))
             for peer, pledged in {} if alone else counted.items():
                 if self._drawn(peer, pledged):
                     self._submit(partial(self._audit, peer, pledged, self._residuals.earlier(peer)))
@@ -146,11 +146,11 @@ class Auditor:
             outcome = Audit(author, pledged, earlier, self._inquiry, self._newest, self._chance).outcome()
         _log.info("audit of %s in global step %d: %s", author, pledged.step, outcome.result)
         for verdict in outcome.verdicts:
-            self._convict(verdict)
+            self.convict(verdict)
         with self._lock:
             unshown = self._note(author, outcome.result, pledged)
         if unshown is not None:
-            self._convict(unshown)
+            self.convict(unshown)
 
     def _audit_average(self, counted: Mapping[str, Pledged], weights: Mapping[str, int]) -> None:
         """Average a chunk again that a reducer has averaged."""
@@ -173,7 +173,7 @@ class Auditor:
             wrong = self._note_average(reducers[number], is_far_off(made, right))
         if wrong:
             why = f"what it averaged is not what was sent (global step {pledges[0].step})"
-            self._convict(Verdict(reducers[number], why, tuple(pledges)))
+            self.convict(Verdict(reducers[number], why, tuple(pledges)))
 
     def _note_average(self, reducer: str, far_off: bool) -> bool:
         """Was it wrong too often?"""
@@ -208,7 +208,8 @@ class Auditor:
             return None
         return Verdict(author, f"it does not show its work (global step {pledged.step})", (pledged,))
 
-    def _convict(self, verdict: Verdict) -> None:
+    def convict(self, verdict: Verdict) -> None:
+        """What was found is proof; also of what was found elsewhere."""
         with self._lock:
             if self._spared(verdict.peer):
                 return

@@ -135,6 +135,12 @@ class AllReduce:
         return tuple(self.plan.members[owner] for owner in self.plan.deal(roll.reducers).owners[0])
 
     @property
+    def differing(self) -> list[tuple[bytes, ...]]:
+        """Introductions that are not those on the roll (`Handshake.differing`), as far as there was one."""
+        roll = self._voter.roll
+        return [] if roll is None else self.handshake.differing(roll)
+
+    @property
     def liars(self) -> set[int]:
         """Members that have sent this peer nonsense."""
         return {member for member, absence in self._absent.items() if absence == "sent nonsense"}

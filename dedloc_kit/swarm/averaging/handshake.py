@@ -105,6 +105,15 @@ class Handshake:
         weights = self.weights({m: contributions[self.members[m]] for m in roll.counted})
         return Introductions(contributions, tuple(self._told[member] for member in roll.counted), weights)
 
+    def differing(self, roll: Roll) -> list[tuple[bytes, ...]]:
+        """What those introduced themselves with to this peer, in another way than is on the roll, or who are not on it;
+        and the one on the roll, if that was told. In an order that differs by round and is the same for all."""
+        me, names = self.members.index(self.me), roll.introductions
+        members = [member for member, name in self.names.items() if name != names[member] and member != me]
+        members.sort(key=lambda member: hash_of(roll.group.encode(), self.members[member].encode()))
+        told = {m: (self._told[m],) if m in self._told and hash_of(self._told[m]) == names[m] else () for m in members}
+        return [(self.signed[member], *told[member]) for member in members]
+
     def weights(self, brought: Mapping[int, Contribution]) -> dict[int, int]:
         """How many samples of each of these members count: all of the roll that are in one row, or in all rows."""
         return in_rows(self._weigh, self._rows.__getitem__, claims_in(brought))

@@ -14,6 +14,7 @@ from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.audits.proofs import Shown
 from dedloc_kit.swarm.audits.questions import Proof, Prove
 from dedloc_kit.swarm.averaging.feedback import Coding
+from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.plan import Plan
 from dedloc_kit.swarm.trust.commitments import Commitment
 from dedloc_kit.swarm.trust.pledge import Pledged, Sealed, nothing_pledged, part_content, pieces, window
@@ -39,10 +40,11 @@ class Pledges:
     """Of this peer, for one round after the other. One thread at a time may use it; any thread may `prove`.
 
     :param kept: `LOTS` lots of it
+    :param rounds: in which it has introduced itself
     """
 
-    def __init__(self, kept: Kept) -> None:
-        self._kept = kept
+    def __init__(self, kept: Kept, rounds: IntroducedRounds) -> None:
+        self._kept, self._rounds = kept, rounds
         self._made: dict[str, _Made] = {}
         self._work: dict[str, bytes] = {}
         self._confirmed, self._standing = 0, ""
@@ -54,11 +56,12 @@ class Pledges:
         self, group: str, mine: Contribution, work: Sequence[bytes], plan: Plan, flat: Tensor, coding: Coding
     ) -> tuple[Pledged, Sealed | None]:
         """Encode all of this peer's vector, and commit to it and to the lines of work. Takes a while; raises ValueError
-        for a vector that cannot be encoded, or samples without work.
+        for a vector that cannot be encoded, samples without work, or a round that this peer was introduced to before.
 
         :param coding: begun with its samples
         :return: nothing is sealed of who brings no samples
         """
+        self._rounds.add(group)
         self._next = self._now
         if not mine.samples:
             return nothing_pledged(mine, group), None

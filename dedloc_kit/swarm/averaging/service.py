@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dedloc_kit.records import Contribution, Digest, Record
 from dedloc_kit.run import RunConfig
+from dedloc_kit.swarm.audits.equivocation import HANDED_IN, EquivocationService
 from dedloc_kit.swarm.averaging.agreement.roll import Votes
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.compression import codec_of
@@ -86,6 +87,8 @@ class Rules:
     all_reduce: type[AllReduce] = AllReduce
     pledges: Pledges | None = None
     """This peer's, where members are checked."""
+    equivocation: EquivocationService | None = None
+    """Likewise."""
 
 
 def rules_of(run: RunConfig) -> Rules:
@@ -297,6 +300,8 @@ class AveragingService(Service):
             return RoundResult("failed", group.id, detail=detail, culprits=culprits, named=named)
         finally:
             self._donor.line_free.set()
+            if runner is not None and self._rules.equivocation is not None:
+                self._rules.equivocation.hand_in(runner.differing[:HANDED_IN])
 
     async def _runner(self, step: int, group: Group, start: Start, flat: Tensor) -> AllReduce:
         me, layout = self._signer.peer, self._vector.layout

@@ -97,6 +97,8 @@ def opened(kind: type[R], data: bytes) -> tuple[str, R]:
         raise ValueError(f"{kind.__name__}: not a signed record")
     try:
         subkey, value = MSGPackSerializer.loads(data)
+        if MSGPackSerializer.dumps([subkey, value]) != data:
+            raise ValueError("it is not spelled as its author does")  # else anybody could make two of one
         body = verified(_envelope(kind, subkey, value), subkey)
         plain = MSGPackSerializer.loads(body)
     except Exception as error:  # hostile bytes make msgpack raise nearly anything

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hivemind.utils import get_dht_time
+from torch import Tensor
 
 from dedloc_kit.records import Contribution, Progress, Receipt, StateInfo
 from dedloc_kit.swarm.averaging.compression import decode_all, read_part
@@ -15,7 +16,7 @@ from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.unpacking import unpack
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.receipts import decay_in, opened, rewind_in, told
-from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses
+from dedloc_kit.swarm.rounds.witnesses import Verdict, Witnesses, confirmed
 from dedloc_kit.swarm.transfer.contents import RecentAverage, version_of
 from dedloc_kit.swarm.trust.weight import claimed, claims_in
 from dedloc_kit.training.state import Position, TrainingState
@@ -50,6 +51,8 @@ class CatchUp:
         self._state, self._exchange, self._tracker = state, exchange, tracker
         self._run, self._signer, self._profile, self._stop = state.run, signer, profile, stop
         self._on_loading = on_loading
+        self._checked = self._run.trust.checks == "on"
+        """Then whoever is given anything false would seem to cheat."""
         self._liars: set[str] = set()
         # Since a state was wrong, and it could be any of its donors; or the swarm was faster than its witnesses answer,
         # of whom the organizer needs none.
@@ -107,7 +110,7 @@ class CatchUp:
     # Averages that we missed
 
     def _take_averages(self) -> list[MissedStep]:
-        missed: list[MissedStep] = []
+        missed, tracker = list[MissedStep](), self._tracker
         while not self._stop.is_set():
             newest = self._tracker.newest(self._state.position)
             donors = self._to_ask(self._tracker.at(*newest)) if newest.step > self._state.step else []
@@ -121,6 +124,9 @@ class CatchUp:
                 stop=self._stop,
             )
             if found is None:
+                break
+            if self._checked and not confirmed(found, self._exchange.transfers.ask_for_digest, tracker, self._stop):
+                tracker.reject("a missed average: nobody whose word counts confirms it")
                 break
             try:
                 missed.append(self._take(found))
@@ -198,7 +204,7 @@ class CatchUp:
             verdict = "right" if certain else witnesses.judge(version_of(info), tensors, self._state.loose)
             if verdict != "right":
                 raise ValueError("it is not the one that others hold" if verdict == "wrong" else "nobody confirms it")
-            self._state.load(tensors, info, receipts)
+            self._state.load(self._but_buffers(tensors), info, receipts)
         except (ValueError, TypeError, KeyError) as error:
             _log.warning("a downloaded state was refused: %s", error)
             return witnesses.verdict
@@ -206,6 +212,13 @@ class CatchUp:
         self._tracker.belief.reached(info.step, float(get_dht_time()))
         self._one_by_one = False
         return "right"
+
+    def _but_buffers(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Where members are checked the model's buffers stay: no witness knows them, and what a task computes then
+        depends on none that training changes, but may on others, such as the numbers of positions."""
+        loose = self._state.loose if self._checked else frozenset[int]()
+        own = self._state.tensors()
+        return [own[number] if number in loose else tensor for number, tensor in enumerate(tensors)]
 
     def _blame(self, donors: Sequence[str]) -> None:
         """These donors have sent a state that is wrong: one of them, or all."""

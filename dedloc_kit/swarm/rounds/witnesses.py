@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.network.service import decode
+from dedloc_kit.swarm.transfer.contents import RecentAverage
 from dedloc_kit.swarm.transfer.protocol import Header
 from dedloc_kit.training.sketch import SEED_BYTES, Sketch, differ, read
 
@@ -81,12 +82,12 @@ class Witnesses:
         """Ask those who have not answered yet; returns who is beyond this step, and who has not come to it."""
         ahead, behind = set[str](), set[str]()
         asked = {}
-        for peer in self._whom(step):
+        for peer in _whom(self._tracker, step):
             if peer not in self._told:
                 seed = secrets.token_bytes(SEED_BYTES)
                 asked[peer] = seed, self._ask(peer, self._version, seed)
         for peer, (seed, answer) in asked.items():
-            header = self._answer(answer)
+            header = _answered(answer, self._stop)
             if header is None:
                 continue
             if header.answer == "here":
@@ -98,26 +99,48 @@ class Witnesses:
                 (ahead if _step_of(header.version) > step else behind).add(peer)
         return ahead, behind
 
-    def _answer(self, answer: Future[Header | None]) -> Header | None:
-        until = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < until and not self._stop.is_set():
-            with suppress(TimeoutError):
-                return answer.result(PAUSE_SECONDS)
-        return None
-
-    def _whom(self, step: int) -> list[str]:
-        """The organizer, if it is there; else those who hold that state or are about to, whose word counts most."""
-        others, belief = self._tracker.others(), self._tracker.belief
-        if belief.organizer in others:
-            return [belief.organizer]
-        near = [peer for peer, progress in others.items() if progress.step >= step - 1]
-        return sorted(near, key=belief.weight, reverse=True)[:MAX_ASKED]
-
     def _differs(self, tensors: Sequence[Tensor], seed: bytes, told: Sketch, loose: frozenset[int]) -> bool:
         try:
             return bool(set(differ(tensors, seed, told)) - loose)
         except ValueError:
             return True
+
+
+def confirmed(
+    found: RecentAverage,
+    ask: Callable[[str, str], Future[Header | None]],
+    tracker: Tracker,
+    stop: threading.Event,
+) -> bool:
+    """Do those whose word counts hold this very average? They have taken the step with it.
+
+    :param ask: asks a peer for the digest of the average that followed a round; a future of a Header or None
+    """
+    asked = {peer: ask(peer, found.after) for peer in _whom(tracker, found.step)}
+    headers = {peer: _answered(answer, stop) for peer, answer in asked.items()}
+    alike = {
+        peer
+        for peer, header in headers.items()
+        if header is not None and header.answer == "here" and header.metadata == found.digest
+    }
+    return tracker.proves(alike)
+
+
+def _whom(tracker: Tracker, step: int) -> list[str]:
+    """The organizer, if it is there; else those who hold that state or are about to, whose word counts most."""
+    others, belief = tracker.others(), tracker.belief
+    if belief.organizer in others:
+        return [belief.organizer]
+    near = [peer for peer, progress in others.items() if progress.step >= step - 1]
+    return sorted(near, key=belief.weight, reverse=True)[:MAX_ASKED]
+
+
+def _answered(answer: Future[Header | None], stop: threading.Event) -> Header | None:
+    until = time.monotonic() + ANSWER_SECONDS
+    while time.monotonic() < until and not stop.is_set():
+        with suppress(TimeoutError):
+            return answer.result(PAUSE_SECONDS)
+    return None
 
 
 def _step_of(version: str) -> int:

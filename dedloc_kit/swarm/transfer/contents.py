@@ -1,5 +1,6 @@
 """What peers fetch from each other, as it travels: the whole training state, or the average of a recent round."""
 
+import hashlib
 import itertools
 import math
 import os
@@ -7,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -160,6 +162,14 @@ class RecentAverage:
             lengths=tuple(map(len, self.parts)),
         )
         return Content(self.round, MSGPackSerializer.dumps(info.model_dump()), memoryview(b"".join(self.parts)))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of all from which the step follows."""
+        content = self.content()
+        whole = hashlib.sha256(len(content.metadata).to_bytes(8, "big") + content.metadata)
+        whole.update(content.data)
+        return whole.digest()
 
     @classmethod
     def read(cls, metadata: bytes, content: memoryview) -> "RecentAverage":

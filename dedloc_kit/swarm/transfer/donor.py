@@ -59,8 +59,9 @@ class Donor:
     async def serve(self, peer: str, stream: Stream) -> None:
         """Send another peer the blocks that it asks for."""
         request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
-        while request.what == "sketch":
-            await stream.send(encode(await alive_until(stream, self._questions.answer(peer, request))))
+        while request.what in ("sketch", "digest"):
+            answer = self._questions.answer(peer, request) if request.what == "sketch" else self._digest(request)
+            await stream.send(encode(await alive_until(stream, answer)))
             request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
         with self._places[request.what].place_for(peer, strict=self.line_free.is_set()) as place:
             while True:
@@ -88,6 +89,17 @@ class Donor:
         finally:
             self._forget_later(content)
 
+    async def _digest(self, request: Request) -> Header:
+        """Of an average that this peer took part in; it is made once."""
+        average = self._average_after(request.after) if self._willing else None
+        if average is None:
+            return Header(answer="nothing")
+        digest = await asyncio.to_thread(lambda: average.digest)
+        return Header(answer="here", version=average.round, metadata=digest)
+
+    def _average_after(self, round: str) -> RecentAverage | None:
+        return next((average for average in self._averages if average.after == round), None)
+
     async def _find(self, request: Request) -> Content | None:
         """What was asked for, or the newest state where that version is gone; None if there is neither."""
         if not self._willing:
@@ -97,7 +109,7 @@ class Donor:
             return self._contents[key]
         if request.what == "state":
             return await self._newest_content()
-        average = next((average for average in self._averages if average.after == request.after), None)
+        average = self._average_after(request.after)
         return None if average is None else self._hold(key, average.content())
 
     async def _newest_content(self) -> Content | None:

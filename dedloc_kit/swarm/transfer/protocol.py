@@ -41,11 +41,11 @@ Answer = Literal["here", "busy", "nothing"]
 
 
 class Request(Record):
-    """A block that the asking side wants, or a sketch of the state of a version."""
+    """A block that the asking side wants, a sketch of the state of a version, or the digest of an average."""
 
-    what: Literal["state", "average", "sketch"]
+    what: Literal["state", "average", "sketch", "digest"]
     after: Digest = ""
-    """For an average: the round before it."""
+    """For an average and its digest: the round before it."""
     version: Version = ""
     """Of which it must be a block; empty for the newest that the donor has."""
     begin: Count = 0

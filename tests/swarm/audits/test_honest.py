@@ -25,6 +25,7 @@ from dedloc_kit.swarm.audits.recomputing import Recomputer, line_of
 from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.averaging.compression import codec_of, decode_all
 from dedloc_kit.swarm.averaging.feedback import Coding, Feedback
+from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.plan import Plan, balanced
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.proving import proven, work_of
@@ -89,7 +90,9 @@ class Volunteer:
         self._flat = torch.zeros(world.state.layout.size)
         feedbacks = Feedback(world.state.layout.size), Feedback(world.state.layout.size)
         self._coding = Coding(codec_of(world.run.averaging.compression), *feedbacks)
-        self.pledges = pledges = Pledges(Kept(world.folder / f"{peer} {session}", LOTS))
+        self.pledges = pledges = Pledges(
+            Kept(world.folder / f"{peer} {session}", LOTS), IntroducedRounds(world.folder / f"rounds of {peer}")
+        )
         self.work_of = pledges.work_of
         self._unlearned = list[str]()
         task, seed = create_task(world.run), seed_of(world.run.run_id, peer, session)

@@ -20,6 +20,7 @@ from dedloc_kit.swarm.audits.kept import Kept
 from dedloc_kit.swarm.averaging.agreement.roll import Roll
 from dedloc_kit.swarm.averaging.allreduce import AllReduce, Patience
 from dedloc_kit.swarm.averaging.group import Group, GroupRequest, Member
+from dedloc_kit.swarm.averaging.introduced_rounds import IntroducedRounds
 from dedloc_kit.swarm.averaging.pledges import LOTS, Pledges
 from dedloc_kit.swarm.averaging.result import RoundResult
 from dedloc_kit.swarm.averaging.service import AveragingService, Start, rules_of
@@ -66,7 +67,8 @@ class Party:
         usual: Any = rules_of(self._run)
         rules = replace(usual, all_reduce=lambda *arguments: self.all_reduce(*arguments))
         if self._run.trust.checks == "on":
-            self.pledges.append(Pledges(Kept(self._folder / f"pledged by {signer.peer}", LOTS)))
+            rounds = IntroducedRounds(self._folder / f"rounds of {signer.peer}")
+            self.pledges.append(Pledges(Kept(self._folder / f"pledged by {signer.peer}", LOTS), rounds))
             rules = replace(rules, pledges=self.pledges[-1])
         return AveragingService(endpoint, groups, signer, self._run, vector, donor, rules, self._organizer)
 

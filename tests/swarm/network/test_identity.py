@@ -6,13 +6,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedloc_kit.swarm.network.identity import Identity, Signer, author, verified
+from dedloc_kit.swarm.network.identity import Identity, Signer, author, opened, verified
 from tests.swarm.harness import a_signer
 from tests.swarm.hostile.client import misspelt
+from tests.swarm.network.doubling import Number
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +117,17 @@ def test_a_key_that_libp2p_does_not_make_owns_nothing(bits: int, exponent: int) 
     key = RSAPublicKey(RSAPublicNumbers(exponent, 2 ** (bits - 1) + 2 ** (bits - 2) + 1).public_key())
     with pytest.raises(ValueError, match="owner"):
         author(b"[owner:" + key.to_bytes() + b"]")
+
+
+def test_a_signed_record_has_one_spelling_or_others_could_make_two_of_one(victim: Signer) -> None:
+    said = victim.sign(Number(value=3))
+    assert opened(Number, said) == (victim.peer, Number(value=3))
+    subkey, _ = MSGPackSerializer.loads(said)
+    for other in (
+        b"\xdc\x00\x02" + said[1:],  # an array with a longer head
+        said[:1] + b"\xc6" + len(subkey).to_bytes(4, "big") + said[4:],  # bytes with one
+        said.replace(b"\xc5" + len(subkey).to_bytes(2, "big"), b"\xda" + len(subkey).to_bytes(2, "big")),
+    ):
+        assert other != said
+        with pytest.raises(ValueError, match=r"spelled|cannot be read"):
+            opened(Number, other)
