@@ -230,6 +230,7 @@ def test_what_a_member_brings_must_be_its_own_for_this_step_and_believable(
     brought = Contribution(**{**usual, "loss": 1.0, "name": "", "time": 9.0, **values})
     me: Any = SimpleNamespace(
         _signer=SimpleNamespace(open=lambda *_: (author, brought)),
+        _organizer="",
         _run=SimpleNamespace(run_id=brought.run_id, global_batch=10, trust=TrustConfig()),
     )
     if why is None:
@@ -258,7 +259,9 @@ def test_where_members_are_checked_each_brings_a_pledge_for_this_very_round(
     pledge = {"group": "ab", "microbatches": 1, **dict.fromkeys(("parts", "before", "after", "work"), bytes(32))}
     brought = Pledged.parse({**usual, **pledge, "loss": 1.0, "name": "", "time": 9.0, **values})
     me: Any = SimpleNamespace(
-        _signer=signer, _run=SimpleNamespace(run_id=brought.run_id, global_batch=10, trust=TrustConfig(checks="on"))
+        _signer=signer,
+        _organizer="",
+        _run=SimpleNamespace(run_id=brought.run_id, global_batch=10, trust=TrustConfig(checks="on")),
     )
     if fine:
         assert AveragingService._introduced(me, signer.peer, signer.sign(brought), 2, "ab") == brought
