@@ -82,6 +82,13 @@ MUTATIONS = (
         "tests/swarm/trust/test_weight.py -k last_seen",
     ),
     Mutation(
+        "newcomers wait for who has standing and pauses",
+        "swarm/trust/weight.py",
+        "known.get(peer, 0) if takes_part else 0",
+        "known.get(peer, 0)",
+        "tests/swarm/trust/test_weight.py -k pauses",
+    ),
+    Mutation(
         "a newcomer is checked no more than others",
         "swarm/audits/auditor.py",
         "self._trust.alarm_share if self._probation.untried(pledged) else 0.0",
@@ -883,7 +890,7 @@ MUTATIONS = (
         "what is told fills a batch though it does not count",
         "swarm/trust/weight.py",
         "        return sum(self._weigh(claims).values())",
-        "        return sum(told.values())",
+        "        return sum(claim.samples for claim in claims.values())",
         "tests/swarm/rounds/test_rounds.py -k claims_too_much",
     ),
     Mutation(

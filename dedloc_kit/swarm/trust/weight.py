@@ -119,6 +119,9 @@ class Counting:
     def samples(self, mine: int, others: Mapping[str, Progress]) -> int:
         """What counts of what this peer has and the others of its row have told."""
         known = self._confirmed
-        told = {self._me: mine, **{peer: progress.samples for peer, progress in others.items()}}
-        claims = {peer: Claim(samples, known.get(peer, 0)) for peer, samples in told.items()}
+        claims = {self._me: Claim(mine, known.get(self._me, 0) if mine else 0)}
+        for peer, told in others.items():
+            # Who pauses brings nothing to a round and shows no standing there: newcomers do not wait for it.
+            takes_part = told.samples or told.samples_per_second
+            claims[peer] = Claim(told.samples, known.get(peer, 0) if takes_part else 0)
         return sum(self._weigh(claims).values())

@@ -92,6 +92,17 @@ def test_what_peers_tell_counts_as_what_was_last_seen_of_them_says() -> None:
     assert counting.samples(40, others) == 40 + 10
 
 
+def test_newcomers_count_for_nothing_before_those_with_standing_have_begun_and_in_full_where_all_of_those_pause() -> (
+    None
+):
+    counting = Counting(Earned(claimed), "me")
+    counting.saw({"old": pledged("old", 1, confirmed=30), "me": pledged("me", 1)})
+    newcomer = progress(samples=40)
+    begun = progress(samples=0, samples_per_second=1.0)
+    assert counting.samples(0, {"old": begun, "new": newcomer}) == 0
+    assert counting.samples(0, {"old": progress(samples=0, samples_per_second=0.0), "new": newcomer}) == 40
+
+
 @pytest.mark.parametrize("known", [(0, 1), (0, 2), (0, 1, 2)])
 def test_a_row_is_weighed_alike_whatever_is_known_of_the_others(known: tuple[int, ...]) -> None:
     claims = claims_of({0: 10, 1: 1000, 2: 90, 3: 7, 4: 12})
