@@ -73,6 +73,7 @@ def main() -> int:
     names = (
         "ratio",
         f">= {GOOD}",
+        "reacted",
         "unmoved",
         "calm",
         "settled",
