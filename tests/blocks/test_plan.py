@@ -94,6 +94,7 @@ def test_nobody_leaves_a_layer_that_is_served_by_it_alone() -> None:
 def test_servers_slide_one_after_the_other_where_no_single_move_fills_a_gap() -> None:
     """Only layer 4 is served twice, and 12 by nobody: its second server must make room for the third one first."""
     servers = served("0:5", "4:8", "8:12")
+    assert {name for name, _ in useful_moves(13, servers, now=0.0)} == {"b"}  # were c first, 8 would have none
     moved = []
     while moves := useful_moves(13, servers, now=0.0):
         name, span = moves[0]

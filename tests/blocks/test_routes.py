@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,19 @@ def merged(choice: tuple[Server, ...]) -> tuple[Hop, ...]:
     return tuple(hops)
 
 
+class Counted(dict[tuple[str, str], float]):
+    """How often is it asked?"""
+
+    asked = 0
+
+    def get(self, *args: Any) -> Any:
+        self.asked += 1
+        return super().get(*args)
+
+
 def test_many_servers_cost_no_more_than_those_that_seem_quickest() -> None:
     servers = [server(f"{i}", "0:8", speed=1.0 + i) for i in range(10 * LOOKED_AT)]
-    [hop] = route(Span(0, 8), servers, "me", {})
+    trips = Counted()
+    [hop] = route(Span(0, 8), servers, "me", trips)
     assert int(hop.server) >= 9 * LOOKED_AT
+    assert trips.asked <= 2 * (len(servers) + 8 * LOOKED_AT**2)
