@@ -24,7 +24,7 @@ ORDER = (
     {"client", "display"},
     {"data", "training"},
     {"picture_model"},
-    {"tasks", "ledger"},
+    {"tasks", "blocks", "ledger"},
     {"evaluation", "steering"},
     {"access"},
     {"swarm", "lasting", "start_line"},
