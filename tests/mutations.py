@@ -40,6 +40,48 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a span of layers that the model does not have",
+        "blocks/span.py",
+        "if not 0 <= begin < end <= config.num_hidden_layers:",
+        "if False:",
+        "tests/blocks/test_span.py -k does_not_have",
+    ),
+    Mutation(
+        "layers of a span count from their place in the whole model",
+        "blocks/span.py",
+        "module.layer_idx = number - begin",
+        "module.layer_idx = number",
+        "tests/blocks/test_span.py -k token_by_token",
+    ),
+    Mutation(
+        "a model that changes hidden states outside its layers is divided",
+        "blocks/span.py",
+        "        self._check_frame()\n",
+        "",
+        "tests/blocks/test_span.py -k does_more",
+    ),
+    Mutation(
+        "a step follows a past that a span does not have",
+        "blocks/past.py",
+        "if self.tokens > held or max(self.rows or (0,)) >= max(batch, 1):",
+        "if False:",
+        "tests/blocks/test_past.py -k another_past",
+    ),
+    Mutation(
+        "what has slid out of a window is taken to be there",
+        "blocks/past.py",
+        "if layer.keys.shape[-2] < needed:",
+        "if False:",
+        "tests/blocks/test_past.py -k slid_out",
+    ),
+    Mutation(
+        "another cache than a distant one is taken for a past",
+        "blocks/ends.py",
+        "if not isinstance(cache, DistantCache):",
+        "if False:",
+        "tests/blocks/test_ends.py -k do_not_have",
+    ),
+    Mutation(
         "a member says itself what is confirmed of it",
         "swarm/averaging/service.py",
         "        check_standing(self._signer, self._organizer, peer, contribution)\n",

@@ -118,7 +118,9 @@ def ends(config: Any, tensors: Mapping[str, torch.Tensor], session: Callable[[],
     :param session: begins one
     """
     library = causal_class(config)
-    kind: Any = type(library.__name__, (Ends, library), {"session": staticmethod(session)})
+    # The library looks into the module of a class for what this can do.
+    attributes = {"session": staticmethod(session), "__module__": library.__module__}
+    kind: Any = type(library.__name__, (Ends, library), attributes)
     model = kind.from_pretrained(None, config=cut(config, 0, 0), state_dict=dict(tensors))
     body = model.base_model.get_submodule(Layout.of(model).holder)
     norm = next((getattr(body, name) for name in FINAL_NORMS if isinstance(getattr(body, name, None), nn.Module)), None)

@@ -41,7 +41,7 @@ class Past:
         if self.tokens < held or (held and recording):  # without recording, crop(0) left nothing in early 5.x
             try:
                 cache.crop(self.tokens - held)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:  # of early 5.x the latter
                 raise ValueError(f"tokens before {self.tokens} have slid out of a window") from error
         for layer in cache.layers:
             if held and getattr(layer, "is_sliding", False):
