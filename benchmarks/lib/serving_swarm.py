@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dedloc_kit.blocks.plan import Intention, Server, Span, bottleneck, intend, may_begin, place
+from dedloc_kit.blocks.plan import Intention, LayerRange, Server, bottleneck, intend, may_begin, place
 
 LOOK, DELAY, EXPIRY, LOAD, SETTLE = 15, 5, 30, 60, 10
 """Seconds between two looks of a server, until others see its record, until they miss it when it is gone, of loading,
@@ -25,7 +25,7 @@ class Record:
     """When it first announced this span as a newcomer."""
     loaded: int | None = None
     """When it serves all of the span; None before it loads."""
-    serving: Span | None = None
+    serving: LayerRange | None = None
     intention: Intention | None = None
     """Announced, or begun and not ended."""
 
@@ -36,11 +36,11 @@ class ServingSwarm:
     def __init__(self, layers: int, moves: bool = True) -> None:
         self.layers, self.now, self._move = layers, 0, moves
         self.records: dict[str, Record] = {}
-        self.moved: list[tuple[int, str, Span]] = []
+        self.moved: list[tuple[int, str, LayerRange]] = []
         self._gone: dict[str, tuple[int, Record]] = {}
         self._past: deque[dict[str, Record]] = deque([{}] * DELAY, maxlen=DELAY)
 
-    def join(self, name: str, speed: float, memory: int, span: Span | None = None) -> None:
+    def join(self, name: str, speed: float, memory: int, span: LayerRange | None = None) -> None:
         """With a span: it serves that from now on."""
         self._gone.pop(name, None)
         if span is not None:
@@ -108,7 +108,7 @@ class ServingSwarm:
             server = replace(record.server, span=mine.span, moved=float(self.now))
             old, new = record.server.span, mine.span
             begin, end = max(old.begin, new.begin), min(old.end, new.end)
-            shared = Span(begin, end) if begin < end else None
+            shared = LayerRange(begin, end) if begin < end else None
             begun = replace(mine, begun=float(self.now))
             self.records[name] = Record(server, record.announced, self.now + LOAD, shared, begun)
 

@@ -36,7 +36,7 @@ Loads = NDArray[np.int64]
 
 
 @dataclass(frozen=True, order=True)
-class Span:
+class LayerRange:
     """Layers from `begin` up to before `end`; raises ValueError for what cannot be."""
 
     begin: int
@@ -66,7 +66,7 @@ class Server:
     """
 
     name: str
-    span: Span
+    span: LayerRange
     speed: float
     moved: float | None = None
     pinned: bool = False
@@ -89,7 +89,7 @@ class Intention:
     """
 
     server: str
-    span: Span
+    span: LayerRange
     announced: float
     begun: float | None = None
 
@@ -98,11 +98,11 @@ class Intention:
         return now < (self.announced + HELD if self.begun is None else self.begun + MOVING)
 
 
-def unserved(needed: Span, servers: Iterable[Server]) -> tuple[Span, ...]:
+def unserved(needed: LayerRange, servers: Iterable[Server]) -> tuple[LayerRange, ...]:
     """Which of these layers nobody serves."""
     loads = _loads(needed.end, servers)[needed.begin :] == 0
     edges = np.flatnonzero(np.diff(np.concatenate(([False], loads, [False]))))
-    return tuple(Span(needed.begin + int(a), needed.begin + int(b)) for a, b in edges.reshape(-1, 2))
+    return tuple(LayerRange(needed.begin + int(a), needed.begin + int(b)) for a, b in edges.reshape(-1, 2))
 
 
 def bottleneck(layers: int, servers: Iterable[Server]) -> float:
@@ -110,7 +110,7 @@ def bottleneck(layers: int, servers: Iterable[Server]) -> float:
     return float(_loads(layers, servers).min()) * _UNIT
 
 
-def place(layers: int, servers: Collection[Server], name: str, speed: float, memory: int) -> Span:
+def place(layers: int, servers: Collection[Server], name: str, speed: float, memory: int) -> LayerRange:
     """Which span a newcomer takes: the one after which the worst-served layers are served best.
 
     Those who have announced a span and are about to serve it belong to `servers`. Of equal spans newcomers take
@@ -125,7 +125,7 @@ def place(layers: int, servers: Collection[Server], name: str, speed: float, mem
     best = np.sort(loads[order[-1]])
     equal = [begin for begin, row in zip(begins, loads, strict=True) if np.array_equal(np.sort(row), best)]
     begin = min(equal, key=lambda begin: draw(name, str(begin)))
-    return Span(begin, begin + length)
+    return LayerRange(begin, begin + length)
 
 
 def intend(layers: int, servers: Collection[Server], name: str, mine: Intention | None, now: float) -> Intention | None:
@@ -145,7 +145,7 @@ def may_begin(
 ) -> bool:
     """May this server begin the move that it has announced? One moves at a time, the earliest of those that gain."""
     moves = useful_moves(layers, servers, now)
-    patience = SECOND_LOOK_IN_NEED if unserved(Span(0, layers), servers) else SECOND_LOOK
+    patience = SECOND_LOOK_IN_NEED if unserved(LayerRange(0, layers), servers) else SECOND_LOOK
     if (mine.server, mine.span) not in moves or now < mine.announced + patience:
         return False
     return not any(
@@ -153,18 +153,18 @@ def may_begin(
     )
 
 
-def useful_moves(layers: int, servers: Collection[Server], now: float) -> tuple[tuple[str, Span], ...]:
+def useful_moves(layers: int, servers: Collection[Server], now: float) -> tuple[tuple[str, LayerRange], ...]:
     """Moves with which the bottleneck begins to gain enough, the best first.
 
     As few moves as do it, one after the other; none of them lowers the bottleneck or leaves a layer without a server.
     """
     ordered = tuple(sorted(servers, key=lambda server: (server.name, server.span)))
-    in_need = bool(unserved(Span(0, layers), ordered))
+    in_need = bool(unserved(LayerRange(0, layers), ordered))
     free = frozenset(i for i, server in enumerate(ordered) if not (server.pinned or server.rests(now, in_need)))
     return _useful_moves(layers, tuple(replace(server, moved=None) for server in ordered), free)
 
 
-def _goes_first(other: Intention, mine: Intention, moves: Collection[tuple[str, Span]]) -> bool:
+def _goes_first(other: Intention, mine: Intention, moves: Collection[tuple[str, LayerRange]]) -> bool:
     """One that gains nothing holds nobody back; where two were announced at once their names decide."""
     gains = (other.server, other.span) in moves
     return other.begun is not None or (gains and (other.announced, other.server) < (mine.announced, mine.server))
@@ -177,18 +177,18 @@ class _Plan:
     :ivar free: numbers of the servers that may still move
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[LayerRange, ...]
     loads: Loads
     free: frozenset[int]
-    moves: tuple[tuple[int, Span], ...] = ()
+    moves: tuple[tuple[int, LayerRange], ...] = ()
 
-    def then(self, index: int, span: Span, loads: Loads) -> "_Plan":
+    def then(self, index: int, span: LayerRange, loads: Loads) -> "_Plan":
         spans = (*self.spans[:index], span, *self.spans[index + 1 :])
         return _Plan(spans, loads, self.free - {index}, (*self.moves, (index, span)))
 
 
 @lru_cache(maxsize=64)  # a server looks often, and mostly nothing has changed
-def _useful_moves(layers: int, servers: tuple[Server, ...], free: frozenset[int]) -> tuple[tuple[str, Span], ...]:
+def _useful_moves(layers: int, servers: tuple[Server, ...], free: frozenset[int]) -> tuple[tuple[str, LayerRange], ...]:
     loads = _loads(layers, servers)
     enough = max(1, math.ceil(GAIN * int(loads.min())))
     if loads.mean() < enough:
@@ -204,7 +204,7 @@ def _useful_moves(layers: int, servers: tuple[Server, ...], free: frozenset[int]
 
 def _one_more_move(layers: int, servers: Sequence[Server], plans: Iterable[_Plan], width: int) -> list[_Plan]:
     """The best assignments that one more move leads to, the best first, each once."""
-    found: dict[tuple[Span, ...], _Plan] = {}
+    found: dict[tuple[LayerRange, ...], _Plan] = {}
     for plan in plans:
         nexts = [_moves_of(layers, servers[index].speed, plan, index) for index in sorted(plan.free)]
         refs = [(index, span) for index, (spans, _) in zip(sorted(plan.free), nexts, strict=True) for span in spans]
@@ -219,14 +219,16 @@ def _one_more_move(layers: int, servers: Sequence[Server], plans: Iterable[_Plan
     return [all_found[place] for place in _best_first(np.stack([plan.loads for plan in all_found]))[:width]]
 
 
-def _moves_of(layers: int, speed: float, plan: _Plan, index: int) -> tuple[list[Span], Loads]:
+def _moves_of(layers: int, speed: float, plan: _Plan, index: int) -> tuple[list[LayerRange], Loads]:
     """Where else that server may be, and what the layers can pass then."""
     span = plan.spans[index]
     others = (*plan.spans[:index], *plan.spans[index + 1 :])
     begins = [begin for begin in _begins(layers, len(span), others) if begin != span.begin]
     loads = plan.loads - _covers(layers, len(span), [span.begin], speed) + _covers(layers, len(span), begins, speed)
     allowed = (loads.min(axis=1) >= plan.loads.min()) & ~((loads == 0) & (plan.loads > 0)).any(axis=1)
-    return [Span(begin, begin + len(span)) for begin, may in zip(begins, allowed, strict=True) if may], loads[allowed]
+    return [LayerRange(begin, begin + len(span)) for begin, may in zip(begins, allowed, strict=True) if may], loads[
+        allowed
+    ]
 
 
 def _best_first(rows: Loads) -> list[int]:
@@ -235,7 +237,7 @@ def _best_first(rows: Loads) -> list[int]:
     return [int(place) for place in np.lexsort((badly, -rows.min(axis=1)))]
 
 
-def _begins(layers: int, length: int, spans: Iterable[Span]) -> list[int]:
+def _begins(layers: int, length: int, spans: Iterable[LayerRange]) -> list[int]:
     """Where a span may begin: at or up to the border of another one or of the model, so gaps stay in few pieces."""
     borders = {0, layers, *(edge for span in spans for edge in (span.begin, span.end))}
     return sorted({begin for edge in borders for begin in (edge, edge - length) if 0 <= begin <= layers - length})

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dedloc_kit.blocks.plan import Server, Span, draw, unserved
+from dedloc_kit.blocks.plan import LayerRange, Server, draw, unserved
 
 UNMEASURED, MAX_ROUND_TRIP = 0.2, 60.0
 """Seconds of a round trip that nobody has measured, and from which on none is believed."""
@@ -19,19 +19,19 @@ class Hop:
     """A part of a way: these layers on this server."""
 
     server: str
-    span: Span
+    span: LayerRange
 
 
 class NoRoute(Exception):
     """Nobody serves some of the layers that a client needs."""
 
-    def __init__(self, missing: tuple[Span, ...]) -> None:
+    def __init__(self, missing: tuple[LayerRange, ...]) -> None:
         super().__init__(f"nobody serves the layers {', '.join(map(str, missing))}")
         self.missing = missing
 
 
 def route(
-    needed: Span,
+    needed: LayerRange,
     servers: Iterable[Server],
     client: str,
     round_trips: Mapping[tuple[str, str], float],
@@ -87,7 +87,10 @@ def _trip(round_trips: Mapping[tuple[str, str], float], one: str, other: str) ->
 
 
 def _hops(
-    usable: Sequence[Server], came_from: Mapping[tuple[int, int], tuple[int, int]], end: tuple[int, int], needed: Span
+    usable: Sequence[Server],
+    came_from: Mapping[tuple[int, int], tuple[int, int]],
+    end: tuple[int, int],
+    needed: LayerRange,
 ) -> tuple[Hop, ...]:
     """Back from the end of a way; layers of one server in a row are one hop."""
     hops: list[Hop] = []
@@ -95,8 +98,8 @@ def _hops(
     while layer > needed.begin:
         name = usable[index].name
         if hops and hops[-1].server == name:
-            hops[-1] = replace(hops[-1], span=Span(layer - 1, hops[-1].span.end))
+            hops[-1] = replace(hops[-1], span=LayerRange(layer - 1, hops[-1].span.end))
         else:
-            hops.append(Hop(name, Span(layer - 1, layer)))
+            hops.append(Hop(name, LayerRange(layer - 1, layer)))
         layer, index = came_from[(layer, index)]
     return tuple(reversed(hops))

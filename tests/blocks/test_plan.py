@@ -16,8 +16,8 @@ from dedloc_kit.blocks.plan import (
     SECOND_LOOK,
     SECOND_LOOK_IN_NEED,
     Intention,
+    LayerRange,
     Server,
-    Span,
     bottleneck,
     intend,
     may_begin,
@@ -29,48 +29,50 @@ from dedloc_kit.blocks.plan import (
 
 def served(*spans: str, speed: float = 1.0) -> list[Server]:
     """Servers of that speed, named a, b, c ...; a span is written `0:4`."""
-    return [Server("abcdefghijklmnop"[i], Span(*map(int, span.split(":"))), speed) for i, span in enumerate(spans)]
+    return [
+        Server("abcdefghijklmnop"[i], LayerRange(*map(int, span.split(":"))), speed) for i, span in enumerate(spans)
+    ]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(-1, 2), (2, 2), (3, 2), (0, MAX_LAYERS + 1)])
 def test_a_span_that_cannot_be_is_refused(begin: int, end: int) -> None:
     with pytest.raises(ValueError, match="no span"):
-        Span(begin, end)
+        LayerRange(begin, end)
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf"), 1e9])
 def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
     with pytest.raises(ValueError, match="no speed"):
-        Server("a", Span(0, 2), speed)
+        Server("a", LayerRange(0, 2), speed)
 
 
 def test_layers_that_nobody_serves_are_named() -> None:
-    assert unserved(Span(0, 12), served("0:4", "6:9")) == (Span(4, 6), Span(9, 12))
-    assert unserved(Span(1, 8), served("0:4", "6:9")) == (Span(4, 6),)
-    assert unserved(Span(0, 9), served("0:4", "4:9")) == ()
+    assert unserved(LayerRange(0, 12), served("0:4", "6:9")) == (LayerRange(4, 6), LayerRange(9, 12))
+    assert unserved(LayerRange(1, 8), served("0:4", "6:9")) == (LayerRange(4, 6),)
+    assert unserved(LayerRange(0, 9), served("0:4", "4:9")) == ()
 
 
 def test_the_bottleneck_is_the_worst_served_layer() -> None:
-    assert bottleneck(8, [Server("a", Span(0, 8), 2.0), Server("b", Span(2, 8), 3.0)]) == 2.0
+    assert bottleneck(8, [Server("a", LayerRange(0, 8), 2.0), Server("b", LayerRange(2, 8), 3.0)]) == 2.0
     assert bottleneck(8, served("0:4")) == 0.0
 
 
 def test_a_newcomer_takes_the_gap() -> None:
-    assert place(12, served("0:4", "8:12", "0:4"), "new", 1.0, 4) == Span(4, 8)
+    assert place(12, served("0:4", "8:12", "0:4"), "new", 1.0, 4) == LayerRange(4, 8)
 
 
 def test_a_newcomer_takes_the_slowest_layers_where_there_is_no_gap() -> None:
-    servers = [Server("a", Span(0, 6), 5.0), Server("b", Span(6, 12), 2.0)]
-    assert place(12, servers, "new", 1.0, 6) == Span(6, 12)
+    servers = [Server("a", LayerRange(0, 6), 5.0), Server("b", LayerRange(6, 12), 2.0)]
+    assert place(12, servers, "new", 1.0, 6) == LayerRange(6, 12)
 
 
 def test_a_newcomer_with_room_for_more_takes_the_whole_model() -> None:
-    assert place(12, [], "new", 1.0, 100) == Span(0, 12)
+    assert place(12, [], "new", 1.0, 100) == LayerRange(0, 12)
 
 
 def test_newcomers_take_different_ones_of_equal_spans() -> None:
     taken = Counter(place(12, [], f"newcomer {i}", 1.0, 6) for i in range(40))
-    assert taken.keys() == {Span(0, 6), Span(6, 12)}
+    assert taken.keys() == {LayerRange(0, 6), LayerRange(6, 12)}
     assert min(taken.values()) >= 8
 
 
@@ -79,12 +81,12 @@ def test_gaps_stay_in_one_piece() -> None:
     servers: list[Server] = []
     for name in "abcd":
         servers.append(Server(name, place(48, servers, name, 1.0, 12), 1.0))
-    assert unserved(Span(0, 48), servers) == ()
+    assert unserved(LayerRange(0, 48), servers) == ()
 
 
 def test_a_gap_is_filled_by_who_is_not_needed_where_it_is() -> None:
     servers = served("0:4", "0:4", "4:8")
-    assert set(useful_moves(12, servers, now=0.0)) == {("a", Span(8, 12)), ("b", Span(8, 12))}
+    assert set(useful_moves(12, servers, now=0.0)) == {("a", LayerRange(8, 12)), ("b", LayerRange(8, 12))}
 
 
 def test_nobody_leaves_a_layer_that_is_served_by_it_alone() -> None:
@@ -100,25 +102,25 @@ def test_servers_slide_one_after_the_other_where_no_single_move_fills_a_gap() ->
         name, span = moves[0]
         servers = [Server(s.name, span, s.speed) if s.name == name else s for s in servers]
         moved.append(name)
-    assert unserved(Span(0, 13), servers) == ()
+    assert unserved(LayerRange(0, 13), servers) == ()
     assert moved == ["b", "c"]
 
 
 def test_a_move_has_to_raise_the_bottleneck_by_a_quarter() -> None:
     def two_halves(small: float) -> list[Server]:
-        halves = [Server("a", Span(0, 4), 4.0), Server("b", Span(4, 8), 4.0)]
-        return [*halves, Server("c", Span(0, 4), small), Server("d", Span(0, 4), small)]
+        halves = [Server("a", LayerRange(0, 4), 4.0), Server("b", LayerRange(4, 8), 4.0)]
+        return [*halves, Server("c", LayerRange(0, 4), small), Server("d", LayerRange(0, 4), small)]
 
     assert GAIN == 1.25
     assert useful_moves(8, two_halves(0.9), now=0.0) == ()
-    assert set(useful_moves(8, two_halves(1.0), now=0.0)) == {("c", Span(4, 8)), ("d", Span(4, 8))}
+    assert set(useful_moves(8, two_halves(1.0), now=0.0)) == {("c", LayerRange(4, 8)), ("d", LayerRange(4, 8))}
 
 
 def test_two_moves_that_gain_only_together_are_begun() -> None:
     """The second and the third quarter lack the same: to fill one of them alone gains nothing."""
     servers = served("0:4", "4:8", "8:12", "0:4", "0:4", "0:4", "12:16", "12:16")
     moves = useful_moves(16, servers, now=0.0)
-    assert {span for _, span in moves} == {Span(4, 8), Span(8, 12)}
+    assert {span for _, span in moves} == {LayerRange(4, 8), LayerRange(8, 12)}
 
 
 def test_who_has_moved_rests_and_who_is_pinned_stays() -> None:
@@ -131,7 +133,7 @@ def test_who_has_moved_rests_and_who_is_pinned_stays() -> None:
 
 
 CROWD = served("0:4", "0:4", "0:4", "4:8")
-MINE = Intention("a", Span(4, 8), announced=100.0)
+MINE = Intention("a", LayerRange(4, 8), announced=100.0)
 
 
 def test_a_move_is_announced_kept_and_taken_back() -> None:
@@ -141,7 +143,7 @@ def test_a_move_is_announced_kept_and_taken_back() -> None:
     assert intend(8, served("0:4", "4:8", "4:8"), "a", announced, now=130.0) is None
     assert intend(8, CROWD, "d", None, now=100.0) is None
     late = 100.0 + HELD / 2
-    assert intend(8, CROWD, "a", announced, now=late) == Intention("a", Span(4, 8), late)
+    assert intend(8, CROWD, "a", announced, now=late) == Intention("a", LayerRange(4, 8), late)
 
 
 def test_a_move_begins_only_after_a_second_look() -> None:
@@ -156,16 +158,16 @@ def test_a_move_begins_only_after_a_second_look() -> None:
 @pytest.mark.parametrize(
     ("other", "waits"),
     [
-        (Intention("b", Span(4, 8), announced=99.0), True),
-        (Intention("b", Span(4, 8), announced=101.0), False),
-        (Intention("b", Span(4, 8), announced=100.0), False),  # at once: names decide
-        (Intention("b", Span(0, 4), announced=99.0), False),  # gains nothing
-        (Intention("d", Span(0, 4), announced=99.0), False),  # would leave a layer
-        (Intention("z", Span(4, 8), announced=99.0), False),  # nobody that is there
-        (Intention("d", Span(0, 4), announced=150.0, begun=155.0), True),
-        (Intention("d", Span(0, 4), announced=0.0, begun=160.0 - MOVING), False),
-        (Intention("b", Span(4, 8), announced=160.0 - HELD), False),
-        (Intention("a", Span(4, 8), announced=99.0), False),  # my own
+        (Intention("b", LayerRange(4, 8), announced=99.0), True),
+        (Intention("b", LayerRange(4, 8), announced=101.0), False),
+        (Intention("b", LayerRange(4, 8), announced=100.0), False),  # at once: names decide
+        (Intention("b", LayerRange(0, 4), announced=99.0), False),  # gains nothing
+        (Intention("d", LayerRange(0, 4), announced=99.0), False),  # would leave a layer
+        (Intention("z", LayerRange(4, 8), announced=99.0), False),  # nobody that is there
+        (Intention("d", LayerRange(0, 4), announced=150.0, begun=155.0), True),
+        (Intention("d", LayerRange(0, 4), announced=0.0, begun=160.0 - MOVING), False),
+        (Intention("b", LayerRange(4, 8), announced=160.0 - HELD), False),
+        (Intention("a", LayerRange(4, 8), announced=99.0), False),  # my own
     ],
 )
 def test_the_earliest_of_the_moves_that_gain_holds(other: Intention, waits: bool) -> None:
@@ -175,8 +177,8 @@ def test_the_earliest_of_the_moves_that_gain_holds(other: Intention, waits: bool
 def test_of_many_that_want_the_same_gap_one_moves() -> None:
     swarm = ServingSwarm(8)
     for i in range(12):
-        swarm.join(f"server {i}", 1.0, 4, Span(0, 4))
-    swarm.join("last", 1.0, 4, Span(4, 8))
+        swarm.join(f"server {i}", 1.0, 4, LayerRange(0, 4))
+    swarm.join("last", 1.0, 4, LayerRange(4, 8))
     swarm.leave("last")
     filled = next(now for now in swarm.run(300) if swarm.bottleneck() > 0)
     assert len(swarm.moved) == 1
@@ -186,7 +188,7 @@ def test_of_many_that_want_the_same_gap_one_moves() -> None:
 def test_many_that_balance_end_move_one_at_a_time_and_stay() -> None:
     swarm = ServingSwarm(8)
     for i in range(8):
-        swarm.join(f"server {i}", 1.0, 4, Span(0, 4) if i else Span(4, 8))
+        swarm.join(f"server {i}", 1.0, 4, LayerRange(0, 4) if i else LayerRange(4, 8))
     bottlenecks = [swarm.bottleneck() for _ in swarm.run(2 * 3600)]
     assert bottlenecks[-1] == 4
     assert bottlenecks == sorted(bottlenecks)
@@ -209,8 +211,8 @@ def test_a_server_that_comes_and_goes_moves_nobody_back_and_forth() -> None:
     """Every two minutes half of the swarm's second half goes or comes back."""
     swarm = ServingSwarm(8)
     for i in range(6):
-        swarm.join(f"server {i}", 1.0, 4, Span(0, 4) if i < 3 else Span(4, 8))
+        swarm.join(f"server {i}", 1.0, 4, LayerRange(0, 4) if i < 3 else LayerRange(4, 8))
     for now in swarm.run(3600):
         if now % 120 == 0:
-            swarm.join("flapping", 3.0, 4, Span(4, 8)) if now % 240 else swarm.leave("flapping")
+            swarm.join("flapping", 3.0, 4, LayerRange(4, 8)) if now % 240 else swarm.leave("flapping")
     assert max(Counter(name for _, name, _ in swarm.moved).values(), default=0) <= 1

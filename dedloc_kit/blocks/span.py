@@ -1,0 +1,147 @@
+"""Some consecutive layers of a causal language model, computed by the model's own class of transformers."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from dedloc_kit.blocks.architecture import Layout, causal_class, cut, skeleton
+from dedloc_kit.blocks.past import Past
+from dedloc_kit.errors import UserError
+
+
+class Span(nn.Module):
+    """Layers [begin, end) of the model that a configuration describes.
+
+    It is the model's base class with these layers and nothing else, so masks, rotary embeddings, ALiBi and sliding
+    windows are the library's. The layers lie on the `meta` device until `load_state_dict(..., assign=True)` gives them
+    their tensors, as `wanted` names them. Raises UserError for a range that the model does not have, and for a model
+    that does more between its embeddings and its final norm than to run layers.
+    """
+
+    def __init__(self, config: Any, begin: int, end: int) -> None:
+        super().__init__()
+        causal_class(config)
+        if not 0 <= begin < end <= config.num_hidden_layers:
+            raise UserError(f"no span {begin}:{end} in a model with {config.num_hidden_layers} layers")
+        whole = skeleton(config)
+        self.layout = Layout.of(whole)
+        self.begin, self.end = begin, end
+        self.config = cut(whole.config, begin, end)
+        self.base = whole.base_model
+        self._takes_positions = "position_ids" in inspect.signature(self.base.forward).parameters
+        body = self.base.get_submodule(self.layout.holder)
+        # They are built as part of the whole, for some follow from their number, and run as layers from 0 on.
+        layers = getattr(body, self.layout.layers)[begin:end]
+        for module in layers.modules():
+            if isinstance(number := getattr(module, "layer_idx", None), int):
+                module.layer_idx = number - begin
+        setattr(body, self.layout.layers, nn.ModuleList())
+        for module in [*self.base.modules(), *layers.modules()]:
+            if hasattr(module, "config"):
+                module.config = self.config
+        self._empty(body)
+        self.eval()
+        self._check_frame()
+        setattr(body, self.layout.layers, layers.eval())
+
+    @classmethod
+    def of(cls, model: Any, begin: int, end: int) -> "Span":
+        """The same out of a whole model in memory, whose tensors it shares."""
+        span, tensors = cls(model.config, begin, end), model.state_dict()
+        wanted = span.wanted(tensors)
+        span.load_state_dict({own: tensors[name] for name, own in wanted.items()}, assign=True)
+        return span
+
+    def wanted(self, names: Iterable[str]) -> dict[str, str]:
+        """Which tensors of a checkpoint it needs, of all that this holds, and their names here.
+
+        Raises UserError if one is missing.
+        """
+        own, wanted = set(self.state_dict()), {}
+        for name in names:
+            layer, rest = self.layout.layer_of(name) or (-1, "")
+            key = f"base.{self.layout.path}.{layer - self.begin}.{rest}"
+            if self.begin <= layer < self.end and key in own:
+                wanted[name] = key
+        if missing := sorted(own.difference(wanted.values())):
+            raise UserError(
+                f"the checkpoint lacks {len(missing)} tensors of layers {self.begin}:{self.end}: {missing[0]}"
+            )
+        return wanted
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        cache: Any | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [batch, tokens, hidden] after these layers.
+
+        :param attention_mask: [batch, past and new tokens], 0 for padding
+        :param position_ids: [batch, new tokens]
+        :param cache: holds the past of these layers, and gets the new tokens; None where there is none
+        """
+        positions = {"position_ids": position_ids} if self._takes_positions else {}
+        use = {"past_key_values": cache, "use_cache": cache is not None}
+        output = self.base(inputs_embeds=hidden, attention_mask=attention_mask, **positions, **use)
+        after: torch.Tensor = output.last_hidden_state
+        return after
+
+    def new_cache(self) -> Any:
+        return DynamicCache(config=self.config)
+
+    def _empty(self, body: nn.Module) -> None:
+        """What is around the layers goes: embeddings and norms have weights, rotary embeddings computed buffers."""
+        for name, child in list(body.named_children()):
+            if isinstance(child, nn.Embedding) and child is not self.base.get_input_embeddings():
+                setattr(body, name, _NoPosition())  # GPT-2 and OPT add them to what they are given
+            elif next(child.parameters(), None) is not None:
+                setattr(body, name, nn.Identity())
+            elif next(child.buffers(), None) is not None:
+                setattr(body, name, type(child)(config=self.config))  # they are in no checkpoint
+
+    def _check_frame(self) -> None:
+        """Without layers it has to return what it gets."""
+        given = torch.arange(2.0 * self.config.hidden_size).view(1, 2, -1)
+        try:
+            kept = torch.equal(self(given, None, None), given)
+        except Exception as error:  # whatever such a class needs beside hidden states
+            raise UserError(f"{self.config.model_type} cannot be divided into spans: {error!r:.200}") from error
+        if not kept:
+            raise UserError(f"{self.config.model_type} changes hidden states outside its layers; it cannot be divided")
+
+
+class CachedSpan:
+    """A span in one session, with the past of its steps. After an error it is of no use any more."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._cache = span.new_cache()
+        self._batch = 0
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        past: Past,
+    ) -> torch.Tensor:
+        """The hidden states after the span, as `Span.forward`; raises ValueError if there is no such past."""
+        if past.tokens == 0:
+            self._cache, self._batch = self._span.new_cache(), len(hidden)
+        past.restore(self._cache, self._batch)
+        self._batch = self._batch if past.rows is None else len(past.rows)
+        if self._batch != len(hidden):
+            raise ValueError(f"{len(hidden)} rows follow a past of {self._batch}")
+        return self._span.forward(hidden, attention_mask, position_ids, self._cache)
+
+
+class _NoPosition(nn.Module):
+    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.zeros(())

@@ -1,0 +1,170 @@
+"""A model whose layers are elsewhere answers as the whole one does."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from dedloc_kit.blocks.ends import DistantCache, Through, ends
+from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.errors import UserError
+from tests.blocks import tiny
+
+Tensors = torch.Tensor | None
+TEXT = torch.tensor([[5, 9, 7, 5, 9, 7, 5, 9], [11, 4, 8, 3, 11, 4, 8, 3]])
+PADDED = torch.tensor([[0, 0, 0, 7, 5, 9, 7, 5], [11, 4, 8, 3, 11, 4, 8, 3]])
+Pair = tuple[Any, Any, "Near"]
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "temperature": 1.5, "top_k": 0},
+    "several samples": {"do_sample": True, "num_return_sequences": 3},
+    "beams": {"num_beams": 3},
+    "prompt lookup": {"text": TEXT[:1], "prompt_lookup_num_tokens": 3},
+    "padded": {"text": PADDED},
+    "padded beams": {"text": PADDED, "num_beams": 3},
+}
+
+
+class Near:
+    """Two spans in this process, and what they were asked to remember."""
+
+    def __init__(self, whole: Any) -> None:
+        self.spans = [Span.of(whole, 0, 1), Span.of(whole, 1, tiny.LAYERS)]
+        self.pasts: list[Past | None] = []
+
+    def session(self) -> Through:
+        return Session(self)
+
+
+class Session:
+    def __init__(self, near: Near) -> None:
+        self._near = near
+        self._remembering = [CachedSpan(span) for span in near.spans]
+
+    def __call__(
+        self, hidden: torch.Tensor, attention_mask: Tensors, position_ids: Tensors, past: Past | None
+    ) -> torch.Tensor:
+        self._near.pasts.append(past)
+        for span, remembering in zip(self._near.spans, self._remembering, strict=True):
+            given = hidden, attention_mask, position_ids
+            hidden = span.forward(*given) if past is None else remembering(*given, past)
+        return hidden
+
+
+def divided(whole: Any) -> tuple[Any, Near]:
+    near, tensors = Near(whole), whole.state_dict()
+    outside = Span(whole.config, 0, 1).layout.outside(tensors)
+    return ends(whole.config, {name: tensors[name] for name in outside}, near.session), near
+
+
+def written(model: Any, text: torch.Tensor = TEXT, **how: Any) -> torch.Tensor:
+    torch.manual_seed(3)
+    how = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 96, **how}
+    out: torch.Tensor = model.generate(text, attention_mask=(text != 0).long(), **how)
+    return out
+
+
+@pytest.fixture(scope="module", params=["Llama", "Gemma3Text"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    whole = tiny.model(request.param)
+    return whole, *divided(whole)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_generate_writes_the_same(pair: Pair, way: str) -> None:
+    whole, model, _ = pair
+    local = written(whole, **WAYS[way])
+    assert torch.equal(written(model, **WAYS[way]), local)
+    assert local[:, 8:].unique().numel() > 3
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_every_family_continues_a_padded_batch_as_the_whole_model_does(family: str) -> None:
+    whole = tiny.model(family)
+    model, near = divided(whole)
+    assert torch.equal(written(model, PADDED, max_new_tokens=7), written(whole, PADDED, max_new_tokens=7))
+    assert [past and past.tokens for past in near.pasts] == [0, *range(8, 14)]
+
+
+def test_several_calls_go_on_where_the_last_one_ended(pair: Pair) -> None:
+    whole, model, near = pair
+    past = DistantCache(near.session())
+    first = written(model, past_key_values=past)
+    local = written(whole, max_new_tokens=20)
+    near.pasts.clear()
+    assert torch.equal(first, local[:, :20])
+    assert torch.equal(written(model, first, max_new_tokens=8, past_key_values=past), local)
+    assert near.pasts[0] == Past(19)
+
+
+def test_sessions_of_several_threads_do_not_meet(pair: Pair) -> None:
+    whole, model, _ = pair
+    texts = [torch.tensor([[n, 9, n + 2, 7, n]]) for n in range(3, 9)]
+    how = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": 96}
+    with ThreadPoolExecutor(len(texts)) as threads:
+        answers = list(threads.map(lambda text: model.generate(text, **how), texts))
+    assert all(torch.equal(answer, whole.generate(text, **how)) for text, answer in zip(texts, answers, strict=True))
+
+
+def test_without_a_past_gradients_go_through_the_layers(pair: Pair) -> None:
+    whole, model, near = pair
+    near.pasts.clear()
+    gradients = []
+    for each in (whole, model):
+        given = each.get_input_embeddings()(PADDED).detach().requires_grad_()
+        each(inputs_embeds=given, attention_mask=(PADDED != 0).long(), labels=TEXT, use_cache=False).loss.backward()
+        gradients.append(given.grad)
+    assert near.pasts == [None]
+    assert torch.equal(*gradients)
+    assert gradients[0].abs().sum() > 0
+
+
+def test_a_past_that_the_layers_do_not_have_is_refused(pair: Pair) -> None:
+    _, model, _ = pair
+    with pytest.raises(ValueError, match="DistantCache alone"):
+        model(TEXT, past_key_values=DynamicCache())
+
+
+class Told:
+    """Layers that change nothing."""
+
+    def __init__(self) -> None:
+        self.pasts: list[Past | None] = []
+
+    def __call__(
+        self, hidden: torch.Tensor, attention_mask: Tensors, position_ids: Tensors, past: Past | None
+    ) -> torch.Tensor:
+        self.pasts.append(past)
+        return hidden
+
+
+def test_of_both_meanings_of_crop_it_is_told_what_stays() -> None:
+    told = Told()
+    for given in (-3, 0, 5, -20):
+        past = DistantCache(told)
+        past.step(torch.zeros(2, 8, 1), None, None)
+        past.crop(given)
+        past.step(torch.zeros(2, 1, 1), None, None)
+    assert [each and each.tokens for each in told.pasts[1::2]] == [5, 8, 5, 0]
+
+
+def test_of_rows_that_are_moved_twice_it_is_told_once_where_they_were() -> None:
+    told = Told()
+    past = DistantCache(told)
+    past.reorder_cache(torch.tensor([1, 0]))  # of nothing
+    past.step(torch.zeros(2, 8, 1), None, None)
+    past.batch_repeat_interleave(2)
+    past.batch_select_indices(torch.tensor([3, 0, 1]))
+    past.step(torch.zeros(3, 1, 1), None, None)
+    past.reorder_cache(torch.tensor([2, 2, 0]))
+    past.step(torch.zeros(3, 1, 1), None, None)
+    assert told.pasts == [Past(0), Past(8, (1, 0, 0)), Past(9, (2, 2, 0))]
+
+
+def test_a_model_whose_final_norm_is_not_known_is_refused() -> None:
+    whole = tiny.model("OPT", do_layer_norm_before=False)
+    with pytest.raises(UserError, match="opt has no final norm"):
+        divided(whole)
