@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,7 +84,7 @@ class Volunteer:
     def __init__(self, world: "World", peer: str, kind: Kind, session: str) -> None:
         self.peer, self.kind, self.session = peer, kind, session
         self.lock = threading.Lock()  # it computes one thing at a time
-        self._state, self._answers = world.state, 0
+        self._state, self._answers = world.state, Counter[str]()
         self._replica = Replica(world.state, torch.device("cpu"))
         self._gradients = Gradients([list(self._replica.model.parameters())], world.state.layout)
         self._flat = torch.zeros(world.state.layout.size)
@@ -148,18 +148,19 @@ class Volunteer:
             self._unlearned.append(group)
 
     def prove(self, question: Prove) -> Shown:
-        shown = None if self._too_slow() else self.pledges.prove(question)
+        shown = None if self._too_slow("prove") else self.pledges.prove(question)
         if shown is None:
             raise NoAnswer(self.peer)
         return shown
 
     def recompute(self, question: Recompute) -> Found:
         with self.lock:
-            return Found() if self._too_slow() else self._recomputer.answer(question)
+            return Found() if self._too_slow("recompute") else self._recomputer.answer(question)
 
-    def _too_slow(self) -> bool:
-        self._answers += 1
-        return self.kind.slow and self._answers % 2 == 1
+    def _too_slow(self, to: str) -> bool:
+        """Of each kind every other one: what others ask for meanwhile must not decide how often in a row it is late."""
+        self._answers[to] += 1
+        return self.kind.slow and self._answers[to] % 2 == 1
 
     def _refresh(self, number: int) -> None:
         self._replica.refresh(lambda newer: self._gradients.rebase(newer, number), lambda: None)
