@@ -40,6 +40,27 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a tensor is taken whatever its bytes are",
+        "blocks/weights.py",
+        "if sha256(tensor) != expected.sha256:",
+        "if False:",
+        "tests/blocks/test_weights.py",
+    ),
+    Mutation(
+        "an index leads to any file",
+        "blocks/manifest.py",
+        'ShardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\\.safetensors$")]',
+        "ShardName = Annotated[str, Field()]",
+        "tests/blocks/test_weights.py",
+    ),
+    Mutation(
+        "a manifest of any size is parsed",
+        "blocks/manifest.py",
+        "if len(text) > MAX_BYTES:",
+        "if False:",
+        "tests/blocks/test_weights.py -k too_large",
+    ),
+    Mutation(
         "a span of layers may be of any size",
         "blocks/plan.py",
         "<= MAX_LAYERS:",
