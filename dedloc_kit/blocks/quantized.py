@@ -81,7 +81,7 @@ class Int8Linear(QuantizedLinear):
         weight = _finite(weight)
         scales = (weight.abs().amax(1) / 127).clamp(min=_TINY).bfloat16()
         values = (weight / scales.float()[:, None]).round_().clamp_(-127, 127)
-        self.register_buffer("values", values.to(torch.int8).contiguous())  # the kernel reads row by row
+        self.register_buffer("values", values.to(torch.int8).contiguous())
         self.register_buffer("scales", scales)
 
     def kernel(self, rows: Tensor) -> Tensor:

@@ -72,15 +72,15 @@ def test_gradients_go_to_the_inputs(kind: Quantization, dtype: torch.dtype) -> N
 
 @BOTH
 def test_all_linear_layers_of_a_module_are_replaced_but_those_of_odd_sizes(kind: Quantization) -> None:
-    transposed = Conv1D(64, 32)
-    inner = nn.Sequential(transposed, nn.Linear(64, 33))
-    module = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), inner, nn.Linear(33, 4))
+    transposed, odd = Conv1D(64, 32), nn.Linear(33, 4)
+    module = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Sequential(transposed, nn.Linear(64, 33)), odd)
     inputs = torch.randn(6, 32)
     before, transposed_before = module(inputs), transposed(inputs)
     assert quantize(module, kind) is module
-    replaced = [isinstance(part, QuantizedLinear) for part in (module[0], inner[0], inner[1], module[3])]
-    assert replaced == [True, True, True, False]
-    assert (inner[0](inputs) - transposed_before).norm() < 0.15 * transposed_before.norm()
+    found = [part for part in module.modules() if isinstance(part, QuantizedLinear)]
+    assert [(part.in_features, part.out_features) for part in found] == [(32, 32), (32, 64), (64, 33)]
+    assert module[-1] is odd
+    assert (found[1](inputs) - transposed_before).norm() < 0.15 * transposed_before.norm()
     assert (module(inputs) - before).norm() < 3 * ERROR[kind] * before.norm()
 
 
