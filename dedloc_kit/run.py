@@ -200,7 +200,7 @@ class TrustConfig(Section):
     """What becomes of their gradients. `mean`: each counts for the samples that it claims, whatever it sends. `clip`:
     nobody counts for more samples, or with a longer gradient, than is usual among the members of the round, so that
     a few of them cannot carry a step away. It bounds what strangers can do and does not find out who lies.
-    What machines bring that are faster than most is left out."""
+    What machines bring that are faster than most is left out, unless checks have confirmed it."""
     checks: Annotated[Literal["off", "on"], LATER] = "off"
     """Whether members commit to what they send and what they have computed, and some of it is computed again by others,
     so that who cheats is found and sent away."""

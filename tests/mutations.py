@@ -278,6 +278,13 @@ MUTATIONS = (
         "tests/swarm/trust/test_weight.py -k last_seen",
     ),
     Mutation(
+        "who brings nothing to a round that is refused is taken for one that hides its standing",
+        "swarm/trust/weight.py",
+        "for peer, contribution in contributions.items() if contribution.samples}",
+        "for peer, contribution in contributions.items()}",
+        "tests/swarm/trust/test_weight.py -k last_seen",
+    ),
+    Mutation(
         "newcomers wait for who has standing and pauses",
         "swarm/trust/weight.py",
         "known.get(peer, 0) if takes_part else 0",

@@ -226,9 +226,8 @@ def _moves_of(layers: int, speed: float, plan: _Plan, index: int) -> tuple[list[
     begins = [begin for begin in _begins(layers, len(span), others) if begin != span.begin]
     loads = plan.loads - _covers(layers, len(span), [span.begin], speed) + _covers(layers, len(span), begins, speed)
     allowed = (loads.min(axis=1) >= plan.loads.min()) & ~((loads == 0) & (plan.loads > 0)).any(axis=1)
-    return [LayerRange(begin, begin + len(span)) for begin, may in zip(begins, allowed, strict=True) if may], loads[
-        allowed
-    ]
+    spans = [LayerRange(begin, begin + len(span)) for begin, may in zip(begins, allowed, strict=True) if may]
+    return spans, loads[allowed]
 
 
 def _best_first(rows: Loads) -> list[int]:

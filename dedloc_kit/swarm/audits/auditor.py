@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from dedloc_kit.records import Checks, Contribution
@@ -18,7 +18,7 @@ from dedloc_kit.swarm.audits.audit import AT_ONCE, KEPT_STEPS, Audit, Inquiry, O
 from dedloc_kit.swarm.audits.averages import averaged_again, is_far_off
 from dedloc_kit.swarm.audits.probation import Probation
 from dedloc_kit.swarm.audits.residuals import MAX_AUTHORS, Residuals
-from dedloc_kit.swarm.audits.verdicts import Tally, Verdict
+from dedloc_kit.swarm.audits.verdicts import Verdict
 from dedloc_kit.swarm.network.service import NoAnswer
 from dedloc_kit.swarm.trust.pledge import Pledged
 from dedloc_kit.swarm.trust.weight import claims_in
@@ -69,7 +69,8 @@ class Auditor:
         """How many averages in a row of a reducer were far off."""
         self._convicted: dict[str, int] = {}
         self._closed = False
-        self.tally = Tally()
+        self.tally = Checks(share=trust.share)
+        """Without what holds now, see `checks`."""
 
     @property
     def share(self) -> float:
@@ -79,7 +80,7 @@ class Auditor:
     @property
     def checks(self) -> Checks:
         """How things stand, for everyone."""
-        return Checks(**asdict(self.tally), share=self.share, alarm=self._alarm)
+        return self.tally.model_copy(update={"share": self.share, "alarm": self._alarm})
 
     @property
     def _alarm(self) -> int | None:
@@ -191,12 +192,12 @@ class Auditor:
     def _note(self, author: str, result: Result, pledged: Pledged) -> Verdict | None:
         """Count it; who has not shown its work too often is sent away."""
         if result == "passed":
-            self.tally = replace(self.tally, passed=self.tally.passed + 1)
+            self.tally = self.tally.model_copy(update={"passed": self.tally.passed + 1})
             self._unshown.pop(author, None)
             self._probation.passed(author, pledged)
         if result in ("passed", "convicted"):
             return None
-        self.tally = replace(self.tally, given_up=self.tally.given_up + 1)
+        self.tally = self.tally.model_copy(update={"given_up": self.tally.given_up + 1})
         times, passed = self._unshown.get(author, (0, -1))
         # Where nobody's work can be computed, it is not its author's doing.
         if result == "silent" or (result == "uncomputed" and self.tally.passed > max(passed, 0)):
@@ -220,5 +221,5 @@ class Auditor:
             self._wrong.pop(verdict.peer, None)
             last_passed = self._probation.convicted(verdict.peer)
             self._alarm_until = self._step + ALARM_STEPS
-            self.tally = replace(self.tally, convicted=self.tally.convicted + 1)
+            self.tally = self.tally.model_copy(update={"convicted": self.tally.convicted + 1})
         self._sentence(replace(verdict, last_passed=last_passed))

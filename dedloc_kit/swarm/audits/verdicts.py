@@ -27,16 +27,6 @@ class Verdict:
     """The global step of its newest contribution that was found to be right; 0 if none was."""
 
 
-@dataclass(frozen=True)
-class Tally:
-    """What has come of the audits so far."""
-
-    passed: int = 0
-    given_up: int = 0
-    """Nobody could compute it in time, or its author had left."""
-    convicted: int = 0
-
-
 def keep_evidence(folder: Path, verdict: Verdict) -> None:
     """Write down what shows it, one record a line; a full folder or disk costs the evidence and not the verdict."""
     whole = b""

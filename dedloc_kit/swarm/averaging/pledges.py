@@ -47,7 +47,7 @@ class Pledges:
         self._kept, self._rounds = kept, rounds
         self._made: dict[str, _Made] = {}
         self._work: dict[str, bytes] = {}
-        self._confirmed, self._standing = 0, ""
+        self._standing: tuple[int, str] = (0, "")
         # Of the residuals, so that those after a round are not hashed again before the next one.
         self._now: Commitment | None = None
         self._next: Commitment | None = None
@@ -74,6 +74,7 @@ class Pledges:
         parts = [part_content(*chunk, each) for chunk, each in zip(plan.chunks, encoded, strict=True)]
         made = _Made(plan.chunks, Commitment(parts), self._now or Commitment(before), Commitment(after))
         self._next = made.after
+        confirmed, standing = self._standing
         pledged = Pledged.parse(
             {
                 **mine.model_dump(),
@@ -83,8 +84,8 @@ class Pledges:
                 "after": made.after.root,
                 "work": Commitment(work).root,
                 "microbatches": len(work),
-                "confirmed": self._confirmed,
-                "standing": self._standing,
+                "confirmed": confirmed,
+                "standing": standing,
             }
         )
         self._work[group] = b"".join(work)
@@ -104,7 +105,7 @@ class Pledges:
 
     def stand(self, confirmed: int, standing: str) -> None:
         """The organizer has confirmed so much; it goes into what is pledged from now on."""
-        self._confirmed, self._standing = confirmed, standing
+        self._standing = confirmed, standing  # in one piece, for another thread may be sealing
 
     def counted(self) -> None:
         """The round is complete with this peer: what it lost is the residual of the next one."""

@@ -109,8 +109,8 @@ class Counting:
 
     def saw(self, contributions: Mapping[str, Contribution]) -> set[str]:
         """What members have brought to a round, whether it counted or not. Returns those of whom more was confirmed
-        before."""
-        now = {peer: confirmed(contribution) for peer, contribution in contributions.items()}
+        before; who brings no samples shows nothing of that."""
+        now = {peer: confirmed(contribution) for peer, contribution in contributions.items() if contribution.samples}
         less = {peer for peer, known in self._confirmed.items() if now.get(peer, known) < known}
         merged = {**{p: n for p, n in self._confirmed.items() if p not in now}, **{p: n for p, n in now.items() if n}}
         self._confirmed = dict(list(merged.items())[-MAX_KNOWN:])  # in one piece, for another thread may read it

@@ -398,7 +398,10 @@ def test_who_gave_to_the_step_before_and_comes_to_no_group_is_left_out(tmp_path:
 def test_a_step_for_which_a_round_was_refused_before_tells_who_was_missing_then(tmp_path: Path) -> None:
     me = Peer(tmp_path)
     some: dict[str, Absence] = {"QmGone": "fell silent", "QmBack": "left in the middle"}
-    for result in (RoundResult("refused", absent=some), RoundResult("complete", "ab", {"QmBack": cast(Any, None)})):
+    for result in (
+        RoundResult("refused", absent=some),
+        RoundResult("complete", "ab", {"QmBack": cast(Any, SimpleNamespace(samples=0))}),
+    ):
         me.averager.result = result
         me.hear(5, time=get_dht_time())
         me.gradients.add(1.0, 10, 0)

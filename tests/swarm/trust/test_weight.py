@@ -88,6 +88,8 @@ def test_what_peers_tell_counts_as_what_was_last_seen_of_them_says() -> None:
     assert counting.saw(brought | {"new": pledged("new", 1)}) == set()
     assert counting.samples(40, others) == 40 + 40 + 20
     assert counting.samples(70, others) == 60 + 40 + 25
+    assert counting.saw({"old": pledged("old", 2, samples=0, microbatches=0)}) == set(), "it has nothing to show now"
+    assert counting.samples(40, others) == 40 + 40 + 20
     assert counting.saw({"old": pledged("old", 2)}) == {"old"}, "it hides what it has: it does not count so any more"
     assert counting.samples(40, others) == 40 + 10
 
