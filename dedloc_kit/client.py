@@ -32,6 +32,7 @@ from dedloc_kit.records import (
     Time,
 )
 from dedloc_kit.run import HUB_REPOSITORY, PLAIN_TEXT
+from dedloc_kit.serving.config import swarm_of
 
 TIMEOUT = 10.0
 MAX_BYTES = 4 * 2**20
@@ -75,8 +76,7 @@ def fetch_invitation(where: str, peer: str = "", watch: bool = False) -> Invitat
 
 
 def _checked(invitation: Invitation) -> Invitation:
-    run = invitation.run_config()
-    check_organizer(run.run_id, invitation.organizer)
+    check_organizer(swarm_of(invitation).run_id, invitation.organizer)
     return invitation
 
 

@@ -27,7 +27,7 @@ from pydantic import (
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import has_signed, public, sign
-from dedloc_kit.run import PLAIN_TEXT, RunConfig, parse_run
+from dedloc_kit.run import PLAIN_TEXT, RunConfig, SwarmConfig, parse_run
 from dedloc_kit.validation import describe
 from dedloc_kit.version import __version__
 
@@ -675,6 +675,8 @@ class Invitation(Requirement):
 
     model_config = ConfigDict(extra="forbid")
 
+    kind: Literal["run", "serving"] = "run"
+    """Whether a model is trained or served."""
     run_id: RunId
     organizer: PeerId
     """The coordinator's peer id: whose word counts. It is the hash of its key, so nobody else can speak for it."""
@@ -685,7 +687,7 @@ class Invitation(Requirement):
     peers: tuple[Address, ...] = Field(min_length=1, max_length=64)
     """Addresses of swarm members: the coordinator's, then those of volunteers who agree to that being public."""
     run: dict[str, Any]
-    """The run configuration; its hash must be the fingerprint in `run_id`."""
+    """The run's configuration, or that of the served model; its hash must be the fingerprint in `run_id`."""
     parameters: Count | None = None
     """Of the model, if known: a machine can tell whether it has the memory."""
     key: Signed = ""
@@ -695,7 +697,7 @@ class Invitation(Requirement):
     @classmethod
     def of(
         cls,
-        run: RunConfig,
+        run: SwarmConfig,
         peers: tuple[str, ...],
         url: str | None = None,
         parameters: int | None = None,
@@ -704,6 +706,7 @@ class Invitation(Requirement):
         """Of a coordinator that is the first of these peers; not signed yet."""
         return cls(
             version=__version__,
+            kind="run" if isinstance(run, RunConfig) else "serving",
             run_id=run.run_id,
             organizer=peers[0].rpartition("/p2p/")[2],
             peers=peers,
@@ -742,6 +745,11 @@ class Invitation(Requirement):
 
     def run_config(self) -> RunConfig:
         """The validated configuration; raises UserError if it is not the one that the run id names."""
+        if self.kind != "run":
+            raise UserError(
+                f"{self.run_id} is a model that is served, not trained; to serve it with the others: dedloc serve; "
+                "to talk to it: notebooks/chat.ipynb"
+            )
         try:
             run = parse_run(self.run)
         except UserError as error:
@@ -749,9 +757,13 @@ class Invitation(Requirement):
                 f"the invitation's run configuration does not fit this version of dedloc_kit ({error}); "
                 "install the version that the organizer uses"
             ) from None
-        if run.run_id != self.run_id:
+        self.check_fingerprint(run)
+        return run
+
+    def check_fingerprint(self, swarm: SwarmConfig) -> None:
+        """Raises UserError if this configuration is not the one that the run id names."""
+        if swarm.run_id != self.run_id:
             raise UserError(
-                f"wrong fingerprint: the invitation says {self.run_id}, its configuration is {run.run_id}; "
+                f"wrong fingerprint: the invitation says {self.run_id}, its configuration is {swarm.run_id}; "
                 "ask the organizer for a new invitation and do not edit it"
             )
-        return run

@@ -220,13 +220,39 @@ _WITHOUT_8_BITS = {
 }
 
 
-class RunConfig(Section):
-    """Everything that the peers of one run share. It is immutable: its hash names the run."""
+class SwarmConfig(Section):
+    """What all peers of one swarm share, whatever they do together. It is immutable: its hash names the swarm."""
 
     name: Name
     """Lower-case letters, digits and dashes."""
     about: str = Field(default="", max_length=500, pattern=PLAIN_TEXT)
-    """A sentence or two for volunteers: what is trained, and for whom."""
+    """A sentence or two for volunteers: what this is, and for whom."""
+    access: AccessConfig = AccessConfig()
+
+    @field_validator("access", mode="before")
+    @classmethod
+    def _who_alone(cls, value: object) -> object:
+        """`access = "invite"` is short for the section with this."""
+        return {"who": value} if isinstance(value, str) else value
+
+    def canonical(self) -> str:
+        """The configuration as JSON with sorted keys and every default written out, but for keys that came `LATER`."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of the canonical form."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
+
+    @property
+    def run_id(self) -> str:
+        """`NAME-FINGERPRINT`: peers with different configurations can never meet."""
+        return f"{self.name}-{self.fingerprint}"
+
+
+class RunConfig(SwarmConfig):
+    """Everything that the peers of one run share."""
+
     global_batch: PositiveInt
     """Samples over all peers that lead to one optimizer step."""
     microbatch: PositiveInt | None = None
@@ -237,7 +263,6 @@ class RunConfig(Section):
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     averaging: AveragingConfig = AveragingConfig()
-    access: AccessConfig = AccessConfig()
     trust: Annotated[TrustConfig, LATER] = TrustConfig()
 
     @field_validator("averaging", mode="before")
@@ -245,12 +270,6 @@ class RunConfig(Section):
     def _mode_alone(cls, value: object) -> object:
         """`averaging = "local-steps"` is short for the section with this mode."""
         return {"mode": value} if isinstance(value, str) else value
-
-    @field_validator("access", mode="before")
-    @classmethod
-    def _who_alone(cls, value: object) -> object:
-        """`access = "invite"` is short for the section with this."""
-        return {"who": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _warm_up_fits(self) -> "RunConfig":
@@ -316,20 +335,6 @@ class RunConfig(Section):
     def peer_batch(self) -> int:
         """Samples of one step, over all peers or, with `local-steps`, of one of them."""
         return self.averaging.local_batch if self.averaging.mode == "local-steps" else self.global_batch
-
-    def canonical(self) -> str:
-        """The configuration as JSON with sorted keys and every default written out, but for keys that came `LATER`."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits of the SHA-256 of the canonical form."""
-        return hashlib.sha256(self.canonical().encode()).hexdigest()[:16]
-
-    @property
-    def run_id(self) -> str:
-        """`NAME-FINGERPRINT`: peers with different configurations can never average together."""
-        return f"{self.name}-{self.fingerprint}"
 
 
 class PeerConfig(Section):

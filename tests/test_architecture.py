@@ -20,6 +20,7 @@ ORDER = (
     {"keys", "machine", "resources"},
     {"run", "distribution", "regions"},
     {"records"},
+    {"serving"},
     {"events", "memory", "hub"},
     {"client", "display"},
     {"data", "training"},
@@ -44,14 +45,15 @@ ROOMS = (
     {"audits"},
     {"directory", "transfer"},
     {"membership", "averaging"},
-    {"rounds"},
+    {"rounds", "remote"},
+    {"serving"},
     {"peer", "observer"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
-    *("memory", "hub", "client", "display", "regions", "steering", "access"),
+    *("memory", "hub", "client", "display", "regions", "steering", "access", "serving"),
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line"),

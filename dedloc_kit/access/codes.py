@@ -17,7 +17,7 @@ from dedloc_kit.access.denials import Denied, explained
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE
 from dedloc_kit.records import Record, Time
-from dedloc_kit.run import HubName, RunConfig
+from dedloc_kit.run import HubName, SwarmConfig
 
 MACHINES = 10
 """Of one person at the same time, unless the organizer says otherwise."""
@@ -45,12 +45,12 @@ class Code(Record):
         except ValueError:
             raise explained("unreadable") from None
 
-    def check(self, run: RunConfig, organizer: str) -> None:
+    def check(self, run: SwarmConfig, organizer: str) -> None:
         """Raises NotWelcome unless it is meant for this run and coordinator: no other may see it."""
         if not self.is_for(run, organizer):
             raise explained("other run")
 
-    def is_for(self, run: RunConfig, organizer: str) -> bool:
+    def is_for(self, run: SwarmConfig, organizer: str) -> bool:
         """:param organizer: a coordinator's peer id"""
         return (self.run, self.organizer) == (run.fingerprint, digest(organizer))
 
@@ -60,7 +60,7 @@ class Code(Record):
         return base64.urlsafe_b64encode(content + _mac(_key(folder), content)).decode().rstrip("=")
 
 
-def opened(text: str, run: RunConfig, organizer: str, folder: Path) -> Code:
+def opened(text: str, run: SwarmConfig, organizer: str, folder: Path) -> Code:
     """A code that this coordinator made for this run; raises Denied if it is none."""
     if not text:
         raise Denied("no code")

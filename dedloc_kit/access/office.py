@@ -20,7 +20,8 @@ from dedloc_kit.access.guests import (
 from dedloc_kit.access.hub_account import whose_token
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import INVITATION_FILE, TOKEN_SECONDS, Invitation
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run import SwarmConfig
+from dedloc_kit.serving.config import swarm_of
 from dedloc_kit.steering.followed import Followed
 from dedloc_kit.steering.orders import ORDERS_FILE, OrderBook
 from dedloc_kit.validation import describe
@@ -36,7 +37,7 @@ def invite(folder: Path, name: str, days: float, machines: int = MACHINES) -> st
     """A new personal code, valid from now for so many days and for so many machines at a time; it takes the place of
     earlier ones only if these were revoked. Raises UserError with what to do."""
     invitation = _invitation(folder)
-    run = invitation.run_config()
+    run = swarm_of(invitation)
     if run.access.who != "invite":
         raise UserError(
             f"{run.run_id} admits by access = {run.access.who!r}; codes are for runs with access = 'invite', which "
@@ -60,7 +61,7 @@ def invite(folder: Path, name: str, days: float, machines: int = MACHINES) -> st
 
 def revoke(folder: Path, name: str) -> None:
     """Withdraw somebody's invitations; raises UserError if there are none."""
-    run, name = _invitation(folder).run_config(), name.lower()
+    run, name = swarm_of(_invitation(folder)), name.lower()
     if run.access.who == "open":
         raise UserError(f"{run.run_id} is open to all, nobody was invited; 'dedloc kick' sends a peer away")
     with changed_book(folder) as book:
@@ -76,7 +77,7 @@ class Office:
     Whoever asks costs the same, however many were let in: files are read only when they have changed.
     """
 
-    def __init__(self, run: RunConfig, folder: Path, organizer: str) -> None:
+    def __init__(self, run: SwarmConfig, folder: Path, organizer: str) -> None:
         """:param organizer: the coordinator's peer id"""
         self._run, self._folder, self._organizer = run, folder, organizer
         self._orders = Followed(folder / ORDERS_FILE, OrderBook(folder).read)
@@ -165,7 +166,7 @@ class Office:
             raise Denied("expired")
 
 
-def check_secret(secret: str, run: RunConfig, organizer: str) -> None:
+def check_secret(secret: str, run: SwarmConfig, organizer: str) -> None:
     """Before a volunteer's machine hands its secret to the coordinator; raises UserError if it should not.
 
     A code goes to the coordinator that made it only, and no token of the Hub with which more could be done than read.

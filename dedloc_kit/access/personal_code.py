@@ -6,6 +6,7 @@ from pathlib import Path
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.account import kept_code
+from dedloc_kit.serving.config import swarm_of
 
 _QUESTIONS = {
     "invite": "Your personal code (just Enter if this machine was let in before): ",
@@ -30,7 +31,7 @@ def personal_code(where: str, *, file: Path | None = None, ask: bool) -> str:
     if found or not ask:
         return found
     try:
-        question = _QUESTIONS.get(fetch_invitation(where, watch=True).run_config().access.who)
+        question = _QUESTIONS.get(swarm_of(fetch_invitation(where, watch=True)).access.who)
     except UserError:  # the session says so, or knows the run from the last time
         return ""
     if question is None:

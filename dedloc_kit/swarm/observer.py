@@ -222,7 +222,10 @@ def watching(
         belief = Belief(signer.peer, organizer, lambda: gate.notice)
         tracker = Tracker(node, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief)
         swarm = Observer(run, node, signer, tracker, belief)
-        membership = NoticeFollower(node, signer, tracker, entry.identity, swarm.give_up)
+        membership = NoticeFollower(
+            *(node, signer, tracker.reject, lambda gate: tracker.suspicion.refuse(gate.notice)),
+            *(entry.identity, swarm.give_up),
+        )
         tracker.look_every(LOOK_SECONDS)
         tracker.start()
         membership.start()

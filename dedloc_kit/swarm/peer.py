@@ -178,12 +178,13 @@ def connected(
 
         def tell(gate: Gate) -> None:
             exchange.host.call(Gate.follow, gate.token, gate.notice)
+            tracker.suspicion.refuse(gate.notice)
 
         membership: Membership
         if office is not None:
-            membership = NoticeWriter(dht, signer, tracker, office, tell)
+            membership = NoticeWriter(dht, signer, tracker.reject, tell, office, tracker.position)
         else:
-            membership = NoticeFollower(dht, signer, tracker, entry.identity, optimizer.give_up, tell)
+            membership = NoticeFollower(dht, signer, tracker.reject, tell, entry.identity, optimizer.give_up)
         membership.start()
         try:
             yield SwarmPeer(task, replicas, profile, signer, dht, exchange, optimizer, parameters)

@@ -199,6 +199,10 @@ class Tracker(threading.Thread):
         """What this peer last reported; none before the first time."""
         return self._mine
 
+    def position(self) -> tuple[int, str] | None:
+        """The global step that this peer holds, as it last reported, and the round that led to it."""
+        return None if self._mine is None else (self._mine.step, self._mine.round)
+
     @property
     def looked(self) -> float:
         """When the directory last answered (DHT time); NaN before."""

@@ -21,7 +21,7 @@ from dedloc_kit.access.office import Office, check_secret
 from dedloc_kit.errors import UserError
 from dedloc_kit.machine.dialling import answering, in_own_loop
 from dedloc_kit.records import TOKEN_SECONDS, AccessAnswer, AccessRequest, Denial, Token
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run import SwarmConfig
 from dedloc_kit.swarm.network.bounds import BoundedP2P
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity, Signer
@@ -59,7 +59,7 @@ class Admission(RecordService[AccessRequest, AccessAnswer]):
     name, gated = "admission", False
     question, reply = AccessRequest, AccessAnswer
 
-    def __init__(self, run: RunConfig, office: Office, signer: Signer, host_of: HostOf) -> None:
+    def __init__(self, run: SwarmConfig, office: Office, signer: Signer, host_of: HostOf) -> None:
         self._run, self._office, self._signer, self._host_of = run, office, signer, host_of
         self._members = PerMinute(MEMBERS_QUESTIONS, ALL_MEMBERS_QUESTIONS)
         self._strangers = PerMinute(STRANGERS_QUESTIONS, ALL_STRANGERS_QUESTIONS)
@@ -134,7 +134,7 @@ def _take(allowance: PerMinute, name: str) -> None:
         raise Denied("busy")
 
 
-async def serve(run: RunConfig, office: Office, signer: Signer, _dht: DHT, node: DHTNode) -> None:
+async def serve(run: SwarmConfig, office: Office, signer: Signer, _dht: DHT, node: DHTNode) -> None:
     """Answer from now on; runs in the process of the coordinator's node."""
     await Endpoint(node.p2p, run.run_id).add(Admission(run, office, signer, Hosts(node.p2p).of))
 
@@ -154,7 +154,7 @@ async def ask_again(organizer: str, run_id: str, _dht: DHT, node: DHTNode) -> Ac
     return await request_access(node.p2p, organizer, run_id, "")
 
 
-def come_in(run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str = "") -> None:
+def come_in(run: SwarmConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str = "") -> None:
     """Get a token before this peer's node starts: from the coordinator, or that of the last session while the
     coordinator does not answer.
 
@@ -183,7 +183,7 @@ def keep_token(identity: Identity, token: bytes) -> None:
 
 
 async def _knock(
-    run: RunConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str
+    run: SwarmConfig, gate: Gate, identity: Identity, peers: Sequence[str], secret: str
 ) -> AccessAnswer | None:
     """What the coordinator answers, if it does."""
     there = await answering([address for address in peers if address.endswith(f"/p2p/{gate.organizer}")])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.keys import IDENTITY_FILE
-from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.run import PeerConfig, SwarmConfig
 from dedloc_kit.swarm.membership.admission import come_in
 from dedloc_kit.swarm.network.bootstrap import Surroundings, look_around, start_node
 from dedloc_kit.swarm.network.gate import Gate
@@ -22,7 +22,7 @@ class Entry:
 
     def __init__(
         self,
-        run: RunConfig,
+        run: SwarmConfig,
         peer: PeerConfig,
         initial_peers: Sequence[str],
         organizer: str | None,

@@ -17,7 +17,6 @@ from dedloc_kit.access.office import Office
 from dedloc_kit.errors import NotWelcome, UserError
 from dedloc_kit.records import Notice, shortened
 from dedloc_kit.swarm.directory.directory import Directory
-from dedloc_kit.swarm.directory.tracker import Tracker
 from dedloc_kit.swarm.membership.admission import ANSWER_SECONDS, ask_again, keep_token
 from dedloc_kit.swarm.network.gate import Gate, NotAdmitted
 from dedloc_kit.swarm.network.identity import Identity, Signer
@@ -36,18 +35,19 @@ _log = logging.getLogger(__name__)
 
 
 class Membership(threading.Thread):
-    """Runs beside a peer's training from its first moment in the swarm to its last.
+    """Runs beside what a peer does in the swarm from its first moment there to its last.
 
-    :param tell: called with the gate when who may take part has changed, for a further process of this peer
+    :param reject: told why a record is ignored
+    :param tell: called with the gate when who may take part has changed, for whatever else of this peer has to know
     """
 
     def __init__(
-        self, node: Node, signer: Signer, tracker: Tracker, tell: Callable[[Gate], object] = lambda gate: None
+        self, node: Node, signer: Signer, reject: Callable[[str], None], tell: Callable[[Gate], object]
     ) -> None:
         super().__init__(name="membership", daemon=True)
         self._node, self._gate, self._signer = node, node.gate, signer
-        self._tracker, self._tell_others = tracker, tell
-        self._notices = Directory(node, NOTICE, self._gate.run_id, reject=tracker.reject)
+        self._tell_others = tell
+        self._notices = Directory(node, NOTICE, self._gate.run_id, reject=reject)
         self._warned = ""
         self._stopped = threading.Event()
 
@@ -77,7 +77,6 @@ class Membership(threading.Thread):
         gate.follow(gate.token, notice)
         self._node.run_coroutine(partial(_follow, gate.token, notice), return_future=True)
         self._tell_others(gate)
-        self._tracker.suspicion.refuse(notice)
 
     def _warn(self, problem: str) -> None:
         if problem != self._warned:
@@ -89,20 +88,28 @@ class NoticeWriter(Membership):
     """The coordinator's.
 
     :param office: knows whom the organizer has sent away
+    :param position: the global step that it holds, and the round that led to it; none while it starts, and where
+        nothing is trained
     """
 
     def __init__(
-        self, node: Node, signer: Signer, tracker: Tracker, office: Office, tell: Callable[[Gate], object]
+        self,
+        node: Node,
+        signer: Signer,
+        reject: Callable[[str], None],
+        tell: Callable[[Gate], object],
+        office: Office,
+        position: Callable[[], tuple[int, str] | None] = lambda: None,
     ) -> None:
-        super().__init__(node, signer, tracker, tell)
-        self._office = office
+        super().__init__(node, signer, reject, tell)
+        self._office, self._position = office, position
 
     def turn(self) -> None:
         if crowded := self._office.crowded():
             self._warn(f"more machines wait than 'dedloc invite --machines' allows, of {', '.join(sorted(crowded))}")
-        refused, mine, said = self._office.refused(), self._tracker.mine, self._gate.notice
+        refused, said = self._office.refused(), self._gate.notice
         everyone = shortened(refused)
-        step, round_id = (None, "") if mine is None else (mine.step, mine.round)
+        step, round_id = self._position() or (None, "")
         now = float(get_dht_time())
         news = (everyone, step, round_id) != (said.refused, said.step, said.round)
         if not news and now < said.time + REPEAT_SECONDS:
@@ -124,12 +131,12 @@ class NoticeFollower(Membership):
         self,
         node: Node,
         signer: Signer,
-        tracker: Tracker,
+        reject: Callable[[str], None],
+        tell: Callable[[Gate], object],
         identity: Identity,
         give_up: Callable[[Exception], None],
-        tell: Callable[[Gate], object] = lambda gate: None,
     ) -> None:
-        super().__init__(node, signer, tracker, tell)
+        super().__init__(node, signer, reject, tell)
         self._identity, self._give_up = identity, give_up
         self._heard = self._asked = time.monotonic()
 

@@ -1,0 +1,1 @@
+"""What a swarm is that serves a model: its configuration, and what its servers say of themselves."""

@@ -1,0 +1,100 @@
+"""The two configurations of serving a model: what all share, and what one server decides for itself."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.records import Invitation
+from dedloc_kit.run import PeerConfig, SwarmConfig
+from dedloc_kit.validation import describe
+
+WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]
+"""In which a server holds the weights."""
+MAX_CONFIG = 2**16
+"""Bytes of a model's configuration as JSON."""
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\.(json|model|txt|jinja)$")]
+
+
+class ServingConfig(SwarmConfig):
+    """Everything that the peers of one serving swarm share: which model it is, to the last bit, and who may take
+    part."""
+
+    model: str = Field(min_length=1, max_length=200)
+    """`OWNER/NAME@COMMIT` of the Hub, from where anybody may take the weights, or a name for people."""
+    config: dict[str, Any]
+    """The model's own configuration, as its `config.json` says it."""
+    manifest: Sha256
+    """The digest of the model's manifest, which names every tensor by its hash."""
+    files: dict[FileName, Sha256] = Field(default={}, max_length=16)
+    """The files that a user needs besides, the tokenizer above all, by their hashes."""
+
+    @field_validator("config")
+    @classmethod
+    def _config_is_short_and_holds_no_code(cls, config: dict[str, Any]) -> dict[str, Any]:
+        if len(json.dumps(config)) > MAX_CONFIG:
+            raise ValueError(f"config has more than {MAX_CONFIG} bytes")
+        if "auto_map" in config:
+            raise ValueError("config.auto_map names code of the model's own, which is never run here")
+        return config
+
+    @property
+    def layers(self) -> int:
+        """How many the model has; 0 if its configuration does not say."""
+        layers = self.config.get("num_hidden_layers", self.config.get("n_layer", self.config.get("num_layers", 0)))
+        return layers if isinstance(layers, int) and 0 < layers <= 1024 else 0
+
+    @property
+    def from_hub(self) -> bool:
+        return "@" in self.model
+
+
+class ServerConfig(PeerConfig):
+    """What one server decides for itself."""
+
+    source: str | None = None
+    """Where this machine takes the weights from: a folder, or `OWNER/NAME@COMMIT` of the Hub; without it where the
+    swarm's configuration says, or from other servers."""
+    blocks: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Layers that this server holds; without it as many as fit into its memory."""
+    span: Annotated[str, Field(pattern=r"^\d{1,4}:\d{1,4}$")] | None = None
+    """Which ones, such as `0:12`; then it never moves to others."""
+    weights: WeightFormat = "bfloat16"
+    """In which the weights are held: less memory from left to right, and less exact."""
+    cache_tokens: Annotated[int, Field(ge=128, le=2**24)] = 8192
+    """Of all sessions together, whose past this server keeps at the same time."""
+    forwarding: bool = True
+    """Whether this server, if others can reach it, connects peers that cannot reach each other."""
+
+
+def parse_serving(values: dict[str, Any]) -> ServingConfig:
+    """Validate a serving configuration that came as plain values; raises UserError."""
+    try:
+        return ServingConfig.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise UserError(describe(error, ServingConfig)) from None
+
+
+def parse_server(values: dict[str, Any]) -> ServerConfig:
+    """Validate what one server has decided; raises UserError with the key and the fix."""
+    try:
+        return ServerConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(describe(error, ServerConfig)) from None
+
+
+def serving_of(invitation: Invitation) -> ServingConfig:
+    """The configuration of a served model; raises UserError if the invitation is for something else."""
+    if invitation.kind != "serving":
+        raise UserError("this invitation is for training a model; to train with the others: dedloc join")
+    serving = parse_serving(invitation.run)
+    invitation.check_fingerprint(serving)
+    return serving
+
+
+def swarm_of(invitation: Invitation) -> SwarmConfig:
+    """The configuration of whatever it invites to."""
+    return invitation.run_config() if invitation.kind == "run" else serving_of(invitation)

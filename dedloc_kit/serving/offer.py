@@ -1,0 +1,83 @@
+"""What a server says of itself."""
+
+import hashlib
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dedloc_kit.records import Address, Base64, Count, Digest, PeerText, Record, RunId, Time
+from dedloc_kit.serving.config import WeightFormat
+
+MAX_LAYERS = 1024
+MAX_SPEED = 1e6
+"""Tokens a second."""
+MAX_NEIGHBOURS = 16
+
+Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
+Speed = Annotated[float, Field(ge=0, le=MAX_SPEED)]
+ShortId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+
+
+class Moving(Record):
+    """A move to other layers that a server has announced."""
+
+    begin: Layer
+    end: Layer
+    announced: Time
+    """By the clock of the directory."""
+    begun: bool = False
+
+
+class Serving(Record):
+    """What a server says of itself every few seconds, signed; it lives in the DHT for some seconds only."""
+
+    run_id: RunId
+    version: Digest
+    """The digest of the weights' manifest."""
+    form: WeightFormat
+    begin: Layer
+    end: Layer
+    """Layers from `begin` up to before `end`."""
+    state: Literal["joining", "online", "moving", "leaving"]
+    """`joining`: it loads them; `moving`: it serves them until others are loaded, and takes no new sessions."""
+    decoding: Speed = 0.0
+    """Tokens a second through all its layers, one by one; 0 before it is measured, as the next two."""
+    prompts: Speed = 0.0
+    """Of a prompt."""
+    passes: Speed = 0.0
+    """Forward and backward."""
+    cache_tokens: Count = 0
+    free_tokens: Count = 0
+    sessions: Count = 0
+    served: Count = 0
+    """Tokens times layers in this session."""
+    moving: Moving | None = None
+    moved: Time = 0.0
+    """When it last began to move; 0 if it never has."""
+    pinned: bool = False
+    """Its owner chose the span."""
+    forwards: bool = False
+    """It connects peers that cannot reach each other."""
+    round_trips: dict[ShortId, Annotated[float, Field(ge=0, le=60)]] = Field(default={}, max_length=MAX_NEIGHBOURS)
+    """Seconds to those who serve the next layers, by `short_id`."""
+    client_mode: bool
+    addresses: Annotated[tuple[Address, ...], Field(max_length=4, strict=False)]
+    """Where others reach this peer; empty in client mode."""
+    reached: Base64 = ""
+    """The organizer's signed word that it reached this peer; see `Progress.reached`."""
+    device: PeerText
+    name: PeerText
+    team: PeerText = ""
+    session: Digest = ""
+    time: Time
+
+    @model_validator(mode="after")
+    def _has_layers(self) -> Self:
+        if self.begin >= self.end or (self.moving is not None and self.moving.begin >= self.moving.end):
+            raise ValueError("a span of layers ends after it begins")
+        return self
+
+
+def short_id(peer: str) -> str:
+    """A peer's id where many are named in little space."""
+    return hashlib.sha256(peer.encode()).hexdigest()[:12]

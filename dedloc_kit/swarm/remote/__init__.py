@@ -1,0 +1,1 @@
+"""How peers use what others offer: who offers what, streams to them, also through a third one, tensors on these."""

@@ -1,0 +1,133 @@
+"""What peers offer each other, as each of them says: kept in the directory, looked up, and everyone who can be reached
+is kept connected."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.serving.offer import Serving
+from dedloc_kit.swarm.directory.directory import Directory
+from dedloc_kit.swarm.incidents import Rejections
+from dedloc_kit.swarm.network.connections import Connections
+from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.network.kinds import SERVING
+from dedloc_kit.swarm.network.node import Node
+
+LOOK_SECONDS, TELL_SECONDS = 2.0, 10.0
+"""Between two looks at what others say, and two times that this peer says the same."""
+LIFE_SECONDS = 30.0
+"""For so long a record stays: who dies without a word is looked for no longer."""
+DHT_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Offers(threading.Thread):
+    """One peer's part of the directory of servers, in a thread of its own.
+
+    :param known: addresses of the peers that this one joined through
+    :param mine: what this peer says of itself now; none if it offers nothing
+    """
+
+    def __init__(
+        self, node: Node, signer: Signer, known: Sequence[str], mine: Callable[[], Serving | None] = lambda: None
+    ) -> None:
+        super().__init__(name="offers", daemon=True)
+        self._node, self._signer, self._mine = node, signer, mine
+        self.rejections = Rejections()
+        """Of records that are ignored, by reason."""
+        self._directory = Directory(
+            node, SERVING, node.gate.run_id, reject=self.ignore, check=_check, seconds=LIFE_SECONDS
+        )
+        self.connections = Connections(node, signer.peer, known, node.gate)
+        self._seen: dict[str, Serving] = {}
+        self._first_seen: dict[tuple[str, object], float] = {}
+        self._told: Serving | None = None
+        self._told_at = 0.0
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._looked = threading.Condition()
+        self._looks = 0
+
+    def others(self) -> dict[str, Serving]:
+        """Who serves, this peer left out, by peer id; nobody whom the organizer has sent away."""
+        notice = self._node.gate.notice
+        return {peer: serving for peer, serving in self._seen.items() if not notice.refuses(peer)}
+
+    def ignore(self, reason: str) -> None:
+        """Count a record that is ignored."""
+        self.rejections.add(reason)
+
+    def tell(self) -> None:
+        """Say soon what has changed."""
+        self._wake.set()
+
+    def look(self, seconds: float) -> dict[str, Serving]:
+        """The same as `others`, after a new look; raises TimeoutError."""
+        with self._looked:
+            now = self._looks
+            self._wake.set()
+            if not self._looked.wait_for(lambda: self._looks > now + 1, seconds):
+                raise TimeoutError("the swarm's directory does not answer")
+        return self.others()
+
+    def first_seen(self, peer: str, what: object) -> float:
+        """When this peer was first seen to say this, by this machine's clock: its own may be off.
+
+        :param what: hashable; what was said before is forgotten
+        """
+        return self._first_seen.setdefault((peer, what), time.monotonic())
+
+    def run(self) -> None:
+        while not self._stopped.is_set():
+            self._wake.clear()
+            try:
+                self._turn()
+            except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
+                _log.info("the directory of servers does not answer: %r", error)
+            self._wake.wait(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Say that this peer leaves, and end."""
+        self._stopped.set()
+        self._wake.set()
+        if self.is_alive():
+            self.join(DHT_SECONDS)
+        if self._told is not None:
+            with suppress(Exception):  # the others find out
+                self._store(None).result(DHT_SECONDS)
+
+    def _turn(self) -> None:
+        mine = self._mine()
+        if mine is not None and (_changed(mine, self._told) or time.monotonic() > self._told_at + TELL_SECONDS):
+            self._told, self._told_at = mine, time.monotonic()
+            self._store(mine).result(DHT_SECONDS)
+        found = self._directory.look(peers=len(self._seen), timeout=DHT_SECONDS)
+        found.pop(self._signer.peer, None)
+        self._seen = {peer: serving for peer, serving in found.items() if serving is not None}
+        gone = [key for key in self._first_seen if key[0] not in self._seen]
+        for key in gone:
+            del self._first_seen[key]
+        self.connections.keep(self._seen)
+        with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+
+    def _store(self, serving: Serving | None) -> Any:
+        return self._directory.store(self._signer, serving, peers=len(self._seen))
+
+
+def _changed(new: Serving, old: Serving | None) -> bool:
+    """In what others act on."""
+    same = {"time", "free_tokens", "sessions", "served", "round_trips", "decoding", "prompts", "passes"}
+    return old is None or new.model_dump(exclude=same) != old.model_dump(exclude=same)
+
+
+def _check(serving: Serving) -> None:
+    """Raises ValueError for a record that can be no server's."""
+    if serving.time > get_dht_time() + LIFE_SECONDS:
+        raise ValueError("Serving: from the future")

@@ -1,0 +1,102 @@
+"""A peer's place in a serving swarm: its node, who else is there, and the process's own way to answer and to ask."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from hivemind.p2p import P2P
+
+from dedloc_kit.access.office import Office
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.serving.config import ServingConfig
+from dedloc_kit.serving.offer import Serving
+from dedloc_kit.swarm.membership.admission import serve
+from dedloc_kit.swarm.membership.joining import Entry
+from dedloc_kit.swarm.membership.notices import Membership, NoticeFollower, NoticeWriter
+from dedloc_kit.swarm.network.gate import Gate
+from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.network.node import Node, addresses_of
+from dedloc_kit.swarm.network.service import Endpoint
+from dedloc_kit.swarm.remote.loop import Loop
+from dedloc_kit.swarm.remote.offers import Offers
+
+
+@dataclass(frozen=True)
+class Member:
+    """A peer that is connected. What answers and asks lives in `loop`, and is reached through `endpoint` there."""
+
+    node: Node
+    signer: Signer
+    gate: Gate
+    """Of the loop's thread."""
+    loop: Loop
+    endpoint: Endpoint
+    offers: Offers
+
+    @property
+    def peer(self) -> str:
+        return str(self.signer.peer)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer; empty in client mode."""
+        return addresses_of(self.node)
+
+    @property
+    def port(self) -> int:
+        """The swarm's port of this machine; 0 in client mode."""
+        return int(self.addresses[0].split("/")[4]) if self.addresses else 0
+
+
+@contextmanager
+def member(
+    serving: ServingConfig,
+    peer: PeerConfig,
+    initial_peers: Sequence[str],
+    *,
+    organizer: str | None,
+    secret: str = "",
+    preferred_port: int = 0,
+    give_up: Callable[[Exception], None],
+    mine: Callable[[], Serving | None] = lambda: None,
+) -> Iterator[Member]:
+    """Connect to the swarm and leave it at the end. Call it in a process's main thread, before it has others: it forks.
+
+    Raises UserError with what is wrong and what to do.
+
+    :param organizer: peer id of who began the swarm, as the invitation says; none if it is this peer
+    :param give_up: called, in any thread, when the organizer does not want this peer here any more
+    :param mine: what this peer says of itself
+    """
+    entry = Entry(
+        *(serving, peer, initial_peers, organizer, secret),
+        may_start_alone=organizer is None,
+        preferred_port=preferred_port,
+    )
+    node, signer = entry.start(entry.surroundings()), entry.signer
+    office = Office(serving, peer.folder, signer.peer) if organizer is None else None
+    if office is not None:
+        node.run_coroutine(partial(serve, serving, office, signer))
+    with ExitStack() as stack:
+        stack.callback(node.shutdown)
+        loop = stack.enter_context(Loop())
+        gate = Gate(serving.run_id, entry.gate.organizer, signer, restricted=entry.gate.restricted)
+        gate.follow(entry.gate.token, entry.gate.notice)
+        p2p: P2P = loop.run(node.replicate_p2p(gate))
+        stack.callback(lambda: loop.run(p2p.shutdown()))
+        offers = Offers(node, signer, initial_peers, mine)
+
+        def tell(newer: Gate) -> None:
+            loop.soon(gate.follow, newer.token, newer.notice)
+
+        membership: Membership
+        if office is not None:
+            membership = NoticeWriter(node, signer, offers.ignore, tell, office)
+        else:
+            membership = NoticeFollower(node, signer, offers.ignore, tell, entry.identity, give_up)
+        offers.start()
+        stack.callback(offers.stop)
+        membership.start()
+        stack.callback(membership.stop)
+        yield Member(node, signer, gate, loop, Endpoint(p2p, serving.run_id), offers)
