@@ -2,13 +2,13 @@
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from dedloc_kit.errors import UserError
 
@@ -58,6 +58,17 @@ def causal_class(config: Any) -> Any:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"transformers has no causal language model of type {config.model_type}")
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def configuration(values: Mapping[str, Any]) -> Any:
+    """The library's configuration of these values, as a `config.json` says them; raises UserError."""
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise UserError(f"this transformers knows no model of type {str(kind)[:40]!r}; a newer one may")
+    try:
+        return CONFIG_MAPPING[kind].from_dict(dict(values))
+    except Exception as error:  # each family checks its own values in its own way
+        raise UserError(f"the configuration of this {kind} model is wrong: {error!r:.200}") from None
 
 
 def skeleton(config: Any) -> Any:

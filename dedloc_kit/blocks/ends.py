@@ -4,7 +4,8 @@
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -16,6 +17,10 @@ from dedloc_kit.blocks.architecture import Layout, causal_class, cut
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.errors import UserError
 
+USUAL_LENGTH = 2048
+"""Tokens of a session if nobody says."""
+GUESSED = 32
+"""Tokens beyond its length that a text may have for a moment: those that were guessed."""
 FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 
 
@@ -33,6 +38,13 @@ class Through(Protocol):
 
         :param past: what they follow; None where nothing is remembered, and then gradients go through
         """
+
+    def close(self) -> None:
+        """The session is over: nothing of it need be remembered."""
+
+
+Begin = Callable[[int], Through]
+"""Begins a session for so many tokens; 0 where nothing is to be remembered."""
 
 
 class DistantCache(Cache):
@@ -54,6 +66,9 @@ class DistantCache(Cache):
         after = self._through(hidden, attention_mask, position_ids, Past(self._tokens, rows, self._undoable))
         self._tokens, self._rows, self._batch = self._tokens + hidden.shape[1], None, len(hidden)
         return after
+
+    def close(self) -> None:
+        self._through.close()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._tokens
@@ -96,37 +111,72 @@ class DistantCache(Cache):
 class Ends:
     """In front of a class of the library for causal language models: its layers are elsewhere.
 
-    Each `generate` without a past of its own begins a session; calls that are to follow one another are all given one
-    `DistantCache`.
+    Each `generate` without a past of its own begins a session, and ends it; within `session` all follow one another.
     """
 
-    session: Callable[[], Through]
+    begin: Begin
+    past: ContextVar[DistantCache | None]
+    """Of the session that this thread is in."""
+
+    @contextmanager
+    def session(self, max_length: int = USUAL_LENGTH) -> Iterator[DistantCache]:
+        """Let calls of `generate` go on from each other: each is given the whole text so far, and only what is new of
+        it travels.
+
+        :param max_length: tokens that the text may come to have
+        """
+        past = DistantCache(self.begin(max_length))
+        before = self.past.set(past)
+        try:
+            yield past
+        finally:
+            self.past.reset(before)
+            past.close()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         settings = kwargs.get("generation_config") or self.generation_config  # type: ignore[attr-defined]
-        if kwargs.get("past_key_values") is None and kwargs.get("use_cache", settings.use_cache) is not False:
-            kwargs["past_key_values"] = DistantCache(self.session())
-        return super().generate(*args, **kwargs)  # type: ignore[misc]
+        given = kwargs.get("past_key_values") is not None
+        if given or kwargs.get("use_cache", settings.use_cache) is False:
+            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        if (past := self.past.get()) is not None:
+            return super().generate(*args, past_key_values=past, **kwargs)  # type: ignore[misc]
+        past = DistantCache(self.begin(_length(settings, args, kwargs)))
+        try:
+            return super().generate(*args, past_key_values=past, **kwargs)  # type: ignore[misc]
+        finally:
+            past.close()
 
 
-def ends(config: Any, tensors: Mapping[str, torch.Tensor], session: Callable[[], Through]) -> Any:
+def _length(settings: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """How many tokens the text of a `generate` may come to have."""
+    given = next(
+        (v for v in (*args, *map(kwargs.get, ("inputs", "input_ids", "inputs_embeds"))) if v is not None), None
+    )
+    prompt = 1 if given is None or not hasattr(given, "shape") else int(given.shape[1])
+    if new := kwargs.get("max_new_tokens", settings.max_new_tokens):
+        return prompt + int(new) + GUESSED
+    return max(prompt, int(kwargs.get("max_length", settings.max_length) or USUAL_LENGTH)) + GUESSED
+
+
+def ends(config: Any, tensors: Mapping[str, torch.Tensor], begin: Begin) -> Any:
     """The model of a configuration, of its class in the library and of `Ends`.
 
     Raises UserError for one without a final norm, in front of which the layers are.
 
     :param tensors: those of its checkpoint that are outside the layers, see `Layout.outside`
-    :param session: begins one
+    :param begin: a session for so many tokens
     """
     library = causal_class(config)
     # The library looks into the module of a class for what this can do.
-    attributes = {"session": staticmethod(session), "__module__": library.__module__}
+    past: ContextVar[DistantCache | None] = ContextVar("past", default=None)
+    attributes = {"begin": staticmethod(begin), "past": past, "__module__": library.__module__}
     kind: Any = type(library.__name__, (Ends, library), attributes)
     model = kind.from_pretrained(None, config=cut(config, 0, 0), state_dict=dict(tensors))
     body = model.base_model.get_submodule(Layout.of(model).holder)
     norm = next((getattr(body, name) for name in FINAL_NORMS if isinstance(getattr(body, name, None), nn.Module)), None)
     if norm is None:
         raise UserError(f"{config.model_type} has no final norm that is known here; its layers cannot be elsewhere")
-    call = _Call(session, inspect.signature(body.forward))
+    call = _Call(begin, inspect.signature(body.forward))
     body.register_forward_pre_hook(call.begin, with_kwargs=True)
     norm.register_forward_pre_hook(call.through_layers)
     return model.eval()
@@ -135,8 +185,8 @@ def ends(config: Any, tensors: Mapping[str, torch.Tensor], session: Callable[[],
 class _Call:
     """What the body was called with stays until its norm is reached; several threads may use one model."""
 
-    def __init__(self, session: Callable[[], Through], signature: inspect.Signature) -> None:
-        self._session = session
+    def __init__(self, begin: Begin, signature: inspect.Signature) -> None:
+        self._begin = begin
         self._signature = signature
         self._arguments: ContextVar[dict[str, Any]] = ContextVar("arguments")
 
@@ -149,7 +199,11 @@ class _Call:
         if mask is not None and mask.ndim != 2:
             raise ValueError("the attention mask has to be [batch, tokens]")
         if cache is None:
-            return (self._session()(hidden, mask, positions, None),)
+            through = self._begin(0)
+            try:
+                return (through(hidden, mask, positions, None),)
+            finally:
+                through.close()
         if not isinstance(cache, DistantCache):
             raise ValueError("the past of distant layers is kept in a DistantCache alone")
         return (cache.step(hidden, mask, positions),)

@@ -34,8 +34,11 @@ class Near:
     def __init__(self, whole: Any) -> None:
         self.spans = [Span.of(whole, 0, 1), Span.of(whole, 1, tiny.LAYERS)]
         self.pasts: list[Past | None] = []
+        self.lengths: list[int] = []
+        self.closed = 0
 
-    def session(self) -> Through:
+    def begin(self, length: int) -> Through:
+        self.lengths.append(length)
         return Session(self)
 
 
@@ -53,11 +56,14 @@ class Session:
             hidden = span.forward(*given) if past is None else remembering(*given, past)
         return hidden
 
+    def close(self) -> None:
+        self._near.closed += 1
+
 
 def divided(whole: Any) -> tuple[Any, Near]:
     near, tensors = Near(whole), whole.state_dict()
     outside = Span(whole.config, 0, 1).layout.outside(tensors)
-    return ends(whole.config, {name: tensors[name] for name in outside}, near.session), near
+    return ends(whole.config, {name: tensors[name] for name in outside}, near.begin), near
 
 
 def written(model: Any, text: torch.Tensor = TEXT, **how: Any) -> torch.Tensor:
@@ -91,13 +97,36 @@ def test_every_family_continues_a_padded_batch_as_the_whole_model_does(family: s
 
 def test_several_calls_go_on_where_the_last_one_ended(pair: Pair) -> None:
     whole, model, near = pair
-    past = DistantCache(near.session())
+    past = DistantCache(near.begin(32))
     first = written(model, past_key_values=past)
     local = written(whole, max_new_tokens=20)
     near.pasts.clear()
     assert torch.equal(first, local[:, :20])
     assert torch.equal(written(model, first, max_new_tokens=8, past_key_values=past), local)
     assert near.pasts[0] == Past(19)
+
+
+def test_within_a_session_only_what_is_new_travels(pair: Pair) -> None:
+    whole, model, near = pair
+    local = written(whole, max_new_tokens=20)
+    with model.session(40):
+        first = written(model)
+        near.pasts.clear()
+        assert torch.equal(written(model, first, max_new_tokens=8), local)
+        assert near.pasts[0] == Past(19)
+    assert near.lengths[-1] == 40
+    near.pasts.clear()
+    written(model, first, max_new_tokens=1)
+    assert near.pasts[0] == Past(0)
+
+
+def test_each_answer_says_how_long_it_may_be_and_ends_its_session(pair: Pair) -> None:
+    _, model, near = pair
+    for how, length in (({"max_new_tokens": 5}, 13), ({"max_new_tokens": None, "max_length": 10}, 10)):
+        closed = near.closed
+        written(model, **how)
+        assert length <= near.lengths[-1] < length + 64
+        assert near.closed == closed + 1
 
 
 def test_sessions_of_several_threads_do_not_meet(pair: Pair) -> None:
@@ -139,6 +168,9 @@ class Told:
     ) -> torch.Tensor:
         self.pasts.append(past)
         return hidden
+
+    def close(self) -> None:
+        pass
 
 
 def test_of_both_meanings_of_crop_it_is_told_what_stays() -> None:
