@@ -1,10 +1,11 @@
 """What a worker process tells whoever started it: one JSON line per event on its standard output."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dedloc_kit.records import Announcement, Checks, Decay, GlobalStep, Progress
+from dedloc_kit.serving.offer import Serving
 
 
 class Event(BaseModel):
@@ -201,6 +202,53 @@ class Reached(Event):
     text: str
 
 
+class ServerSeen(BaseModel):
+    """A server, as it says itself; see serving.offer.Serving."""
+
+    peer: str
+    name: str
+    team: str
+    device: str
+    begin: int
+    end: int
+    form: str
+    version: str
+    state: str
+    decoding: float
+    prompts: float
+    passes: float
+    cache_tokens: int
+    free_tokens: int
+    sessions: int
+    served: int
+    client_mode: bool
+
+    @classmethod
+    def of(cls, peer: str, serving: Serving) -> Self:
+        return cls(peer=peer, **serving.model_dump(include=cls.model_fields.keys() - {"peer"}))
+
+
+class Began(Event):
+    """A serving swarm has been described and begins."""
+
+    event: Literal["began"] = "began"
+    serving: dict[str, Any]
+    """Its configuration; see serving.config.ServingConfig."""
+
+
+class Served(Event):
+    """How a server stands, and what it sees of the others."""
+
+    event: Literal["served"] = "served"
+    layers: int
+    """Of the model."""
+    mine: ServerSeen | None
+    servers: tuple[ServerSeen, ...]
+    """All of them, this one included."""
+    refused: dict[str, int] = {}
+    """Requests of users that were wrong, by kind, since it began."""
+
+
 class Warned(Event):
     """Something a person may want to know; the worker goes on."""
 
@@ -237,6 +285,8 @@ AnyEvent = Annotated[
     | Pushed
     | PushFailed
     | Rehearsed
+    | Began
+    | Served
     | Reached
     | Warned
     | Failed

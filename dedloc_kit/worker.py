@@ -34,8 +34,9 @@ from dedloc_kit.machine.logs import Warnings
 from dedloc_kit.machine.surroundings import check_surroundings
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
+from dedloc_kit.serving.config import ServerConfig
 
-Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach"]
+Role = Literal["coordinator", "volunteer", "collector", "rehearsal", "reach", "server", "user"]
 NOT_WELCOME = 3
 """The exit code of a worker that must not be started again."""
 LEAVE_SECONDS = 30.0
@@ -58,11 +59,14 @@ class Worker:
         folder: Path,
         on_event: Callable[[AnyEvent], None],
         environment: Mapping[str, str] | None = None,
+        handles: Sequence[int] = (),
     ) -> None:
         """Start the process. `on_event` is called from a thread of its own, in the order of the events.
 
         Without a job it gets ready and waits for `begin`. Raises UserError if the folder cannot be written or
         something else in the surroundings would end it.
+
+        :param handles: of this process's files that stay open in it
         """
         check_surroundings()
         self.failure: str | None = None
@@ -76,7 +80,7 @@ class Worker:
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --folder") from None
         with log:
-            self._process = _start(role, {"TOKENIZERS_PARALLELISM": "false", **(environment or {})}, log)
+            self._process = _start(role, {"TOKENIZERS_PARALLELISM": "false", **(environment or {})}, log, handles)
         if job is not None:
             self.begin(job)
         self._reader = threading.Thread(target=self._read, name=f"{role} events", daemon=True)
@@ -151,13 +155,16 @@ class Worker:
             self._on_event(Failed(text=self.failure))
 
 
-def _start(role: Role, environment: Mapping[str, str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _start(
+    role: Role, environment: Mapping[str, str], log: IO[bytes], handles: Sequence[int]
+) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "dedloc_kit.worker", role],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
         start_new_session=True,
+        pass_fds=handles,
         env={**KEPT_MEMORY, **isolated(environment)},
     )
 
@@ -185,6 +192,26 @@ def reach_job(run_id: str, peers: Sequence[str], folder: Path, port: int) -> dic
     """Whom of a run to ask whether they reach this machine at this port (0: any), as plain values."""
     peer = PeerConfig(folder=folder, port=port)
     return {"run_id": run_id, "peers": list(peers), "peer": peer.model_dump(mode="json")}
+
+
+def beginning_job(begin: Mapping[str, str], peer: ServerConfig) -> dict[str, Any]:
+    """What the server needs to know that begins a serving swarm, as plain values; see `dedloc_kit.server.Beginning`."""
+    return {"begin": dict(begin), "peer": peer.model_dump(mode="json")}
+
+
+def server_job(invitation: Invitation, peer: ServerConfig) -> dict[str, Any]:
+    """What a server needs to know that joins one."""
+    return {"invitation": invitation.model_dump(mode="json"), "peer": peer.model_dump(mode="json")}
+
+
+def user_job(invitation: Invitation, peer: PeerConfig, handle: int, code: str, activations: str) -> dict[str, Any]:
+    """What a user's network side needs to know: also which file is the pipe to the user's process."""
+    return {
+        **volunteer_job(invitation, peer),
+        "handle": handle,
+        "activations": activations,
+        "environment": {CODE: code} if code else {},
+    }
 
 
 def _cause(code: int) -> str:
@@ -248,8 +275,7 @@ def _play(role: Role, starter: int) -> int:
             return 0  # whoever started us has changed its mind, or is gone
         job = json.loads(line)
         os.environ.update(job.get("environment", {}))
-        config = CoordinatorConfig if role == "coordinator" else PeerConfig
-        peer = config.model_validate_json(json.dumps(job["peer"]))
+        peer = _CONFIGURATIONS.get(role, PeerConfig).model_validate_json(json.dumps(job["peer"]))
         patience = LEAVE_SECONDS + peer.last_push_seconds
         threading.Thread(target=_leave_with_parent, args=(commands, starter, stop, patience), daemon=True).start()
         play(job, peer, emit, stop)
@@ -262,6 +288,9 @@ def _play(role: Role, starter: int) -> int:
             traceback.print_exc()
         emit(Failed(text=f"an unexpected error ended this worker: {type(error).__name__}: {error}"[:500]))
         return 1
+
+
+_CONFIGURATIONS: dict[Role, type[PeerConfig]] = {"coordinator": CoordinatorConfig, "server": ServerConfig}
 
 
 def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEvent], None], threading.Event], None]:
@@ -295,6 +324,29 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
         from dedloc_kit.swarm.network.bootstrap import find_reach
 
         return lambda job, peer, emit, stop: emit(find_reach(peer, job["run_id"], job["peers"]))
+
+    if role == "server":
+        from dedloc_kit.server import Beginning, server
+
+        def serve(
+            job: dict[str, Any], peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event
+        ) -> None:
+            assert isinstance(peer, ServerConfig)
+            if "begin" in job:
+                server(Beginning.parse(job["begin"]), peer, emit, stop)
+            else:
+                server(Invitation.model_validate_json(json.dumps(job["invitation"])), peer, emit, stop)
+
+        return serve
+
+    if role == "user":
+        from dedloc_kit.pipe import inherited
+        from dedloc_kit.user import user
+
+        return lambda job, peer, emit, stop: user(
+            Invitation.model_validate_json(json.dumps(job["invitation"])),
+            *(peer, inherited(job["handle"]), job["activations"], emit, stop),
+        )
 
     from dedloc_kit.volunteer import volunteer
 

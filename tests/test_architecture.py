@@ -21,7 +21,7 @@ ORDER = (
     {"run", "distribution", "regions"},
     {"records"},
     {"serving"},
-    {"events", "memory", "hub"},
+    {"events", "memory", "hub", "pipe"},
     {"client", "display"},
     {"data", "training"},
     {"picture_model"},
@@ -30,9 +30,9 @@ ORDER = (
     {"access"},
     {"swarm", "lasting", "start_line"},
     {"resuming", "publishing", "evaluator", "auditing"},
-    {"volunteer", "coordinator", "collector", "rehearsal"},
+    {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
     {"worker"},
-    {"session", "dashboard"},
+    {"session", "dashboard", "inference"},
     {"notebook", "mirror"},
     {"organizer"},
     {"cli"},
@@ -57,7 +57,7 @@ FOUNDATION = {
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line"),
-    *("volunteer", "coordinator", "collector", "rehearsal"),
+    *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}
 HEAVY = {"torch", "hivemind"}

@@ -1,0 +1,84 @@
+"""What is to be served of a model in a folder or on the Hub: its configuration, weights and small files, by hash."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dedloc_kit.blocks.architecture import Layout, causal_class, configuration, skeleton
+from dedloc_kit.blocks.manifest import Manifest, describe_folder
+from dedloc_kit.blocks.weights import WHOLE, locate
+from dedloc_kit.errors import UserError
+
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "tokenizer.model", "spiece.model", "generation_config.json", "chat_template.jinja"),
+)
+"""What a user needs beside the weights, if it is there."""
+CONFIG = "config.json"
+MAX_FILE = 2**26
+"""Bytes of one of them."""
+_KEPT = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model whose weights are on this machine."""
+
+    folder: Path
+    config: dict[str, Any]
+    """As its `config.json` says it."""
+    manifest: Manifest
+    files: Mapping[str, str]
+    """The hashes of the small files, by name."""
+
+
+def read_model(model: str, keep: Path) -> ServedModel:
+    """Describe a model for those who are to serve it; reads all of its weights, unless it did so before.
+
+    Raises UserError with what is wrong and the fix.
+
+    :param model: a folder, or `OWNER/NAME@COMMIT` of the Hub
+    :param keep: a folder that keeps the manifest for the next time
+    """
+    folder = locate(model, (*WHOLE, CONFIG, *FILES))
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / CONFIG} cannot be read ({error}); is {model} a model of transformers?") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / CONFIG} is no configuration of a model")
+    parsed = configuration(config)
+    causal_class(parsed)
+    Layout.of(skeleton(parsed))
+    files = {}
+    for name in FILES:
+        if (folder / name).is_file():
+            if (folder / name).stat().st_size > MAX_FILE:
+                raise UserError(f"{folder / name} is larger than {MAX_FILE} bytes, so no user could take it")
+            files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    return ServedModel(folder, config, _manifest(folder, keep), files)
+
+
+def _manifest(folder: Path, keep: Path) -> Manifest:
+    """Kept until one of the files changes."""
+    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors*"))]
+    now = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    path = keep / _KEPT
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["folder"] == str(folder) and kept["files"] == now:
+            return Manifest.from_json(kept["manifest"].encode())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass
+    manifest = describe_folder(folder)
+    try:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"folder": str(folder), "files": now, "manifest": manifest.canonical()}))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{keep} cannot be written ({error.strerror}); choose another with --folder") from None
+    return manifest
