@@ -44,6 +44,7 @@ ROOMS = (
     {"audits"},
     {"directory", "transfer"},
     {"membership", "averaging"},
+    {"serving"},
     {"rounds"},
     {"peer", "observer"},
 )
