@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.blocks.manifest import INDEX, SINGLE, Manifest, opened, sha256, stored_as
+from dedloc_kit.blocks.manifest import INDEX, SINGLE, Manifest, StoredTensor, opened, sha256, stored_as
 from dedloc_kit.blocks.quantized import is_linear, quantized
 from dedloc_kit.errors import UserError
 from dedloc_kit.hub import HubUnavailable, model_files, repository_and_revision
@@ -18,7 +18,7 @@ WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]
 """With int8 and int4 all but the linear layers' weights is float32."""
 WHOLE = (SINGLE, INDEX, "model-*-of-*.safetensors")
 """The files with all of a model's weights."""
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _COMMIT = r"[0-9a-f]{40}"
 
 
@@ -68,12 +68,37 @@ def read(folder: Path, manifest: Manifest, names: Iterable[str]) -> Iterator[tup
                     raise UserError(f"{path} has no tensor {name}; it is not the file that the manifest is of")
                 if stored_as(file, name) != (expected.dtype, expected.shape):
                     raise UserError(f"{name} in {path} has not the shape and type of the manifest")
-                if expected.dtype not in _FLOATS:
-                    raise UserError(f"{name} is stored as {expected.dtype}, and only floating-point numbers are read")
-                tensor = file.get_tensor(name)
-                if sha256(tensor) != expected.sha256:
-                    raise UserError(f"{name} in {path} is damaged: its hash is not the manifest's; get the file again")
-                yield name, tensor
+                yield name, _checked(name, file.get_tensor(name), expected, path)
+
+
+def read_each(folder: Path, manifest: Manifest, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """The same of a folder in which each tensor's bytes are a file of their own, with their hash as its name."""
+    names = set(names)
+    shards(manifest, names)
+    for name in sorted(names):
+        expected = manifest.tensors[name]
+        path = folder / expected.sha256
+        yield name, _checked(name, _bytes(path, expected.size), expected, path)
+
+
+def _bytes(path: Path, size: int) -> Tensor:
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        if path.stat().st_size != size:
+            raise UserError(f"{path} is damaged: it has another size than the manifest says; fetch it again")
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be read ({error!s:.200})") from None
+
+
+def _checked(name: str, tensor: Tensor, expected: StoredTensor, path: Path) -> Tensor:
+    """A tensor, or its bytes, as what the manifest says it is."""
+    if expected.dtype not in _FLOATS:
+        raise UserError(f"{name} is stored as {expected.dtype}, and only floating-point numbers are read")
+    if sha256(tensor) != expected.sha256:
+        raise UserError(f"{name} in {path} is damaged: its hash is not the manifest's; get the file again")
+    return tensor.view(_FLOATS[expected.dtype]).reshape(expected.shape)
 
 
 def load(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], form: WeightFormat) -> None:

@@ -63,6 +63,8 @@ class Donor:
             answer = self._questions.answer(peer, request) if request.what == "sketch" else self._digest(request)
             await stream.send(encode(await alive_until(stream, answer)))
             request = await stream.receive_question(Request, MAX_REQUEST_BYTES)
+        if request.what not in self._places:
+            raise ValueError("another service gives that")
         with self._places[request.what].place_for(peer, strict=self.line_free.is_set()) as place:
             while True:
                 if place:

@@ -43,11 +43,11 @@ Answer = Literal["here", "busy", "nothing"]
 class Request(Record):
     """A block that the asking side wants, a sketch of the state of a version, or the digest of an average."""
 
-    what: Literal["state", "average", "sketch", "digest"]
+    what: Literal["state", "average", "sketch", "digest", "content"]
     after: Digest = ""
     """For an average and its digest: the round before it."""
     version: Version = ""
-    """Of which it must be a block; empty for the newest that the donor has."""
+    """Of which it must be a block; empty for the newest that the donor has. Of content: its SHA-256."""
     begin: Count = 0
     end: Count = 0
     """It may lie beyond the end of the content."""
@@ -184,7 +184,7 @@ class Download:
             raise
 
     async def _take_block(self, block: _Range, source: "_Source", stream: Stream) -> Answer | Literal["other"]:
-        version = self.header.version if self.header else ""
+        version = self.header.version if self.header else self.expected.request.version
         changes = {"version": version, "begin": block.begin, "end": block.end}
         await stream.send(encode(self.expected.request.model_copy(update=changes)))
         header = Header.parse(decode(await source.message(MAX_HEADER_BYTES)))
