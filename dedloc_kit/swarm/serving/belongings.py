@@ -1,0 +1,74 @@
+"""What a peer has of a served model on this machine: its own files, and what others have given."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from dedloc_kit.blocks import weights
+from dedloc_kit.blocks.manifest import Manifest
+from dedloc_kit.errors import UserError
+from dedloc_kit.serving.config import ServingConfig
+from dedloc_kit.swarm.remote.loop import Loop
+from dedloc_kit.swarm.serving.weights import ModelContents, fetch, fetch_manifest, read
+from dedloc_kit.swarm.transfer.download import OpenStream
+from dedloc_kit.swarm.transfer.store import FilePart, Store
+
+Progress = Callable[[int, int], None]
+
+
+class Belongings:
+    """Everything of the model that is on this machine, by hash, and how more of it comes here.
+
+    :param source: a folder or `OWNER/NAME@COMMIT` of the Hub; none if all comes from other servers
+    """
+
+    def __init__(self, serving: ServingConfig, manifest: Manifest, store: Store, source: str | None) -> None:
+        self.serving, self.manifest = serving, manifest
+        self._store = store
+        self._source = source or (serving.model if serving.from_hub else None)
+        self._folder: Path | None = None
+        self._contents: ModelContents | None = None
+        store.put(manifest.canonical().encode())
+
+    def keep(self, content: bytes) -> str:
+        """A small file of the model; returns its hash."""
+        return self._store.put(content)
+
+    def find(self, digest: str) -> FilePart | None:
+        """Where the content with this hash is."""
+        found = self._contents.find(digest) if self._contents is not None else None
+        return found or self._store.find(digest)
+
+    def obtain(
+        self, names: Iterable[str], loop: Loop, donors: Sequence[str], open_stream: OpenStream, on_progress: Progress
+    ) -> None:
+        """Have these tensors here: from the source, or from others if there is none or it does not answer.
+
+        Raises UserError if they are not to be had. Call it outside the loop.
+        """
+        names = list(names)
+        if self._source is not None:
+            try:
+                self._folder = weights.locate(self._source, sorted(weights.shards(self.manifest, names)))
+                self._contents = ModelContents(self._folder, self.manifest)
+                return
+            except UserError:
+                if not donors:
+                    raise
+        loop.run(fetch(names, self.manifest, self._store, donors, open_stream, on_progress))
+        self._folder = None
+
+    def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """As stored, each checked; after `obtain`."""
+        if self._folder is not None:
+            return weights.read(self._folder, self.manifest, names)
+        return read(self._store, self.manifest, names)
+
+
+def manifest_of(serving: ServingConfig, loop: Loop, donors: Sequence[str], open_stream: OpenStream) -> Manifest:
+    """From whoever serves the model; raises UserError if nobody gives it."""
+    manifest = loop.run(fetch_manifest(serving.manifest, donors, open_stream))
+    if manifest is None:
+        raise UserError(f"nobody of {serving.run_id} gives the list of the model's weights now; try again later")
+    return manifest
