@@ -43,7 +43,7 @@ ROOMS = (
     {"trust"},
     {"audits"},
     {"directory", "transfer"},
-    {"membership", "averaging"},
+    {"membership", "averaging", "remote"},
     {"rounds"},
     {"peer", "observer"},
 )
