@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
@@ -52,10 +52,31 @@ def decode(data: bytes) -> Any:
         raise ValueError(f"it cannot be decoded ({error!r:.80})") from None
 
 
+class Reader(Protocol):
+    """What a stream needs of an `asyncio.StreamReader`."""
+
+    async def read(self, n: int, /) -> bytes: ...
+
+
+class Writer(Protocol):
+    """What a stream needs of an `asyncio.StreamWriter`."""
+
+    @property
+    def transport(self) -> asyncio.WriteTransport: ...
+
+    def write(self, data: bytes | memoryview, /) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def is_closing(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class Stream:
     """Messages to and from one peer."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: Reader, writer: Writer) -> None:
         self.reader, self.writer = reader, writer
         self.heard = time.monotonic()
         """When any bytes came last."""

@@ -17,14 +17,18 @@ from dedloc_kit.swarm.membership.notices import Membership, NoticeFollower, Noti
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of
-from dedloc_kit.swarm.network.service import Endpoint
+from dedloc_kit.swarm.network.service import Endpoint, Service
+from dedloc_kit.swarm.remote.calling import Caller
+from dedloc_kit.swarm.remote.forwarded import ForwardedService
+from dedloc_kit.swarm.remote.forwarding import ForwardingService
+from dedloc_kit.swarm.remote.greeting import Greeter
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.offers import Offers
 
 
 @dataclass(frozen=True)
 class Member:
-    """A peer that is connected. What answers and asks lives in `loop`, and is reached through `endpoint` there."""
+    """A peer that is connected. What answers and asks lives in `loop`."""
 
     node: Node
     signer: Signer
@@ -32,6 +36,9 @@ class Member:
     """Of the loop's thread."""
     loop: Loop
     endpoint: Endpoint
+    caller: Caller
+    """To others' services, by way of others if need be."""
+    greeter: Greeter
     offers: Offers
 
     @property
@@ -47,6 +54,21 @@ class Member:
     def port(self) -> int:
         """The swarm's port of this machine; 0 in client mode."""
         return int(self.addresses[0].split("/")[4]) if self.addresses else 0
+
+    def answer(self, services: Sequence[Service], *, forwards: bool) -> None:
+        """Serve others from now on, whether they can dial this peer or not.
+
+        :param forwards: also connect peers that cannot reach each other, if they reach this one
+        """
+        own: list[Service] = [*services, ForwardedService(self.greeter, services)]
+        if forwards and not self.node.client_mode:
+            own.append(ForwardingService(self.endpoint, self.gate))
+        for service in own:
+            self.loop.run(self.endpoint.add(service))
+
+    def donors(self) -> list[str]:
+        """Who may give what it has of the model."""
+        return list(self.offers.others())
 
 
 @contextmanager
@@ -99,4 +121,6 @@ def member(
         stack.callback(offers.stop)
         membership.start()
         stack.callback(membership.stop)
-        yield Member(node, signer, gate, loop, Endpoint(p2p, serving.run_id), offers)
+        endpoint, greeter = Endpoint(p2p, serving.run_id), Greeter(gate, signer)
+        caller = Caller(endpoint, greeter, lambda: [p for p, each in offers.others().items() if each.forwards])
+        yield Member(node, signer, gate, loop, endpoint, caller, greeter, offers)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 from pydantic import Field
 
 from dedloc_kit.records import Count, Digest, Record
-from dedloc_kit.swarm.network.service import Stream, decode, encode
+from dedloc_kit.swarm.network.service import Reader, Stream, decode, encode
 from dedloc_kit.training.sketch import SEED_BYTES
 
 BLOCK_BYTES = 2**22
@@ -229,7 +229,7 @@ class Download:
 class _Source:
     """Reads from a donor, and notices when it has stalled: by the pauses it makes, so that a slow one may be slow."""
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._patience = FIRST_ANSWER_SECONDS
         self._longest_pause: float | None = None

@@ -235,7 +235,7 @@ def test_who_says_too_much_to_a_group_is_not_heard(swarm: Swarm) -> None:
         said = encode(Join(step=0, after="", member=me)) + bytes(MAX_RECORD_BYTES)
         with suppress(ConnectionError):  # it may be closed before all is said
             async with Endpoint(p2p, RUN.run_id).open(organizer.to_base58(), GroupService, said) as stream:
-                return await asyncio.wait_for(stream.reader.read(), DEADLINE)
+                return await asyncio.wait_for(stream.reader.read(2**16), DEADLINE)
         return b""
 
     assert attacked(swarm, join) == b""

@@ -60,12 +60,12 @@ class Place:
         other.gate.hold(self.signer.sign(token))
 
     @asynccontextmanager
-    async def open(self, *known: Any) -> AsyncIterator[Endpoint]:
+    async def open(self, *known: Any, **options: Any) -> AsyncIterator[Endpoint]:
+        """:param options: of its `P2P`"""
         p2p = await GatedP2P.behind(self.gate, "directory").create(
             initial_peers=known,
             identity_path=str(self.identity.path),
-            host_maddrs=["/ip4/127.0.0.1/tcp/0"],
-            startup_timeout=60.0,
+            **{"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "startup_timeout": 60.0, **options},
         )
         try:
             yield Endpoint(p2p, RUN_ID)

@@ -32,7 +32,7 @@ from dedloc_kit.swarm.averaging.compression import read_part
 from dedloc_kit.swarm.network.host import Host, Owner
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.network.node import addresses_of
-from dedloc_kit.swarm.network.service import Endpoint, Stream, encode
+from dedloc_kit.swarm.network.service import Endpoint, Reader, Stream, encode
 from dedloc_kit.swarm.transfer import donor as giving
 from dedloc_kit.swarm.transfer import places, protocol
 from dedloc_kit.swarm.transfer.contents import RecentAverage
@@ -100,7 +100,7 @@ class Faults:
 class CountingReader:
     """A stream that counts what it gives."""
 
-    def __init__(self, reader: asyncio.StreamReader, counts: Counter[str], donor: str) -> None:
+    def __init__(self, reader: Reader, counts: Counter[str], donor: str) -> None:
         self._reader, self._counts, self._donor = reader, counts, donor
 
     async def read(self, size: int) -> bytes:
