@@ -14,7 +14,6 @@ from hivemind.utils import get_dht_time
 from pydantic import Field
 
 from dedloc_kit.blocks.architecture import configuration
-from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.plan import LayerRange
 from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.blocks.span import Span
@@ -197,7 +196,6 @@ class _Server:
         first = self._choice.first(speed, count)
         self._span = first
         self._me.offers.tell()
-        time.sleep(0)
         return first
 
     def _take(self, span: LayerRange) -> None:
@@ -293,9 +291,9 @@ class _Server:
     def _measure(self) -> None:
         """The round trips to those who may come next."""
         assert self._span is not None
-        near = [
-            peer for peer, each in self._me.offers.others().items() if each.begin <= self._span.end < each.end
-        ][:NEIGHBOURS]
+        near = [peer for peer, each in self._me.offers.others().items() if each.begin <= self._span.end < each.end][
+            :NEIGHBOURS
+        ]
         found = {}
         for peer in near:
             try:
@@ -345,13 +343,8 @@ class _Server:
         seen = tuple(ServerSeen.of(peer, each) for peer, each in others.items())
         own = None if mine is None else ServerSeen.of(self._me.peer, mine)
         everyone = (*seen, *([own] if own else []))
-        self._emit(
-            Served(layers=self._layers, mine=own, servers=everyone, refused=dict(self._spans.rejections.seen()))
-        )
+        self._emit(Served(layers=self._layers, mine=own, servers=everyone, refused=dict(self._spans.rejections.seen())))
         try:
             self._memory.update({peer: each.addresses for peer, each in others.items() if each.addresses})
         except OSError as error:
             _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
-
-
-__all__ = ["Beginning", "Manifest", "server"]

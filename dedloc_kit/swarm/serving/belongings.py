@@ -27,7 +27,8 @@ class Belongings:
         self.serving, self.manifest = serving, manifest
         self._store = store
         self._source = source or (serving.model if serving.from_hub else None)
-        self._folder: Path | None = None
+        self.folder: Path | None = None
+        """Of the model's own files, if they are here."""
         self._contents: ModelContents | None = None
         store.put(manifest.canonical().encode())
 
@@ -50,19 +51,19 @@ class Belongings:
         names = list(names)
         if self._source is not None:
             try:
-                self._folder = weights.locate(self._source, sorted(weights.shards(self.manifest, names)))
-                self._contents = ModelContents(self._folder, self.manifest)
+                self.folder = weights.locate(self._source, sorted(weights.shards(self.manifest, names)))
+                self._contents = ModelContents(self.folder, self.manifest)
                 return
             except UserError:
                 if not donors:
                     raise
         loop.run(fetch(names, self.manifest, self._store, donors, open_stream, on_progress))
-        self._folder = None
+        self.folder = None
 
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """As stored, each checked; after `obtain`."""
-        if self._folder is not None:
-            return weights.read(self._folder, self.manifest, names)
+        if self.folder is not None:
+            return weights.read(self.folder, self.manifest, names)
         return read(self._store, self.manifest, names)
 
 

@@ -1,0 +1,1 @@
+"""Using a model that its community serves, as an ordinary model of transformers."""

@@ -1,0 +1,147 @@
+"""A served model as an ordinary one: its embeddings and head are here, its layers with others."""
+
+import secrets
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from transformers import AutoTokenizer, GenerationConfig
+
+from dedloc_kit.blocks import weights
+from dedloc_kit.blocks.architecture import Layout, configuration, skeleton
+from dedloc_kit.blocks.ends import ends
+from dedloc_kit.blocks.manifest import Manifest
+from dedloc_kit.blocks.past import Past
+from dedloc_kit.inference.network import Activations, Network
+
+
+class AutoDistributedModelForCausalLM:
+    """Makes the models."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        where: str,
+        *,
+        folder: str | Path | None = None,
+        code: str = "",
+        source: str | None = None,
+        activations: Activations = "float16",
+        settings: Mapping[str, Any] | None = None,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> Any:
+        """An ordinary model of transformers, of the class that its configuration says; `model.network` is its
+        connection. Raises UserError with what is wrong and what to do.
+
+        :param where: the page's URL, an invitation's file, or the model's repository on the Hub
+        :param folder: keeps this user's identity and what was fetched
+        :param code: what lets this user into a swarm that is not open to all
+        :param source: a folder with the model, or `OWNER/NAME@COMMIT`, to take embeddings and head from
+        :param activations: how hidden states travel; float32 is exact
+        :param told: told what goes on
+        """
+        network = Network(
+            where,
+            folder=None if folder is None else Path(folder),
+            code=code,
+            settings=settings,
+            activations=activations,
+            told=told,
+        )
+        try:
+            files = Path(network.ask("prepare", {})[0]["folder"])
+            manifest = Manifest.from_json((files / "manifest.json").read_bytes())
+            config = configuration(network.serving.config)
+            names = Layout.of(skeleton(config)).outside(manifest.tensors)
+            there, _ = network.ask("obtain", {"names": names, "source": source})
+            found = (
+                weights.read(Path(there["files"]), manifest, names)
+                if there["files"]
+                else weights.read_each(Path(there["store"]), manifest, names)
+            )
+            model = ends(config, {name: tensor.clone() for name, tensor in found}, _beginning(network))
+        except BaseException:
+            network.close()
+            raise
+        if (files / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(files)
+        model.network = network
+        model.files = files
+        return model
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a model that was made here."""
+    return AutoTokenizer.from_pretrained(model.files)
+
+
+def _beginning(network: Network) -> Callable[[int], "DistantLayers"]:
+    return lambda length: DistantLayers(network, length)
+
+
+class DistantLayers:
+    """All layers of the model, in one session; see `blocks.ends.Through`."""
+
+    def __init__(self, network: Network, length: int) -> None:
+        self.name = secrets.token_hex(8)
+        self.recoveries = 0
+        """How often somebody had to take the place of another."""
+        self._network, self._length = network, length
+        self._end: Callable[[], object] = lambda: None
+
+    def __call__(
+        self, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Past | None
+    ) -> Tensor:
+        if past is None:
+            after: Tensor = _Pass.apply(hidden, attention_mask, position_ids, self._network)  # type: ignore[no-untyped-call]
+            return after
+        if self._length and not hasattr(self, "_finalizer"):
+            self._finalizer = weakref.finalize(self, self._network.begin, "close", {"session": self.name})
+        values = {"session": self.name, "length": self._length, "tokens": past.tokens, "undoable": past.undoable}
+        rows = None if past.rows is None else list(past.rows)
+        said, (output,) = self._network.ask("step", {**values, "rows": rows}, (hidden, attention_mask, position_ids))
+        self.recoveries = said["recoveries"]
+        assert output is not None
+        return output.to(hidden.device, hidden.dtype)
+
+    def route(self) -> list[tuple[str, str, int, int]]:
+        """Who answers: peer, name and layers."""
+        said, _ = self._network.ask("route", {"session": self.name})
+        return [tuple(hop) for hop in said["route"]]
+
+    def close(self) -> None:
+        if hasattr(self, "_finalizer"):
+            self._finalizer()
+
+
+class _Kept:
+    """What servers were given in a forward pass stays with the worker until this is gone."""
+
+    def __init__(self, network: Network) -> None:
+        self.name = secrets.token_hex(8)
+        weakref.finalize(self, network.begin, "close", {"session": self.name})
+
+
+class _Pass(torch.autograd.Function):
+    """Forward without a past, and backward to what went in."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, network: Network
+    ) -> Tensor:
+        ctx.network, ctx.kept = network, _Kept(network)
+        values = {"session": ctx.kept.name, "keep": ctx.needs_input_grad[0]}
+        _, (output,) = network.ask("forward", values, (hidden, attention_mask, position_ids))
+        assert output is not None
+        return output.to(hidden.device, hidden.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        _, (back,) = ctx.network.ask("backward", {"session": ctx.kept.name}, (gradient,))
+        assert back is not None
+        return back.to(gradient.device, gradient.dtype), None, None, None

@@ -1,0 +1,292 @@
+"""The network's side of somebody who uses a served model: sessions with servers, in a process of its own.
+
+What the user's own process asks comes through a pipe, and so do the answers. An interrupt in a notebook stops the
+answer that is being written, not this.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dedloc_kit.blocks.architecture import configuration
+from dedloc_kit.blocks.manifest import Manifest
+from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.plan import Server
+from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import AnyEvent, Joined, Left, Loading, State
+from dedloc_kit.machine.account import CODE
+from dedloc_kit.memory import Memory, initial_peers
+from dedloc_kit.pipe import Pipe
+from dedloc_kit.records import Invitation
+from dedloc_kit.run import PeerConfig
+from dedloc_kit.serving.config import ServingConfig, serving_of
+from dedloc_kit.serving.offer import short_id
+from dedloc_kit.swarm.remote.pulse import round_trip
+from dedloc_kit.swarm.remote.tensors import Form
+from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of
+from dedloc_kit.swarm.serving.choosing import servers_of
+from dedloc_kit.swarm.serving.client import Inputs, RemoteSession, SessionConfig, SessionFailed
+from dedloc_kit.swarm.serving.member import Member, member
+from dedloc_kit.swarm.transfer.addressed import fetch_small
+from dedloc_kit.swarm.transfer.store import Store
+
+LOOK_SECONDS = 20.0
+MEASURE_SECONDS, MEASURED = 30.0, 16
+"""How often round trips are measured, and to how many servers."""
+MAX_SMALL = 2**26
+MAX_LENGTH = 2**17
+"""Tokens of a session."""
+
+_log = logging.getLogger(__name__)
+
+
+def user(
+    invitation: Invitation,
+    peer: PeerConfig,
+    pipe: Pipe,
+    activations: Form,
+    emit: Callable[[AnyEvent], None],
+    stop: threading.Event,
+) -> None:
+    """Do what comes through the pipe, until it or `stop` says that it is over. Raises UserError."""
+    serving = serving_of(invitation)
+    emit(State(text=f"connecting to {serving.run_id}"))
+    given_up: list[Exception] = []
+
+    def give_up(reason: Exception) -> None:
+        given_up.append(reason)
+        stop.set()
+
+    with member(
+        *(serving, peer, initial_peers(invitation, peer.folder)),
+        organizer=invitation.organizer,
+        secret=os.environ.pop(CODE, ""),
+        give_up=give_up,
+    ) as me:
+        role = _User(serving, peer.folder, me, pipe, activations, emit)
+        me.offers.look(LOOK_SECONDS)
+        emit(
+            Joined(
+                run_id=serving.run_id,
+                peer=me.peer,
+                session=secrets.token_hex(8),
+                addresses=me.addresses,
+                step=0,
+                device="",
+                parameters=0,
+            )
+        )
+        threading.Thread(target=role.listen, args=(stop,), name="requests", daemon=True).start()
+        measuring = me.loop.start(role.measure())
+        memory = Memory(peer.folder, serving.run_id, me.peer, me.port)
+        while not stop.wait(1.0):
+            others = me.offers.others()
+            memory.update({p: each.addresses for p, each in others.items() if each.addresses})
+        measuring.cancel()
+        me.loop.run(role.close())
+    if given_up:
+        raise given_up[0]
+    emit(Left(step=0, session_samples=0))
+
+
+class _User:
+    def __init__(
+        self,
+        serving: ServingConfig,
+        folder: Path,
+        me: Member,
+        pipe: Pipe,
+        activations: Form,
+        emit: Callable[[AnyEvent], None],
+    ) -> None:
+        self._serving, self._folder, self._me, self._pipe, self._emit = serving, folder, me, pipe, emit
+        self._activations = activations
+        self._hidden = configuration(serving.config).hidden_size
+        self._layers = configuration(serving.config).num_hidden_layers
+        self._store = Store(folder / "content")
+        self._manifest: Manifest | None = None
+        self._sessions: dict[str, RemoteSession] = {}
+        self._passes: dict[str, tuple[RemoteSession, Inputs, Tensor | None, Tensor | None]] = {}
+        self._avoided: dict[str, float] = {}
+        self._round_trips: dict[str, float] = {}
+        self._begun = {
+            "step": self._step,
+            "forward": self._forward,
+            "backward": self._backward,
+            "close": self._close,
+            "route": self._route,
+        }
+
+    def listen(self, stop: threading.Event) -> None:
+        """Take what the user's process asks, until it is gone."""
+        while True:
+            try:
+                values, tensors = self._pipe.receive()
+            except (OSError, EOFError):
+                stop.set()
+                return
+            self._me.loop.start(self._answer(values, tensors))
+
+    async def _answer(self, values: dict[str, Any], tensors: list[Tensor | None]) -> None:
+        number, what = values["number"], values["do"]
+        try:
+            if what == "prepare":
+                said, back = await asyncio.to_thread(self._prepare), []
+            elif what == "obtain":
+                said, back = await asyncio.to_thread(self._obtain, values["names"], values["source"]), []
+            else:
+                said, back = await self._begun[what](values, tensors)
+        except NoRoute as error:
+            missing = [[span.begin, span.end] for span in error.missing]
+            said, back = {"error": str(error), "missing": missing}, []
+        except (UserError, SessionFailed, ValueError, OSError) as error:
+            said, back = {"error": str(error) or repr(error)}, []
+        except Exception as error:
+            _log.exception("a request failed")
+            said, back = {"error": f"an unexpected error: {error!r:.300}"}, []
+        try:
+            await asyncio.to_thread(self._pipe.send, {"number": number, **said}, back)
+        except OSError:
+            pass  # the user's process is gone, which `listen` sees
+
+    def _prepare(self) -> dict[str, Any]:
+        """Have the manifest and the small files of the model here."""
+        me, folder = self._me, self._folder / "model"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._manifest = manifest_of(self._serving, me.loop, me.donors(), me.caller.open)
+        for name, digest in self._serving.files.items():
+            found = self._store.find(digest)
+            if found is None:
+                content = me.loop.run(fetch_small(digest, MAX_SMALL, me.donors(), me.caller.open))
+                if content is None:
+                    raise UserError(f"nobody of {self._serving.run_id} gives {name} of the model now; try again later")
+                self._store.put(content)
+            else:
+                content = found.read(0, found.size)
+            (folder / name).write_bytes(content)
+        (folder / "config.json").write_text(json.dumps(self._serving.config), encoding="utf-8")
+        (folder / "manifest.json").write_text(self._manifest.canonical(), encoding="utf-8")
+        return {"folder": str(folder)}
+
+    def _obtain(self, names: list[str], source: str | None) -> dict[str, Any]:
+        """Have these tensors here; says in which folder, where each is named by its hash or as in the model."""
+        assert self._manifest is not None
+        belongings = Belongings(self._serving, self._manifest, self._store, source)
+
+        def on_progress(received: int, total: int) -> None:
+            self._emit(Loading(received_bytes=received, total_bytes=total))
+
+        belongings.obtain(names, self._me.loop, self._me.donors(), self._me.caller.open, on_progress)
+        return {"files": str(belongings.folder or ""), "store": str(self._store.folder)}
+
+    def _session(self, values: Mapping[str, Any]) -> RemoteSession:
+        name = values["session"]
+        if name not in self._sessions:
+            config = SessionConfig(
+                version=self._serving.manifest,
+                layers=self._layers,
+                hidden_size=self._hidden,
+                length=min(MAX_LENGTH, values["length"]),
+                form=self._activations,
+            )
+            self._sessions[name] = RemoteSession(
+                *(self._me.caller, self._me.peer, self._servers, self._trips, config, self._avoided)
+            )
+        return self._sessions[name]
+
+    async def _step(self, values: dict[str, Any], tensors: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
+        hidden, mask, positions = tensors
+        assert hidden is not None
+        rows = None if values["rows"] is None else tuple(values["rows"])
+        session = self._session(values)
+        try:
+            output = await session.step(hidden, mask, positions, Past(values["tokens"], rows, values["undoable"]))
+        except BaseException:
+            self._sessions.pop(values["session"], None)
+            raise
+        return {"recoveries": session.recoveries}, [output]
+
+    async def _forward(
+        self, values: dict[str, Any], tensors: list[Tensor | None]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        hidden, mask, positions = tensors
+        assert hidden is not None
+        session = self._session({**values, "length": hidden.shape[1]})
+        try:
+            output, inputs = await session.forward(hidden, mask, positions)
+        except BaseException:
+            self._sessions.pop(values["session"], None)
+            raise
+        if values["keep"]:
+            self._passes[values["session"]] = session, inputs, mask, positions
+        else:
+            await self._close(values, [])
+        return {}, [output]
+
+    async def _backward(
+        self, values: dict[str, Any], tensors: list[Tensor | None]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        (gradient,) = tensors
+        assert gradient is not None
+        session, inputs, mask, positions = self._passes[values["session"]]
+        return {}, [await session.backward(inputs, mask, positions, gradient)]
+
+    async def _close(self, values: dict[str, Any], _: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
+        self._passes.pop(values["session"], None)
+        session = self._sessions.pop(values["session"], None)
+        if session is not None:
+            await session.close()
+        return {}, []
+
+    async def _route(self, values: dict[str, Any], _: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
+        """Who answers in a session, or could."""
+        session = self._sessions.get(values["session"])
+        names = {peer: each.name for peer, each in self._me.offers.others().items()}
+        hops = (
+            []
+            if session is None
+            else [[hop.server, names.get(hop.server, ""), hop.span.begin, hop.span.end] for hop in session.route]
+        )
+        return {"route": hops}, []
+
+    def _servers(self) -> list[Server]:
+        return servers_of(self._me.offers.others(), self._me.offers, self._serving.manifest, ready=True)
+
+    def _trips(self) -> dict[tuple[str, str], float]:
+        """Seconds between peers: ours as measured, the others' as they say."""
+        others = self._me.offers.others()
+        named = {short_id(peer): peer for peer in others}
+        trips = {(self._me.peer, peer): seconds for peer, seconds in self._round_trips.items()}
+        for peer, each in others.items():
+            trips |= {(peer, named[to]): seconds for to, seconds in each.round_trips.items() if to in named}
+        return trips
+
+    async def measure(self) -> None:
+        """How far the servers are, again and again."""
+        due = dict[str, float]()
+        while True:
+            now = time.monotonic()
+            near = [peer for peer in self._me.offers.others() if due.get(peer, 0.0) <= now][:MEASURED]
+            for peer in near:
+                due[peer] = now + MEASURE_SECONDS
+            await asyncio.gather(*map(self._measure, near))
+            await asyncio.sleep(1.0)
+
+    async def _measure(self, peer: str) -> None:
+        try:
+            self._round_trips[peer] = await round_trip(self._me.caller, peer)
+        except (OSError, EOFError, ValueError) as error:
+            _log.info("no round trip to %s: %r", peer, error)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(session.close() for session in self._sessions.values()))
