@@ -43,8 +43,8 @@ ROOMS = (
     {"trust"},
     {"audits"},
     {"directory", "transfer"},
-    {"membership", "averaging"},
-    {"rounds"},
+    {"membership", "averaging", "remote"},
+    {"rounds", "serving"},
     {"peer", "observer"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

@@ -1,0 +1,1 @@
+"""What one peer computes for another: tensors on streams, and lines that stay open."""
