@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -111,7 +112,7 @@ def server(
     emit(Left(step=0, session_samples=0))
 
 
-def _made(peer: ServerConfig) -> "os.PathLike[str]":
+def _made(peer: ServerConfig) -> Path:
     try:
         peer.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -179,7 +180,7 @@ class _Server:
             return belongings
         self._emit(State(text="asking who serves which layers"))
         me.offers.look(NEWCOMER_SECONDS)
-        manifest = manifest_of(serving, me.loop, me.donors(), me.caller.open)
+        manifest = manifest_of(serving, me.loop, me.donors(), me.content)
         return Belongings(serving, manifest, store, peer.source)
 
     def _first_span(self) -> LayerRange:
@@ -210,7 +211,7 @@ class _Server:
             self._emit(Loading(received_bytes=received, total_bytes=total))
 
         me = self._me
-        self._belongings.obtain(wanted, me.loop, me.donors(), me.caller.open, on_progress)
+        self._belongings.obtain(wanted, me.loop, me.donors(), me.content, on_progress)
         load(module, ((wanted[name], tensor) for name, tensor in self._belongings.tensors(wanted)), self._peer.weights)
         self._speeds = measured(module, torch.bfloat16 if self._peer.weights == "bfloat16" else torch.float32)
         self._serve_from_now_on(Held(module, self._serving.manifest))
@@ -343,7 +344,7 @@ class _Server:
         seen = tuple(ServerSeen.of(peer, each) for peer, each in others.items())
         own = None if mine is None else ServerSeen.of(self._me.peer, mine)
         everyone = (*seen, *([own] if own else []))
-        self._emit(Served(layers=self._layers, mine=own, servers=everyone, refused=dict(self._spans.rejections.seen())))
+        self._emit(Served(layers=self._layers, mine=own, servers=everyone, refused=dict(self._spans.rejections.all())))
         try:
             self._memory.update({peer: each.addresses for peer, each in others.items() if each.addresses})
         except OSError as error:

@@ -139,21 +139,23 @@ class _User:
 
     async def _answer(self, values: dict[str, Any], tensors: list[Tensor | None]) -> None:
         number, what = values["number"], values["do"]
+        said: dict[str, Any]
+        back: list[Tensor] = []
         try:
             if what == "prepare":
-                said, back = await asyncio.to_thread(self._prepare), []
+                said = await asyncio.to_thread(self._prepare)
             elif what == "obtain":
-                said, back = await asyncio.to_thread(self._obtain, values["names"], values["source"]), []
+                said = await asyncio.to_thread(self._obtain, values["names"], values["source"])
             else:
                 said, back = await self._begun[what](values, tensors)
         except NoRoute as error:
             missing = [[span.begin, span.end] for span in error.missing]
-            said, back = {"error": str(error), "missing": missing}, []
+            said = {"error": str(error), "missing": missing}
         except (UserError, SessionFailed, ValueError, OSError) as error:
-            said, back = {"error": str(error) or repr(error)}, []
+            said = {"error": str(error) or repr(error)}
         except Exception as error:
             _log.exception("a request failed")
-            said, back = {"error": f"an unexpected error: {error!r:.300}"}, []
+            said = {"error": f"an unexpected error: {error!r:.300}"}
         try:
             await asyncio.to_thread(self._pipe.send, {"number": number, **said}, back)
         except OSError:
@@ -163,11 +165,11 @@ class _User:
         """Have the manifest and the small files of the model here."""
         me, folder = self._me, self._folder / "model"
         folder.mkdir(parents=True, exist_ok=True)
-        self._manifest = manifest_of(self._serving, me.loop, me.donors(), me.caller.open)
+        self._manifest = manifest_of(self._serving, me.loop, me.donors(), me.content)
         for name, digest in self._serving.files.items():
             found = self._store.find(digest)
             if found is None:
-                content = me.loop.run(fetch_small(digest, MAX_SMALL, me.donors(), me.caller.open))
+                content = me.loop.run(fetch_small(digest, MAX_SMALL, me.donors(), me.content))
                 if content is None:
                     raise UserError(f"nobody of {self._serving.run_id} gives {name} of the model now; try again later")
                 self._store.put(content)
@@ -186,7 +188,7 @@ class _User:
         def on_progress(received: int, total: int) -> None:
             self._emit(Loading(received_bytes=received, total_bytes=total))
 
-        belongings.obtain(names, self._me.loop, self._me.donors(), self._me.caller.open, on_progress)
+        belongings.obtain(names, self._me.loop, self._me.donors(), self._me.content, on_progress)
         return {"files": str(belongings.folder or ""), "store": str(self._store.folder)}
 
     def _session(self, values: Mapping[str, Any]) -> RemoteSession:

@@ -1,5 +1,6 @@
 """Some consecutive layers of a causal language model, computed by the model's own class of transformers."""
 
+import copy
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -30,15 +31,14 @@ class Span(nn.Module):
         whole = skeleton(config)
         self.layout = Layout.of(whole)
         self.begin, self.end = begin, end
+        self._whole = whole.config
         self.config = cut(whole.config, begin, end)
         self.base = whole.base_model
         self._takes_positions = "position_ids" in inspect.signature(self.base.forward).parameters
         body = self.base.get_submodule(self.layout.holder)
         # They are built as part of the whole, for some follow from their number, and run as layers from 0 on.
         layers = getattr(body, self.layout.layers)[begin:end]
-        for module in layers.modules():
-            if isinstance(number := getattr(module, "layer_idx", None), int):
-                module.layer_idx = number - begin
+        _number_from(layers, begin)
         setattr(body, self.layout.layers, nn.ModuleList())
         for module in [*self.base.modules(), *layers.modules()]:
             if hasattr(module, "config"):
@@ -55,6 +55,20 @@ class Span(nn.Module):
         wanted = span.wanted(tensors)
         span.load_state_dict({own: tensors[name] for name, own in wanted.items()}, assign=True)
         return span
+
+    def part(self, begin: int, end: int) -> "Span":
+        """Some of these layers as a span, which shares their tensors; raises ValueError if it does not have them."""
+        if not self.begin <= begin < end <= self.end:
+            raise ValueError(f"no layers {begin}:{end} in a span {self.begin}:{self.end}")
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())}
+        config = cut(self._whole, begin, end)
+        part = copy.deepcopy(self, {**shared, id(self._whole): self._whole, id(self.config): config})
+        part.begin, part.end = begin, end
+        body = part.base.get_submodule(self.layout.holder)
+        layers = getattr(body, self.layout.layers)[begin - self.begin : end - self.begin]
+        _number_from(layers, begin - self.begin)
+        setattr(body, self.layout.layers, layers)
+        return part
 
     def wanted(self, names: Iterable[str]) -> dict[str, str]:
         """Which tensors of a checkpoint it needs, of all that this holds, and their names here.
@@ -122,7 +136,7 @@ class CachedSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
         self._cache = span.new_cache()
-        self._batch = 0
+        self.tokens, self.rows = 0, 0
 
     @torch.no_grad()
     def __call__(
@@ -133,13 +147,34 @@ class CachedSpan:
         past: Past,
     ) -> torch.Tensor:
         """The hidden states after the span, as `Span.forward`; raises ValueError if there is no such past."""
+        self.follow(past, len(hidden))
+        return self.more(hidden, attention_mask, position_ids)
+
+    @torch.no_grad()
+    def follow(self, past: Past, rows: int) -> None:
+        """What comes next, in so many rows, follows this; raises ValueError if there is no such past."""
         if past.tokens == 0:
-            self._cache, self._batch = self._span.new_cache(), len(hidden)
-        past.restore(self._cache, self._batch)
-        self._batch = self._batch if past.rows is None else len(past.rows)
-        if self._batch != len(hidden):
-            raise ValueError(f"{len(hidden)} rows follow a past of {self._batch}")
+            self._cache, self.rows = self._span.new_cache(), rows
+        past.restore(self._cache, self.rows)
+        self.tokens = past.tokens
+        self.rows = self.rows if past.rows is None else len(past.rows)
+        if self.rows != rows:
+            raise ValueError(f"{rows} rows follow a past of {self.rows}")
+
+    @torch.no_grad()
+    def more(
+        self, hidden: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The hidden states after the span of tokens that come next, all that follow a past or the first of them."""
+        self.tokens += hidden.shape[1]
         return self._span.forward(hidden, attention_mask, position_ids, self._cache)
+
+
+def _number_from(layers: Any, begin: int) -> None:
+    """A layer finds its cache by its number: the one that was `begin` becomes the first."""
+    for module in layers.modules():
+        if isinstance(number := getattr(module, "layer_idx", None), int):
+            module.layer_idx = number - begin
 
 
 class _NoPosition(nn.Module):

@@ -36,6 +36,11 @@ class Rejections:
             self._untaken[reason] += times
             return reason, self._all[reason]
 
+    def all(self) -> Counter[str]:
+        """Those since the beginning."""
+        with self._lock:
+            return self._all.copy()
+
     def drain(self) -> Counter[str]:
         """Those since the last call."""
         with self._lock:

@@ -97,7 +97,7 @@ def measured(span: Span, dtype: torch.dtype) -> Speeds:
     tokens = []
     for n in range(_PROMPT, _PROMPT + _ROUNDS):
         place = positions[:, n : n + 1]
-        tokens.append(_seconds(lambda n=n, place=place: session(prompt[:, :1], None, place, Past(n))))  # type: ignore[misc]
+        tokens.append(_seconds(lambda n=n, place=place: session(prompt[:, :1], None, place, Past(n))))
 
     def pass_through() -> None:
         given = prompt.detach().requires_grad_()

@@ -1,7 +1,7 @@
 """A peer's place in a serving swarm: its node, who else is there, and the process's own way to answer and to ask."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,13 +17,14 @@ from dedloc_kit.swarm.membership.notices import Membership, NoticeFollower, Noti
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
 from dedloc_kit.swarm.network.node import Node, addresses_of
-from dedloc_kit.swarm.network.service import Endpoint, Service
+from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
 from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
 from dedloc_kit.swarm.remote.forwarding import ForwardingService
 from dedloc_kit.swarm.remote.greeting import Greeter
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.offers import Offers
+from dedloc_kit.swarm.transfer.addressed import ContentService
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Member:
     def donors(self) -> list[str]:
         """Who may give what it has of the model."""
         return list(self.offers.others())
+
+    def content(self, peer: str) -> AbstractAsyncContextManager[Stream]:
+        """A stream to what a peer has of the model."""
+        return self.caller.open(peer, ContentService)
 
 
 @contextmanager

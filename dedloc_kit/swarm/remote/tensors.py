@@ -1,0 +1,76 @@
+"""Tensors on a stream: a head, and raw bytes behind it in messages that a slow reader is noticed by.
+
+The receiver says which shape is right before any byte is taken.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dedloc_kit.records import Record
+from dedloc_kit.swarm.network.service import SEND_SECONDS, Stream, encode
+from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES
+
+Form = Literal["float16", "bfloat16", "float32"]
+"""In which activations travel."""
+DTYPES: dict[Form, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_FORMS = {dtype: form for form, dtype in DTYPES.items()}
+_LARGEST = torch.finfo(torch.float16).max
+_MAX_HEAD_BYTES = 200
+
+
+class TensorHead(Record):
+    """What the bytes behind it are."""
+
+    dtype: Form
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, le=2**31)], ...], Field(max_length=4)]
+
+
+class BadTensor(ValueError):
+    """A tensor that is not the one that was to come: `shape` or `values` says what is wrong with it."""
+
+    def __init__(self, kind: Literal["shape", "values"], text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def in_form(tensor: Tensor, form: Form) -> Tensor:
+    """As it travels: on the CPU; in bfloat16 instead of float16 where a number would become infinite there."""
+    tensor = tensor.detach().to("cpu")
+    if form == "float16" and tensor.dtype != torch.float16 and not tensor.abs().amax() <= _LARGEST:
+        form = "bfloat16"
+    return tensor.to(DTYPES[form]).contiguous()
+
+
+async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECONDS) -> None:
+    """Send what `in_form` gave; raises OSError as `Stream.send`.
+
+    :param seconds: for the other side to take a message
+    """
+    await stream.send(encode(TensorHead(dtype=_FORMS[tensor.dtype], shape=tuple(tensor.shape))))
+    content = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    for start in range(0, len(content), MESSAGE_BYTES):
+        async with asyncio.timeout(seconds):
+            await stream.send(content[start : start + MESSAGE_BYTES])
+
+
+async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:
+    """A tensor of this shape, of finite numbers, in whichever form; raises BadTensor, and as `Stream.receive`."""
+    head = await stream.receive_record(TensorHead, _MAX_HEAD_BYTES)
+    if head.shape != tuple(shape):
+        raise BadTensor("shape", f"a tensor of shape {head.shape} where {tuple(shape)} is right")
+    dtype = DTYPES[head.dtype]
+    content, filled = bytearray(math.prod(shape) * dtype.itemsize), 0
+    while filled < len(content):
+        piece = await stream.receive(min(MESSAGE_BYTES, len(content) - filled))
+        content[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    tensor = torch.frombuffer(content, dtype=dtype).reshape(head.shape)
+    if not tensor.isfinite().all():
+        raise BadTensor("values", "a tensor with NaN or infinity")
+    return tensor

@@ -1,0 +1,149 @@
+"""One server's part of a client's session."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from dedloc_kit.swarm.network.service import encode
+from dedloc_kit.swarm.remote.lines import Line, Opener
+from dedloc_kit.swarm.remote.tensors import receive_tensor, send_tensor
+from dedloc_kit.swarm.serving.protocol import (
+    Backward,
+    Done,
+    Kind,
+    Neighbours,
+    Open,
+    Opened,
+    Output,
+    Pass,
+    Redirect,
+    Refused,
+    Step,
+    receive_reply,
+)
+from dedloc_kit.swarm.serving.server import SpanService
+
+MIN_PATIENCE, MAX_PATIENCE = 5.0, 30.0
+"""Seconds of silence after which a server is taken for gone: between these, by how long it was silent before. One that
+computes says every second that it is still here."""
+TAKING = 10.0
+"""Seconds for a message to be taken."""
+LONGEST_ANSWER = 300.0
+"""Seconds, also for one that says all the time that it is still here."""
+
+T = TypeVar("T")
+
+
+class LegFailed(Exception):
+    """A server did not answer, or not rightly.
+
+    :ivar why: if it refused
+    """
+
+    def __init__(self, server: str, reason: str, why: Kind | None = None) -> None:
+        super().__init__(f"{server}: {reason}")
+        self.server, self.why = server, why
+
+
+class Leg:
+    """Layers begin..end of a route, by one server.
+
+    :ivar neighbours: what the server was told of them
+    """
+
+    def __init__(self, server: str, opened: Open, line: Line) -> None:
+        self.server, self.opened = server, opened
+        self.begin, self.end = opened.begin, opened.end
+        self.neighbours = opened.neighbours
+        self._line = line
+        self._patience = MIN_PATIENCE
+        self._shapes: dict[int, Sequence[int]] = {}  # of the last steps' outputs, by number
+
+    @classmethod
+    async def open(cls, opener: Opener, server: str, question: Open) -> "Leg":
+        """Raises LegFailed, as all that it does."""
+        with _blaming(server):
+            leg = cls(server, question, await Line.open(opener, server, SpanService, encode(question)))
+            try:
+                if not isinstance(reply := await leg._heard(receive_reply(leg._line.stream)), Opened):
+                    raise _not_expected(server, reply)
+            except BaseException:
+                await leg.close()
+                raise
+            return leg
+
+    async def ask(self, record: Step | Pass | Backward | Redirect, *tensors: Tensor) -> None:
+        stream = self._line.stream
+        with _blaming(self.server):
+            async with asyncio.timeout(TAKING):
+                await stream.send(encode(record))
+            for tensor in tensors:
+                await send_tensor(stream, tensor, TAKING)
+
+    async def answer(self, number: int, shape: Sequence[int] | None) -> tuple[Tensor | None, bool]:
+        """The output of a step, and whether the next server has it as well.
+
+        :param number: of the step, 0 for what has none
+        :param shape: None if no output is to come
+        """
+        stream, output = self._line.stream, None
+        if number and shape:
+            self._shapes = {known: self._shapes[known] for known in sorted(self._shapes)[-1:]} | {number: shape}
+        with _blaming(self.server):
+            async with asyncio.timeout(LONGEST_ANSWER):
+                while True:
+                    match reply := await self._heard(receive_reply(stream)):
+                        case Output(number=given):  # of the last step again, if it came from two sides
+                            expected = shape if given == number else self._shapes.get(given)
+                            if expected is None:
+                                raise ValueError("an output that was not asked for")
+                            tensor = await self._heard(receive_tensor(stream, expected))
+                            output = tensor if given == number else output
+                        case Done(number=given, pushed=pushed) if given == number:
+                            if shape is not None and output is None:
+                                raise ValueError("it has done a step without an output")
+                            return output, pushed
+                        case Done(number=given) if given in self._shapes:
+                            pass
+                        case _:
+                            raise _not_expected(self.server, reply)
+
+    async def redirect(self, neighbours: Neighbours) -> None:
+        await self.ask(Redirect(neighbours=neighbours))
+        await self.answer(0, None)
+        self.neighbours = neighbours
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def _heard(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result, unless nothing comes for too long."""
+        stream, task, began = self._line.stream, asyncio.ensure_future(work), time.monotonic()
+        try:
+            while not task.done():
+                left = max(stream.heard, began) + self._patience - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"it has said nothing for {self._patience:.0f} s")
+                await asyncio.wait({task}, timeout=left)
+            self._patience = min(max(self._patience, 4 * stream.silence), MAX_PATIENCE)
+            return task.result()
+        finally:
+            task.cancel()
+
+
+@contextmanager
+def _blaming(server: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:
+        raise LegFailed(server, str(error) or repr(error)) from None
+
+
+def _not_expected(server: str, reply: object) -> LegFailed:
+    if isinstance(reply, Refused):
+        return LegFailed(server, f"it refuses ({reply.why}): {reply.text}", reply.why)
+    return LegFailed(server, f"it sends {type(reply).__name__}, which was not asked for")

@@ -1,0 +1,338 @@
+"""A server's side of sessions: steps come from the client or from the server before, and go on to the next one."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dedloc_kit.blocks.span import Span
+from dedloc_kit.swarm.incidents import Rejections
+from dedloc_kit.swarm.network.service import Service, Stream, encode
+from dedloc_kit.swarm.remote.lines import Line, Opener
+from dedloc_kit.swarm.remote.tensors import BadTensor, Form, in_form, receive_tensor, send_tensor
+from dedloc_kit.swarm.serving.computing import FEW_TOKENS, Computing, Priority
+from dedloc_kit.swarm.serving.protocol import (
+    MAX_REASON,
+    Backward,
+    Call,
+    Done,
+    Neighbours,
+    Open,
+    Opened,
+    Output,
+    Pass,
+    PushOpen,
+    Redirect,
+    Refusal,
+    Refused,
+    Step,
+    call_bytes,
+    receive_reply,
+    receive_request,
+)
+from dedloc_kit.swarm.serving.sessions import UNUSED_SECONDS, Budget, Session
+from dedloc_kit.swarm.transfer.protocol import alive_until
+
+PUSH_SECONDS = 10.0
+"""Whoever has not taken an output after this long does not get it from us."""
+_PARTS = 8
+
+_log = logging.getLogger(__name__)
+
+
+class Held:
+    """What a server serves: a span with its weights, of a version."""
+
+    def __init__(self, span: Span, version: str) -> None:
+        self.span, self.version = span, version
+        self.begin, self.end = span.begin, span.end
+        self.part = lru_cache(_PARTS)(self._part)
+
+    def _part(self, begin: int, end: int) -> Span:
+        """Some of its layers, raises ValueError if it does not have them."""
+        return self.span if (begin, end) == (self.begin, self.end) else self.span.part(begin, end)
+
+
+class PushService(Service):
+    """Takes the outputs of other servers for the sessions whose clients have announced it."""
+
+    name = "push"
+
+    def __init__(self, spans: "SpanService") -> None:
+        self._spans = spans
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        with self._spans.counted():
+            opening = await stream.receive_question(PushOpen)
+            place = opening.client, opening.session
+            if self._session(place, peer) is None:
+                await stream.send(encode(Refused(why="push")))
+                raise Refusal("push", "nobody has announced it")
+            await stream.send(encode(Opened()))
+            while True:
+                limit = self._spans.limit(self._session(place, peer))
+                step = await stream.receive_record(Step, limit)
+                session = self._session(place, peer)
+                if session is None:
+                    raise Refusal("push", "nobody expects it any more")
+                if not step.number:
+                    raise Refusal("order", "a past is the client's to tell")
+                await self._spans.take(session, step, stream)
+
+    def _session(self, place: tuple[str, str], peer: str) -> Session | None:
+        session = self._spans.sessions.get(place)
+        return session if session is not None and session.neighbours.previous == peer else None
+
+
+class SpanService(Service):
+    """Computes layers for clients. `push` is to be registered as well.
+
+    :ivar held: what new sessions get, None for nothing at the moment; those that have begun stay with theirs
+    :ivar sessions: by client and session
+    :ivar rejections: what was refused, by kind
+    """
+
+    name = "span"
+
+    def __init__(self, opener: Opener, held: Held | None, computing: Computing, budget: Budget) -> None:
+        self.held = held
+        self.budget = budget
+        self.push = PushService(self)
+        self.sessions: dict[tuple[str, str], Session] = {}
+        self.rejections = Rejections()
+        self.served = 0
+        """Tokens times layers."""
+        self._opener = opener
+        self._computing = computing
+
+    def dismiss(self, held: Held) -> None:
+        """Its sessions go elsewhere with their next step."""
+        for session in self.sessions.values():
+            session.dismissed = session.dismissed or session.span is held.part(session.span.begin, session.span.end)
+
+    def drop(self, peer: str) -> None:
+        """End the sessions of a client at once."""
+        for (client, _), session in self.sessions.items():
+            if client == peer:
+                session.stream.close()
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        try:
+            with self.counted():
+                await self._serve(peer, stream)
+        except Refusal as refusal:
+            await stream.send(encode(_refused(refusal)))
+            await stream.closed()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """What is wrong with what a peer sends becomes a Refusal and is counted."""
+        try:
+            yield
+        except EOFError:
+            raise
+        except Refusal as refusal:
+            self.rejections.add(refusal.kind)
+            raise
+        except BadTensor as error:
+            self.rejections.add(error.kind)
+            raise Refusal(error.kind, str(error)) from None
+        except TimeoutError:
+            self.rejections.add("silent")
+            raise
+        except ValueError as error:
+            self.rejections.add("nonsense")
+            raise Refusal("nonsense", str(error)) from None
+
+    async def _serve(self, peer: str, stream: Stream) -> None:
+        opened = await stream.receive_question(Open)
+        place = peer, opened.session
+        if place in self.sessions:
+            raise Refusal("order", "there is this session already")
+        span = self._span(opened)
+        reservation = self.budget.reserve(peer, opened.rows * opened.length)
+        session = self.sessions[place] = Session(opened, span, stream, reservation)
+        try:
+            async with asyncio.timeout(UNUSED_SECONDS) as session.over:
+                await stream.send(encode(Opened()))
+                while True:
+                    await self._answer(session)
+        finally:
+            del self.sessions[place]
+            reservation.give_back()
+            await self._hang_up(session)
+
+    def _span(self, opened: Open) -> Span:
+        held = self.held
+        if held is None:
+            raise Refusal("moving", "nothing is served here at the moment")
+        if opened.version != held.version:
+            raise Refusal("version", f"served is {held.version[:16]}")
+        if not held.begin <= opened.begin < opened.end <= held.end:
+            raise Refusal("span", f"served are the layers {held.begin}:{held.end}")
+        return held.part(opened.begin, opened.end)
+
+    def limit(self, session: Session | None) -> int:
+        """Bytes of a request for a session."""
+        return call_bytes(session.opened.rows, session.opened.length) if session else 0
+
+    async def _answer(self, session: Session) -> None:
+        """What the client asks next."""
+        request = await receive_request(session.stream, self.limit(session))
+        session.heard()
+        match request:
+            case Step():
+                await self.take(session, request, session.stream)
+            case Redirect():
+                async with session.lock:
+                    await self._redirect(session, request.neighbours)
+            case Pass() | Backward():
+                await self._without_past(session, request)
+
+    async def take(self, session: Session, step: Step, source: Stream) -> None:
+        """Take the hidden states of a step, compute it, answer its client and hand it on."""
+        session.check(step)
+        shape = step.rows, step.tokens, session.span.config.hidden_size
+        hidden = await receive_tensor(source, shape)
+        session.heard()
+        async with session.lock:
+            session.check(step)  # meanwhile it may have come from another side
+            try:
+                output = session.known(step)
+                if output is None:
+                    output = await self._working(session, self._computed(session, step, hidden))
+                    if step.number:
+                        session.kept = step, output
+            except Exception as error:  # the past is of no use any more
+                refusal = error if isinstance(error, Refusal) else Refusal("failed", repr(error))
+                _log.warning("a session ends: %s", refusal)
+                if source is not session.stream:  # otherwise `serve` says it
+                    await session.stream.send(encode(_refused(refusal)))
+                    session.stream.close()
+                raise refusal from None
+            pushing = asyncio.ensure_future(self._push(session, step, output))
+            try:
+                if step.output:
+                    await session.stream.send(encode(Output(number=step.number)))
+                    await send_tensor(session.stream, output)
+                pushed = await alive_until(session.stream, _result(pushing))
+            finally:
+                pushing.cancel()
+            await session.stream.send(encode(Done(number=step.number, pushed=pushed)))
+        session.heard()
+
+    async def _working(self, session: Session, work: Coroutine[Any, Any, Tensor]) -> Tensor:
+        output: Tensor = await alive_until(session.stream, work)
+        return output
+
+    async def _computed(self, session: Session, step: Step, hidden: Tensor) -> Tensor:
+        """The output of a step, chunk by chunk."""
+        past, dtype = session.past, _dtype(session.span)
+        try:
+            follows = step.follows()
+            await self._computing.run(Priority.TOKEN, partial(past.follow, follows, step.rows))
+        except ValueError as error:
+            raise Refusal("past", str(error)) from None
+        mask, positions = step.attention_mask(), step.position_ids()
+        priority = Priority.TOKEN if step.rows * step.tokens <= FEW_TOKENS else Priority.PROMPT
+        size, outputs = max(1, self._computing.chunk // step.rows), list[Tensor]()
+        for at in range(0, step.tokens, size):
+            end = min(at + size, step.tokens)
+            given = (
+                hidden[:, at:end].to(dtype),
+                None if mask is None else mask[:, : step.past + end],
+                None if positions is None else positions[:, at:end],
+            )
+            more = partial(past.more, *given)
+            outputs.append(await self._computing.run(priority, partial(_sent, more, session.opened.form)))
+        self.served += step.rows * step.tokens * session.span.config.num_hidden_layers
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+    async def _without_past(self, session: Session, asked: Pass | Backward) -> None:
+        span, form = session.span, session.opened.form
+        if asked.past:
+            raise Refusal("past", "there is none in such a call")
+        asked.check(session.opened.rows, session.opened.length)
+        shape = asked.rows, asked.tokens, span.config.hidden_size
+        hidden = await receive_tensor(session.stream, shape)
+        gradient = await receive_tensor(session.stream, shape) if isinstance(asked, Backward) else None
+        session.heard()
+        async with session.lock:
+            function = partial(_call, span, asked, hidden, gradient)
+            work = self._computing.run(Priority.TRAINING, partial(_sent, function, form))
+            output = await self._working(session, work)
+            await session.stream.send(encode(Output(number=0)))
+            await send_tensor(session.stream, output)
+            await session.stream.send(encode(Done(number=0)))
+
+    async def _redirect(self, session: Session, neighbours: Neighbours) -> None:
+        if neighbours.next_session != session.neighbours.next_session:
+            await self._hang_up(session)
+        session.neighbours = neighbours
+        await session.stream.send(encode(Done(number=0)))
+
+    async def _push(self, session: Session, step: Step, output: Tensor) -> bool:
+        """Hand an output on; False if that does not work, then it is the client's to do until it says otherwise."""
+        to = session.neighbours
+        if not to.next or not step.number:
+            return False
+        try:
+            async with asyncio.timeout(PUSH_SECONDS):
+                if session.line is None:
+                    client = next(place[0] for place, known in self.sessions.items() if known is session)
+                    opening = encode(PushOpen(client=client, session=to.next_session))
+                    session.line = await Line.open(self._opener, to.next, PushService, opening)
+                    if not isinstance(await receive_reply(session.line.stream), Opened):
+                        raise ConnectionRefusedError("it is not expected there")
+                await session.line.stream.send(encode(step))
+                await send_tensor(session.line.stream, output)
+                return True
+        except (OSError, EOFError, ValueError) as error:
+            _log.debug("an output is not taken by %s: %r", to.next, error)
+            session.neighbours = to.model_copy(update={"next": "", "next_session": ""})
+            await self._hang_up(session)
+            return False
+
+    async def _hang_up(self, session: Session) -> None:
+        line, session.line = session.line, None
+        if line is not None:
+            await line.close()
+
+
+def _call(span: Span, asked: Call, hidden: Tensor, gradient: Tensor | None) -> Tensor:
+    """A span's output, or the gradient of its input."""
+    given = hidden.to(_dtype(span)), asked.attention_mask(), asked.position_ids()
+    if gradient is None:
+        with torch.no_grad():
+            return span.forward(*given)
+    inputs = given[0].requires_grad_()
+    with torch.enable_grad():
+        output = span.forward(inputs, *given[1:])
+    return torch.autograd.grad(output, inputs, gradient.to(output.dtype))[0]
+
+
+def _sent(function: Callable[[], Tensor], form: Form) -> Tensor:
+    """What it returns, as it travels."""
+    output = function()
+    if not output.isfinite().all():
+        raise Refusal("failed", "the layers give NaN or infinity")
+    return in_form(output, form)
+
+
+def _dtype(span: Span) -> torch.dtype:
+    """In which it computes."""
+    return next(values.dtype for values in span.parameters() if values.is_floating_point())
+
+
+def _refused(refusal: Refusal) -> Refused:
+    text = "".join(letter if letter.isprintable() else " " for letter in str(refusal))
+    return Refused(why=refusal.kind, text=text[:MAX_REASON])
+
+
+async def _result(task: "asyncio.Future[bool]") -> bool:
+    return await task

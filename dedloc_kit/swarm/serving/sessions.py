@@ -1,0 +1,106 @@
+"""What a server remembers of its clients' sessions, and how much of it there may be."""
+
+import asyncio
+from collections import Counter
+
+from torch import Tensor
+
+from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.swarm.network.service import Stream
+from dedloc_kit.swarm.remote.lines import Line
+from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Refusal, Step
+
+SESSIONS_OF_A_PEER = 16
+UNUSED_SECONDS, SILENT_SECONDS = 30.0, 600.0
+"""After which a session is over that has not begun, and one of which nothing is heard."""
+
+
+class Budget:
+    """Room for the caches of all sessions, in tokens."""
+
+    def __init__(self, tokens: int, sessions_of_a_peer: int = SESSIONS_OF_A_PEER) -> None:
+        self.tokens, self.free = tokens, tokens
+        self._sessions_of_a_peer = sessions_of_a_peer
+        self._sessions: Counter[str] = Counter()
+
+    def reserve(self, peer: str, tokens: int) -> "Reservation":
+        """Raises Refusal if there is no room now."""
+        if self._sessions[peer] >= self._sessions_of_a_peer:
+            raise Refusal("full", f"{self._sessions[peer]} sessions of one peer are enough")
+        reservation = Reservation(self, peer)
+        reservation.grow(tokens)
+        self._sessions[peer] += 1
+        return reservation
+
+    def _take(self, tokens: int) -> None:
+        if tokens > self.free:
+            raise Refusal("full", f"{self.free} cache tokens are free, not {tokens}")
+        self.free -= tokens
+
+    def _give_back(self, peer: str, tokens: int) -> None:
+        self.free += tokens
+        self._sessions[peer] -= 1
+        if not self._sessions[peer]:
+            del self._sessions[peer]
+
+
+class Reservation:
+    """A session's part of the budget."""
+
+    def __init__(self, budget: Budget, peer: str) -> None:
+        self._budget, self._peer = budget, peer
+        self._tokens = 0
+
+    def grow(self, tokens: int) -> None:
+        """Have at least so many; raises Refusal if there is no room for them."""
+        if tokens > self._tokens:
+            self._budget._take(tokens - self._tokens)
+            self._tokens = tokens
+
+    def give_back(self) -> None:
+        self._budget._give_back(self._peer, self._tokens)
+
+
+class Session:
+    """One client's on one server.
+
+    :ivar lock: whoever computes for it, answers its client or changes it
+    :ivar kept: the last step and its output
+    :ivar over: when it is, unless something is heard
+    """
+
+    def __init__(self, opened: Open, span: Span, stream: Stream, reservation: Reservation) -> None:
+        self.opened, self.span, self.stream = opened, span, stream
+        self.neighbours: Neighbours = opened.neighbours
+        self.past = CachedSpan(span)
+        self.lock = asyncio.Lock()
+        self.kept: tuple[Step, Tensor] | None = None
+        self.line: Line | None = None
+        self.over: asyncio.Timeout | None = None
+        self.dismissed = False
+        self._reservation = reservation
+
+    def heard(self) -> None:
+        if self.over is not None and not self.over.expired():
+            self.over.reschedule(asyncio.get_running_loop().time() + SILENT_SECONDS)
+
+    def check(self, step: Step) -> None:
+        """Raises Refusal for a step that does not follow, before anything of it is taken."""
+        number, length = self.kept[0].number if self.kept else 0, self.opened.length
+        if step.number and step.number <= number:
+            if self.kept is None or step != self.kept[0]:
+                raise Refusal("order", f"step {step.number} after step {number}")
+            return
+        if self.dismissed:
+            raise Refusal("moving", "these layers are about to be served by others")
+        rows = len(step.past_rows) // 2 or (self.past.rows if step.past else step.rows)
+        if rows != step.rows:
+            raise Refusal("shape", f"{step.rows} rows after {rows}")
+        if step.past > self.past.tokens:
+            raise Refusal("past", f"{step.past} tokens of the past where there are {self.past.tokens}")
+        step.check(rows, length)
+        self._reservation.grow(rows * length)
+
+    def known(self, step: Step) -> Tensor | None:
+        """The output of a step that comes a second time: its rows would be moved twice."""
+        return self.kept[1] if self.kept and step.number and step == self.kept[0] else None

@@ -1,0 +1,121 @@
+"""Servers of a tiny model in one process, and its ends, whose `generate` goes through them from another thread."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import torch
+
+from dedloc_kit.blocks.ends import ends
+from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.plan import LayerRange, Server
+from dedloc_kit.blocks.span import Span
+from dedloc_kit.swarm.serving.client import RemoteSession, SessionConfig
+from dedloc_kit.swarm.serving.computing import Computing
+from dedloc_kit.swarm.serving.server import Held, SpanService
+from dedloc_kit.swarm.serving.sessions import Budget
+from tests.swarm.local_network import LocalNetwork
+
+VERSION = "ab" * 32
+SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+class Swarm:
+    """A network whose loop runs in a thread of its own."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        self.network = LocalNetwork()
+        self.computing = Computing(chunk=8)
+        self.services: dict[str, SpanService] = {}
+        self.before_step: Callable[[int], None] = lambda number: None
+        self.sessions: list[RemoteSession] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+
+    def add(self, name: str, begin: int, end: int, tokens: int = 4096) -> SpanService:
+        """A server of these layers."""
+        endpoint = self.network.endpoint(name)
+        held = Held(Span.of(self.whole, begin, end), VERSION)
+        service = self.services[name] = SpanService(endpoint, held, self.computing, Budget(tokens))
+
+        async def begin_to_serve() -> None:
+            await endpoint.add(service)
+            await endpoint.add(service.push)
+
+        self.run(begin_to_serve())
+        return service
+
+    def cut(self, name: str) -> None:
+        async def cut() -> None:
+            self.network.cut(name)
+
+        self.run(cut())
+
+    def servers(self) -> list[Server]:
+        """Also those that are gone: records live longer."""
+        helds = {name: service.held for name, service in self.services.items() if service.held is not None}
+        return [Server(name, LayerRange(held.begin, held.end), 100.0) for name, held in helds.items()]
+
+    def remote(self, me: str = "me", **changed: Any) -> RemoteSession:
+        endpoint = self.network.endpoint(me)
+
+        async def register() -> None:  # who takes no part opens nothing
+            service = SpanService(endpoint, None, self.computing, Budget(0))
+            await endpoint.add(service)
+            await endpoint.add(service.push)
+
+        self.run(register())
+        settings = {"length": 64, "form": "float32", **changed}
+        config = SessionConfig(VERSION, self.whole.config.num_hidden_layers, self.whole.config.hidden_size, **settings)
+        session = RemoteSession(endpoint, me, self.servers, dict, config)
+        self.sessions.append(session)
+        return session
+
+    def model(self, **changed: Any) -> Any:
+        """The ends of the model."""
+        tensors = self.whole.state_dict()
+        outside = Span(self.whole.config, 0, 1).layout.outside(tensors)
+        return ends(
+            self.whole.config,
+            {name: tensors[name] for name in outside},
+            lambda length: _Through(self, self.remote(**changed)),
+        )
+
+    def close(self) -> None:
+        for session in self.sessions:
+            self.run(session.close())
+        self.computing.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class _Through:
+    def __init__(self, swarm: Swarm, session: RemoteSession) -> None:
+        self._swarm, self._session = swarm, session
+        self._steps = 0
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        past: Past | None,
+    ) -> torch.Tensor:
+        self._steps += 1
+        self._swarm.before_step(self._steps)
+        given = hidden, attention_mask, position_ids
+        if past is None:
+            return self._swarm.run(self._session.forward(*given))[0]
+        return self._swarm.run(self._session.step(*given, past))
+
+    def close(self) -> None:
+        self._swarm.run(self._session.close())
