@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,8 @@ class _User:
         except Exception as error:
             _log.exception("a request failed")
             said = {"error": f"an unexpected error: {error!r:.300}"}
-        try:
+        with suppress(OSError):  # the user's process is gone, which `listen` sees
             await asyncio.to_thread(self._pipe.send, {"number": number, **said}, back)
-        except OSError:
-            pass  # the user's process is gone, which `listen` sees
 
     def _prepare(self) -> dict[str, Any]:
         """Have the manifest and the small files of the model here."""

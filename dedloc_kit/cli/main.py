@@ -25,6 +25,7 @@ from dedloc_kit.cli.commands import (
     orders,
     revoke,
     rewind,
+    serve,
     status,
     tokenizer,
 )
@@ -34,7 +35,7 @@ from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, notebook, dashboard, status, doctor),
+    *(join, notebook, serve, dashboard, status, doctor),
     *(evaluate, tokenizer, images, corpus),
 )
 """As `dedloc --help` lists them."""

@@ -234,7 +234,7 @@ def _serve(
     try:
         display.line(f"starting {run.run_id} in {peer.folder}")
         invitation = coordinator.invitation()
-        path = _write_invitation(invitation, peer.folder)
+        path = write_invitation(invitation, peer.folder)
         url = coordinator.dashboard.url
         display.line(f"live page:   {url}", "bold")
         display.line(f"to install:  {_how_to_install(url)}")
@@ -251,7 +251,7 @@ def _serve(
             if coordinator.invitation() != invitation:
                 invitation = coordinator.invitation()
                 try:
-                    _write_invitation(invitation, peer.folder)
+                    write_invitation(invitation, peer.folder)
                 except UserError as error:  # a full disk must not end the run
                     display.line(str(error))
         if coordinator.failure:
@@ -285,7 +285,7 @@ def _claim(hub: str, run: RunConfig, peer: CoordinatorConfig, display: RunDispla
         display.line(f"{hub} cannot be reached now ({error}); pushes begin when it can", "yellow")
 
 
-def _write_invitation(invitation: Invitation, folder: Path) -> Path:
+def write_invitation(invitation: Invitation, folder: Path) -> Path:
     path = folder / INVITATION_FILE
     temporary = folder / f".{INVITATION_FILE}.tmp"
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Joined, LocalProgress
-from dedloc_kit.worker import NOT_WELCOME, Worker
+from dedloc_kit.events import AnyEvent, Joined, LocalProgress, Served
+from dedloc_kit.worker import NOT_WELCOME, Role, Worker
 
 FIRST_REST, MAX_REST = 2.0, 60.0
 """Seconds between a crash and the next start; each further crash doubles them."""
@@ -50,6 +50,7 @@ class Supervisor:
         folder: Path,
         on_notice: Callable[[Notice], None],
         environment: Mapping[str, str] | None = None,
+        role: Role = "volunteer",
     ) -> None:
         """Start at once. `on_notice` is called from threads, never from two at a time.
 
@@ -59,7 +60,7 @@ class Supervisor:
         self.failure: str | None = None
         """Why it could not go on, in one line."""
         self.ended = threading.Event()
-        self._job, self._folder, self._environment = job, folder, environment
+        self._job, self._folder, self._environment, self._role = job, folder, environment, role
         self._on_notice = on_notice
         self._telling = threading.Lock()
         self._wish: Literal["train", "pause", "leave"] = "train"
@@ -150,7 +151,7 @@ class Supervisor:
             if self._wish != "train":
                 return None
             self._dismissed = self._joined = self._computed = False
-            self._worker = Worker("volunteer", folder=self._folder, on_event=self._heard, environment=self._environment)
+            self._worker = Worker(self._role, folder=self._folder, on_event=self._heard, environment=self._environment)
             return self._worker
 
     def _play(self, worker: Worker) -> int:
@@ -172,7 +173,9 @@ class Supervisor:
     def _heard(self, event: AnyEvent) -> None:
         if isinstance(event, Joined):
             self._joined = self._has_joined = True
-        if isinstance(event, LocalProgress) and event.session_samples:
+        if (isinstance(event, LocalProgress) and event.session_samples) or (
+            isinstance(event, Served) and event.mine is not None and event.mine.served
+        ):
             self._computed = True
         self._tell(event)
 

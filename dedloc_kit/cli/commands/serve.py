@@ -1,0 +1,139 @@
+"""`dedloc serve`."""
+
+import argparse
+import re
+from pathlib import Path
+
+from dedloc_kit.cli.options import Commands, add_code, add_devices, code_for, positive
+from dedloc_kit.errors import UserError
+
+MODEL_ON_HUB = r"[\w.-]+/[\w.-]+@[0-9a-f]{40}"
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("serve", help="serve a language model together: begin with a model, or join others")
+    parser.add_argument(
+        "what",
+        metavar="MODEL|INVITATION",
+        help="a folder with a model, or OWNER/NAME@COMMIT of the Hub, to begin; or the page's URL or an invitation's "
+        "file, to join",
+    )
+    parser.add_argument(
+        "--blocks",
+        type=positive,
+        metavar="N",
+        help="layers that this machine holds; default: all that fit into its memory",
+    )
+    parser.add_argument("--span", metavar="BEGIN:END", help="which ones; default: those that others lack most")
+    parser.add_argument(
+        "--weights",
+        choices=["float32", "bfloat16", "int8", "int4"],
+        default="bfloat16",
+        help="how the weights are held: less memory from left to right, and less exact",
+    )
+    parser.add_argument(
+        "--cache-tokens",
+        type=positive,
+        default=8192,
+        metavar="N",
+        help="of all texts that are being written, how many tokens this machine remembers",
+    )
+    parser.add_argument(
+        "--source",
+        metavar="MODEL",
+        help="to join: take the weights from this folder, or "
+        "OWNER/NAME@COMMIT of the Hub; default: from where the model is, or from other servers",
+    )
+    parser.add_argument(
+        "--no-forwarding", action="store_true", help="do not connect peers that cannot reach each other"
+    )
+    parser.add_argument("--name", help="to begin: the swarm's name; to join: yours, shown on the page")
+    parser.add_argument("--team", default="", help="shown beside your name")
+    parser.add_argument("--about", default="", metavar="TEXT", help="to begin: a sentence or two for volunteers")
+    parser.add_argument(
+        "--access",
+        choices=["open", "invite"],
+        default="open",
+        help="to begin: whether everybody may take part, or whom you invite with 'dedloc invite'",
+    )
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="keeps the identity and what was fetched")
+    add_devices(parser)
+    parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
+    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
+    parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
+    reach = parser.add_mutually_exclusive_group()
+    reach.add_argument(
+        "--client-mode",
+        action="store_const",
+        const=True,
+        help="make outgoing connections only; default: do so if a test finds that others cannot reach this machine",
+    )
+    reach.add_argument(
+        "--reachable",
+        action="store_const",
+        const=False,
+        dest="client_mode",
+        help="do not test: others can reach this machine",
+    )
+    add_code(parser)
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    settings = {
+        "blocks": options.blocks,
+        "span": options.span,
+        "weights": options.weights,
+        "cache_tokens": options.cache_tokens,
+        "source": options.source,
+        "forwarding": not options.no_forwarding,
+        "team": options.team,
+        "devices": options.devices,
+        "threads": options.threads,
+        "host": options.host,
+        "port": options.swarm_port,
+        "announce_host": options.announce_host,
+        "client_mode": options.client_mode,
+    }
+    if _is_model(options.what):
+        return _begin(options, settings)
+    options.invitation = options.what
+    return _join(options, settings)
+
+
+def _is_model(what: str) -> bool:
+    return Path(what).expanduser().is_dir() or re.fullmatch(MODEL_ON_HUB, what) is not None
+
+
+def _begin(options: argparse.Namespace, settings: dict[str, object]) -> int:
+    from dedloc_kit.organizer.serving import serve_model
+    from dedloc_kit.serving.config import parse_server
+
+    if options.client_mode:
+        raise UserError("whoever begins a swarm has to be reached by others; leave out --client-mode")
+    model = options.what if "@" in options.what else str(Path(options.what).expanduser().resolve())
+    name = options.name or _name_of(model)
+    folder = (options.folder or Path("runs") / f"serve-{name}").resolve()
+    peer = parse_server({**settings, "folder": folder, "name": options.name or "organizer", "client_mode": None})
+    return serve_model({"model": model, "name": name, "about": options.about, "who": options.access}, peer)
+
+
+def _name_of(model: str) -> str:
+    """A swarm's name from a model's."""
+    plain = re.sub(r"[^a-z0-9]+", "-", model.partition("@")[0].rstrip("/").rpartition("/")[2].lower())
+    return plain.strip("-")[:48].strip("-") or "model"
+
+
+def _join(options: argparse.Namespace, settings: dict[str, object]) -> int:
+    from dedloc_kit.display.console import complain
+    from dedloc_kit.session.serving import ServingSession
+    from dedloc_kit.session.serving_display import watch
+
+    if options.name:
+        settings["name"] = options.name
+    session = ServingSession(options.invitation, folder=options.folder, settings=settings, code=code_for(options))
+    watch(session)
+    problem = session.snapshot().problem
+    if problem:
+        complain(problem)
+    return 2 if problem else 0
