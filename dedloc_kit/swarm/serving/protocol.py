@@ -15,12 +15,12 @@ from torch import Tensor
 
 from dedloc_kit.blocks.past import MAX_ROWS, Past
 from dedloc_kit.blocks.plan import MAX_LAYERS
-from dedloc_kit.records import MAX_REASON as MAX_REASON
 from dedloc_kit.records import Digest, PeerId, Reason, Record
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream, decode
 from dedloc_kit.swarm.remote.tensors import Form
 
 MAX_LENGTH = 2**20
+_BEAMS = 16
 Kind = Literal[
     "full",
     "version",
@@ -205,9 +205,9 @@ def call(hidden: Tensor, mask: Tensor | None, positions: Tensor | None, past: in
     return fields
 
 
-def call_bytes(rows: int, length: int) -> int:
-    """No request of a session is longer."""
-    return MAX_RECORD_BYTES + 5 * rows * length + 2 * MAX_ROWS
+def request_bytes(rows: int, length: int) -> int:
+    """No request of a session is longer, also if its rows have become more."""
+    return MAX_RECORD_BYTES + 2 * MAX_ROWS + 5 * max(rows, _BEAMS) * length
 
 
 async def receive_request(stream: Stream, limit: int) -> Request:

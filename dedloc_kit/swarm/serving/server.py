@@ -4,20 +4,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.records import MAX_REASON
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
 from dedloc_kit.swarm.remote.tensors import BadTensor, Form, in_form, receive_tensor, send_tensor
 from dedloc_kit.swarm.serving.computing import FEW_TOKENS, Computing, Priority
 from dedloc_kit.swarm.serving.protocol import (
-    MAX_REASON,
     Backward,
     Call,
     Done,
@@ -31,31 +31,16 @@ from dedloc_kit.swarm.serving.protocol import (
     Refusal,
     Refused,
     Step,
-    call_bytes,
     receive_reply,
     receive_request,
 )
-from dedloc_kit.swarm.serving.sessions import UNUSED_SECONDS, Budget, Session
+from dedloc_kit.swarm.serving.sessions import UNUSED_SECONDS, Budget, Held, Session
 from dedloc_kit.swarm.transfer.protocol import alive_until
 
 PUSH_SECONDS = 10.0
 """Whoever has not taken an output after this long does not get it from us."""
-_PARTS = 8
 
 _log = logging.getLogger(__name__)
-
-
-class Held:
-    """What a server serves: a span with its weights, of a version."""
-
-    def __init__(self, span: Span, version: str) -> None:
-        self.span, self.version = span, version
-        self.begin, self.end = span.begin, span.end
-        self.part = lru_cache(_PARTS)(self._part)
-
-    def _part(self, begin: int, end: int) -> Span:
-        """Some of its layers, raises ValueError if it does not have them."""
-        return self.span if (begin, end) == (self.begin, self.end) else self.span.part(begin, end)
 
 
 class PushService(Service):
@@ -70,23 +55,24 @@ class PushService(Service):
         with self._spans.counted():
             opening = await stream.receive_question(PushOpen)
             place = opening.client, opening.session
-            if self._session(place, peer) is None:
-                await stream.send(encode(Refused(why="push")))
-                raise Refusal("push", "nobody has announced it")
+            try:
+                session = self._session(place, peer)
+            except Refusal as refusal:
+                await stream.send(encode(_refused(refusal)))
+                raise
             await stream.send(encode(Opened()))
             while True:
-                limit = self._spans.limit(self._session(place, peer))
-                step = await stream.receive_record(Step, limit)
+                step = await stream.receive_record(Step, session.request_bytes)
                 session = self._session(place, peer)
-                if session is None:
-                    raise Refusal("push", "nobody expects it any more")
                 if not step.number:
                     raise Refusal("order", "a past is the client's to tell")
                 await self._spans.take(session, step, stream)
 
-    def _session(self, place: tuple[str, str], peer: str) -> Session | None:
+    def _session(self, place: tuple[str, str], peer: str) -> Session:
         session = self._spans.sessions.get(place)
-        return session if session is not None and session.neighbours.previous == peer else None
+        if session is None or session.neighbours.previous != peer:
+            raise Refusal("push", "nobody has announced it")
+        return session
 
 
 class SpanService(Service):
@@ -113,12 +99,12 @@ class SpanService(Service):
     def dismiss(self, held: Held) -> None:
         """Its sessions go elsewhere with their next step."""
         for session in self.sessions.values():
-            session.dismissed = session.dismissed or session.span is held.part(session.span.begin, session.span.end)
+            session.dismissed = session.dismissed or session.held is held
 
     def drop(self, peer: str) -> None:
         """End the sessions of a client at once."""
-        for (client, _), session in self.sessions.items():
-            if client == peer:
+        for session in self.sessions.values():
+            if session.peer == peer:
                 session.stream.close()
 
     async def serve(self, peer: str, stream: Stream) -> None:
@@ -154,9 +140,9 @@ class SpanService(Service):
         place = peer, opened.session
         if place in self.sessions:
             raise Refusal("order", "there is this session already")
-        span = self._span(opened)
+        held = self._checked(opened)
         reservation = self.budget.reserve(peer, opened.rows * opened.length)
-        session = self.sessions[place] = Session(opened, span, stream, reservation)
+        session = self.sessions[place] = Session(peer, stream, opened, held, reservation)
         try:
             async with asyncio.timeout(UNUSED_SECONDS) as session.over:
                 await stream.send(encode(Opened()))
@@ -167,7 +153,7 @@ class SpanService(Service):
             reservation.give_back()
             await self._hang_up(session)
 
-    def _span(self, opened: Open) -> Span:
+    def _checked(self, opened: Open) -> Held:
         held = self.held
         if held is None:
             raise Refusal("moving", "nothing is served here at the moment")
@@ -175,15 +161,11 @@ class SpanService(Service):
             raise Refusal("version", f"served is {held.version[:16]}")
         if not held.begin <= opened.begin < opened.end <= held.end:
             raise Refusal("span", f"served are the layers {held.begin}:{held.end}")
-        return held.part(opened.begin, opened.end)
-
-    def limit(self, session: Session | None) -> int:
-        """Bytes of a request for a session."""
-        return call_bytes(session.opened.rows, session.opened.length) if session else 0
+        return held
 
     async def _answer(self, session: Session) -> None:
         """What the client asks next."""
-        request = await receive_request(session.stream, self.limit(session))
+        request = await receive_request(session.stream, session.request_bytes)
         session.heard()
         match request:
             case Step():
@@ -232,12 +214,7 @@ class SpanService(Service):
 
     async def _computed(self, session: Session, step: Step, hidden: Tensor) -> Tensor:
         """The output of a step, chunk by chunk."""
-        past, dtype = session.past, _dtype(session.span)
-        try:
-            follows = step.follows()
-            await self._computing.run(Priority.TOKEN, partial(past.follow, follows, step.rows))
-        except ValueError as error:
-            raise Refusal("past", str(error)) from None
+        dtype = _dtype(session.span)
         mask, positions = step.attention_mask(), step.position_ids()
         priority = Priority.TOKEN if step.rows * step.tokens <= FEW_TOKENS else Priority.PROMPT
         size, outputs = max(1, self._computing.chunk // step.rows), list[Tensor]()
@@ -248,7 +225,7 @@ class SpanService(Service):
                 None if mask is None else mask[:, : step.past + end],
                 None if positions is None else positions[:, at:end],
             )
-            more = partial(past.more, *given)
+            more = partial(_more, session.past, step if at == 0 else None, *given)
             outputs.append(await self._computing.run(priority, partial(_sent, more, session.opened.form)))
         self.served += step.rows * step.tokens * session.span.config.num_hidden_layers
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -284,8 +261,7 @@ class SpanService(Service):
         try:
             async with asyncio.timeout(PUSH_SECONDS):
                 if session.line is None:
-                    client = next(place[0] for place, known in self.sessions.items() if known is session)
-                    opening = encode(PushOpen(client=client, session=to.next_session))
+                    opening = encode(PushOpen(client=session.peer, session=to.next_session))
                     session.line = await Line.open(self._opener, to.next, PushService, opening)
                     if not isinstance(await receive_reply(session.line.stream), Opened):
                         raise ConnectionRefusedError("it is not expected there")
@@ -302,6 +278,21 @@ class SpanService(Service):
         line, session.line = session.line, None
         if line is not None:
             await line.close()
+
+
+def _more(
+    past: CachedSpan, begins: Step | None, hidden: Tensor, mask: Tensor | None, positions: Tensor | None
+) -> Tensor:
+    """The output of a chunk.
+
+    :param begins: the step whose first one it is
+    """
+    if begins is not None:
+        try:
+            past.follow(begins.follows(), begins.rows)
+        except ValueError as error:
+            raise Refusal("past", str(error)) from None
+    return past.more(hidden, mask, positions)
 
 
 def _call(span: Span, asked: Call, hidden: Tensor, gradient: Tensor | None) -> Tensor:

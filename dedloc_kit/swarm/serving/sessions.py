@@ -2,15 +2,17 @@
 
 import asyncio
 from collections import Counter
+from functools import lru_cache
 
 from torch import Tensor
 
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.remote.lines import Line
-from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Refusal, Step
+from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Refusal, Step, request_bytes
 
-SESSIONS_OF_A_PEER = 16
+SESSIONS_OF_A_PEER = 32
+_PARTS = 8
 UNUSED_SECONDS, SILENT_SECONDS = 30.0, 600.0
 """After which a session is over that has not begun, and one of which nothing is heard."""
 
@@ -61,6 +63,19 @@ class Reservation:
         self._budget._give_back(self._peer, self._tokens)
 
 
+class Held:
+    """What a server serves: a span with its weights, of a version."""
+
+    def __init__(self, span: Span, version: str) -> None:
+        self.span, self.version = span, version
+        self.begin, self.end = span.begin, span.end
+        self.part = lru_cache(_PARTS)(self._part)
+
+    def _part(self, begin: int, end: int) -> Span:
+        """Some of its layers; raises ValueError if it does not have them."""
+        return self.span if (begin, end) == (self.begin, self.end) else self.span.part(begin, end)
+
+
 class Session:
     """One client's on one server.
 
@@ -69,10 +84,13 @@ class Session:
     :ivar over: when it is, unless something is heard
     """
 
-    def __init__(self, opened: Open, span: Span, stream: Stream, reservation: Reservation) -> None:
-        self.opened, self.span, self.stream = opened, span, stream
+    def __init__(self, peer: str, stream: Stream, opened: Open, held: Held, reservation: Reservation) -> None:
+        self.peer, self.stream = peer, stream
+        self.opened, self.held = opened, held
         self.neighbours: Neighbours = opened.neighbours
-        self.past = CachedSpan(span)
+        self.span = held.part(opened.begin, opened.end)
+        self.past = CachedSpan(self.span)
+        self.request_bytes = request_bytes(opened.rows, opened.length)
         self.lock = asyncio.Lock()
         self.kept: tuple[Step, Tensor] | None = None
         self.line: Line | None = None

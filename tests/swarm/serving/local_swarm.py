@@ -13,8 +13,8 @@ from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.swarm.serving.client import RemoteSession, SessionConfig
 from dedloc_kit.swarm.serving.computing import Computing
-from dedloc_kit.swarm.serving.server import Held, SpanService
-from dedloc_kit.swarm.serving.sessions import Budget
+from dedloc_kit.swarm.serving.server import SpanService
+from dedloc_kit.swarm.serving.sessions import Budget, Held
 from tests.swarm.local_network import LocalNetwork
 
 VERSION = "ab" * 32
