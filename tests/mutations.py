@@ -44,7 +44,7 @@ MUTATIONS = (
         "swarm/transfer/store.py",
         "if hashlib.sha256(self.buffer).hexdigest() != self._digest:",
         "if False:",
-        "tests/swarm/transfer/test_gathering.py -k liar_alone",
+        "tests/swarm/transfer/test_gathering.py -k not_asked_again",
     ),
     Mutation(
         "something small with another hash is taken",
@@ -79,14 +79,14 @@ MUTATIONS = (
         "swarm/transfer/gathering.py",
         "        self._banned.add(donor)\n",
         "",
-        "tests/swarm/transfer/test_gathering.py -k liar_alone",
+        "tests/swarm/transfer/test_gathering.py -k not_asked_again",
     ),
     Mutation(
         "nobody is suspected where several gave to wrong content",
         "swarm/transfer/gathering.py",
         "            self._suspects |= givers\n",
         "            pass\n",
-        "tests/swarm/transfer/test_gathering.py -k lies",
+        "tests/swarm/transfer/test_gathering.py -k spoil",
     ),
     Mutation(
         "nothing is taken over from a slow donor",
