@@ -95,8 +95,11 @@ class _Take:
     piece: _Piece
     limit: asyncio.Timeout
 
+    interrupted: bool = False
+
     def interrupt(self) -> None:
-        if not self.limit.expired():
+        if not self.interrupted:
+            self.interrupted = True
             self.limit.reschedule(asyncio.get_running_loop().time())
 
 
@@ -221,7 +224,7 @@ class Gathering:
     def _take_over(self, donor: str) -> None:
         """From the donor whose stream has been at a piece for the longest time: nobody waits for its last block."""
         takes = (take for take in self._takes if take.donor != donor and donor not in take.piece.refused)
-        if donor not in self._slow and (take := next(takes, None)):
+        if donor not in self._slow and (take := next((take for take in takes if not take.interrupted), None)):
             self._slow.add(take.donor)
             take.interrupt()
 
