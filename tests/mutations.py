@@ -1665,14 +1665,14 @@ MUTATIONS = (
     ),
     Mutation(
         "what is pushed to viewers lacks the announcement",
-        "dashboard/server.py",
+        "dashboard/page.py",
         'state = (await asyncio.to_thread(self._state)).model_dump(mode="json")',
         'state = (await asyncio.to_thread(self._state)).model_dump(mode="json", exclude={"announcement"})',
         "tests/dashboard/test_server.py -k gets_the_state_first",
     ),
     Mutation(
         "what is pushed to viewers lacks the speed",
-        "dashboard/server.py",
+        "dashboard/page.py",
         'state = (await asyncio.to_thread(self._state)).model_dump(mode="json")',
         'state = (await asyncio.to_thread(self._state)).model_dump(mode="json", exclude={"samples_per_second"})',
         "tests/dashboard/test_server.py -k gets_the_state_first",
