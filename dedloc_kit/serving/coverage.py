@@ -1,8 +1,8 @@
 """How well the layers of a model are served, by what the servers say."""
 
 import itertools
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 SERVING_STATES = ("online", "moving")
@@ -57,6 +57,16 @@ def coverage(layers: int, servers: Collection[Offered], version: str) -> tuple[S
         here = [each.decoding for each in there if each.begin <= begin and end <= each.end]
         found.append(Stretch(begin, end, len(here), sum(here)))
     return tuple(found)
+
+
+def served_by(servers: int, stretches: Iterable[Stretch]) -> tuple[str, ...]:
+    """The layers that just so many serve, as people read them."""
+    found: list[Stretch] = []
+    for stretch in stretches:
+        if stretch.servers == servers:
+            begin = found.pop().begin if found and found[-1].end == stretch.begin else stretch.begin
+            found.append(replace(stretch, begin=begin))
+    return tuple(map(str, found))
 
 
 def speed(stretches: Collection[Stretch]) -> float:

@@ -46,7 +46,7 @@ function hear(event, values) {
   about.hidden = !state.about;
   setText(
     how,
-    `Volunteers serve ${state.model} together over the Internet: each holds some of its ${count(state.layers)} layers, ` +
+    `Volunteers serve ${shortened(state.model)} together over the Internet: each holds some of its ${count(state.layers)} layers, ` +
       "and an answer goes through all of them. Those who hold them see what is asked, in a form from which the text " +
       "can be recovered.",
   );
@@ -55,6 +55,9 @@ function hear(event, values) {
   say(state.status, inWords());
   byId("view").classList.remove("filling");
 }
+
+/** A model of the Hub, with the first digits of its commit. */
+const shortened = (model) => model.replace(/@([0-9a-f]{7})[0-9a-f]+$/, "@$1");
 
 function showConnection(connected) {
   byId("status").dataset.status = connected && state ? state.status : "offline";

@@ -25,7 +25,7 @@ export function figures() {
   const showServed = counter(served.value, rate);
 
   function update(state) {
-    showSpeed(state.speed);
+    showSpeed(state.speed || null);
     setText(speed.aside, state.speed ? "at most, through the worst-served layer" : "told once all layers are served");
     showServers(state.server_count);
     const names = new Set(state.servers.map((server) => server.team).filter(Boolean));

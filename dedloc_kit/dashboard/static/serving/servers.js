@@ -8,13 +8,13 @@ import { range } from "./layers.js";
 const STATES = { joining: "joining", online: "online", moving: "moving", leaving: "leaving" };
 const COLUMNS = [
   ["Server", "who"],
-  ["Device", "devices"],
   ["Layers", "number"],
+  ["Device", "devices"],
   ["Weights", "form"],
   ["State", "state"],
   ["Tokens/s", "number"],
   ["Sessions", "number"],
-  ["Room for tokens", "number"],
+  ["Free tokens", "number"],
   ["Tokens × layers", "number"],
   ["Mode", "mode"],
 ];
@@ -25,7 +25,7 @@ export function serversPanel() {
   const scroll = build(
     "div",
     { class: "wide tall", tabindex: "0", role: "region", "aria-label": "The servers in a table" },
-    build("table", { class: "board peers-table" }, build("thead", {}, head), body),
+    build("table", { class: "board" }, build("thead", {}, head), body),
   );
   const empty = build("p", { class: "empty", text: "Nobody serves yet." });
   const part = section("Servers now", scroll, empty);
@@ -60,7 +60,7 @@ function row() {
 }
 
 function fill(element, server, names) {
-  const [who, device, layers, form, state, speed, sessions, room, served, mode] = element.children;
+  const [who, layers, device, form, state, speed, sessions, room, served, mode] = element.children;
   const [name, badge, team] = who.children;
   setName(name, nameOf(server, names));
   badge.hidden = server.current;
@@ -72,7 +72,8 @@ function fill(element, server, names) {
   setText(speed, server.decoding ? rate(server.decoding) : "–");
   speed.title = server.prompts ? `${rate(server.prompts)} in prompts` : "not measured yet";
   setText(sessions, count(server.sessions));
-  setText(room, `${brief(server.free_tokens)} of ${brief(server.cache_tokens)}`);
+  setText(room, brief(server.free_tokens));
+  room.title = `of ${count(server.cache_tokens)} that it can remember`;
   setText(served, large(server.served));
   setText(mode, server.reachable ? "reachable" : "client");
   mode.title = server.reachable ? "others can reach it" : "behind a router: reaches others, cannot be reached";
