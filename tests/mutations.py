@@ -3022,6 +3022,48 @@ MUTATIONS = (
         'Drawn(**{"top_k": 40, "temperature": 1.0, "guidance": 1.0, **how})',
         "tests/tasks/test_text_to_image.py -k published",
     ),
+    Mutation(
+        "a server is believed whatever number of tokens it claims to have served",
+        "dashboard/serving/tokens.py",
+        "min(max(0, server.served - served), fastest * max(0.0, now - since))",
+        "max(0, server.served - served)",
+        "tests/dashboard/serving/test_tokens.py",
+    ),
+    Mutation(
+        "a server of another version counts for the layers of a served model",
+        "serving/coverage.py",
+        "each.version == version and ",
+        "",
+        "tests/serving/test_coverage.py",
+    ),
+    Mutation(
+        "a server of a served model may claim layers that there are not",
+        "serving/coverage.py",
+        "min(edge, layers)",
+        "edge",
+        "tests/serving/test_coverage.py",
+    ),
+    Mutation(
+        "an alert about layers with few servers is told again and again",
+        "steering/serving_alerts.py",
+        "layers == self._told or now - since < SETTLED_SECONDS",
+        "now - since < SETTLED_SECONDS",
+        "tests/steering/test_serving_alerts.py",
+    ),
+    Mutation(
+        "a gap in the layers whose borders never rest is never told",
+        "steering/serving_alerts.py",
+        "self._begun if layers and not self._told else self._changed",
+        "self._changed",
+        "tests/steering/test_serving_alerts.py",
+    ),
+    Mutation(
+        "the page of a served model takes kinds of refused requests for markup",
+        "dashboard/static/serving/app.js",
+        'build("li", {}, build("bdi", { text: kind }),',
+        'build("li", {}, document.createRange().createContextualFragment(kind),',
+        "tests/dashboard/serving/test_serving_in_browser.py",
+    ),
 )
 
 

@@ -19,7 +19,7 @@ SERVING: ServingConfig = parse_serving(
 
 
 def server(number: int, begin: int = 0, end: int = LAYERS, **values: Any) -> ServerSeen:
-    told = {
+    told: dict[str, Any] = {
         "peer": f"Qm{number}",
         "name": HOSTILE_NAMES[number % len(HOSTILE_NAMES)],
         "team": HOSTILE_NAMES[-1 - number % len(HOSTILE_NAMES)],
