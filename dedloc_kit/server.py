@@ -34,8 +34,8 @@ from dedloc_kit.swarm.serving.choosing import Choice
 from dedloc_kit.swarm.serving.computing import Computing
 from dedloc_kit.swarm.serving.fitting import Sizes, Speeds, guessed_speed, layers_that_fit, measured
 from dedloc_kit.swarm.serving.member import Member, member
-from dedloc_kit.swarm.serving.server import Held, SpanService
-from dedloc_kit.swarm.serving.sessions import Budget
+from dedloc_kit.swarm.serving.server import SpanService
+from dedloc_kit.swarm.serving.sessions import Budget, Held
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
