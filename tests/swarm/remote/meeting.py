@@ -3,7 +3,7 @@ and that forward."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,20 +20,22 @@ OUTGOING = {"no_listen": True, "host_maddrs": None, "dht_mode": "client", "use_r
 
 
 class Echo(Service):
-    """Sends back what comes, until nothing does."""
+    """Sends back what comes, until nothing does, or "bye"."""
 
     name = "echo"
 
     def __init__(self) -> None:
         self.callers: list[str] = []
+        self.heard: list[bytes] = []
         self.open = 0
 
     async def serve(self, peer: str, stream: Stream) -> None:
         self.callers.append(peer)
         self.open += 1
         try:
-            while True:
-                await stream.send(await stream.receive(2**21))
+            while (said := await stream.receive(2**21)) != b"bye":
+                self.heard.append(said)
+                await stream.send(said)
         finally:
             self.open -= 1
 
@@ -72,11 +74,13 @@ class Meeting:
 
     def caller(self, *forwarders: Place) -> Caller:
         """Alice's."""
-        return self.caller_of(self.alice, self.endpoints[self.alice], *forwarders)
+        return self.caller_of(self.alice, *forwarders)
 
-    def caller_of(self, place: Place, endpoint: Endpoint, *forwarders: Place) -> Caller:
+    def caller_of(self, place: Place, *forwarders: Place) -> Caller:
         return Caller(
-            endpoint, Greeter(place.gate, place.signer), lambda: [forwarder.signer.peer for forwarder in forwarders]
+            self.endpoints[place],
+            Greeter(place.gate, place.signer),
+            lambda: [forwarder.signer.peer for forwarder in forwarders],
         )
 
 
@@ -109,7 +113,7 @@ def meeting(folder: Path) -> Iterator[tuple[Meeting, Loop]]:
         loop.stop()
 
 
-async def gone(echo: Echo) -> None:
-    """Wait until it serves nobody any more."""
-    while echo.open:
+async def until(true: Callable[[], bool]) -> None:
+    """The loop's deadline is the test's."""
+    while not true():
         await asyncio.sleep(0.01)
