@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
 from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
+from dedloc_kit.swarm.remote.forwarding import ForwardingService, Limits
 from dedloc_kit.swarm.remote.greeting import Greeter
 from tests.swarm.network.test_service import Place
 
 T = TypeVar("T")
 SECONDS = 60.0
+QUICK = {"check_if_identity_free": False}
 OUTGOING = {"no_listen": True, "host_maddrs": None, "dht_mode": "client", "use_relay": False}
 
 
@@ -46,6 +48,24 @@ class Unforwarded(Echo):
     name = "unforwarded"
 
 
+class Pouring(Service):
+    """Sends without end."""
+
+    name = "pouring"
+
+    def __init__(self) -> None:
+        self.poured, self.open = 0, False
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        self.open = True
+        try:
+            while True:
+                await stream.send(bytes(2**18))
+                self.poured += 1
+        finally:
+            self.open = False
+
+
 class Meeting:
     """Alice and Bob, who know the organizer and Frank, who was invited as well."""
 
@@ -54,7 +74,7 @@ class Meeting:
         self.alice, self.bob, self.frank = (Place(folder, name, self.organizer) for name in ("alice", "bob", "frank"))
         for place in (self.alice, self.bob, self.frank):
             self.organizer.invite(place)
-        self.echo, self.unforwarded = Echo(), Unforwarded()
+        self.echo, self.unforwarded, self.pouring = Echo(), Unforwarded(), Pouring()
         self.endpoints: dict[Place, Endpoint] = {}
 
     @asynccontextmanager
@@ -62,15 +82,19 @@ class Meeting:
         async with AsyncExitStack() as stack:
             known: Sequence[Any] = ()
             for place in (self.organizer, self.frank):
-                self.endpoints[place] = await stack.enter_async_context(place.open(*known))
+                self.endpoints[place] = await stack.enter_async_context(place.open(*known, **QUICK))
                 known = (*known, *await self.endpoints[place].p2p.get_visible_maddrs())
             for place in (self.alice, self.bob):
-                self.endpoints[place] = await stack.enter_async_context(place.open(*known, **OUTGOING))
+                self.endpoints[place] = await stack.enter_async_context(place.open(*known, **QUICK, **OUTGOING))
             bobs = self.endpoints[self.bob]
-            await bobs.add(ForwardedService(Greeter(self.bob.gate, self.bob.signer), [self.echo]))
+            await bobs.add(ForwardedService(Greeter(self.bob.gate, self.bob.signer), [self.echo, self.pouring]))
             for service in (self.echo, self.unforwarded):
                 await bobs.add(service)
             yield
+
+    async def forward(self, place: Place, limits: Limits) -> None:
+        self.forwarding = ForwardingService(self.endpoints[place], place.gate, limits)
+        await self.endpoints[place].add(self.forwarding)
 
     def caller(self, *forwarders: Place) -> Caller:
         """Alice's."""

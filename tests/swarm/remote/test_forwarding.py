@@ -10,9 +10,9 @@ import pytest
 
 from dedloc_kit.machine.dialling import in_own_loop
 from dedloc_kit.records import Notice, shortened
-from dedloc_kit.swarm.remote.forwarding import ForwardingService, Limits, Rate
+from dedloc_kit.swarm.remote.forwarding import Limits, Rate
 from tests.swarm.network.test_service import RUN_ID, Place
-from tests.swarm.remote.meeting import Echo, Loop, Meeting, Unforwarded, meeting, until
+from tests.swarm.remote.meeting import Echo, Loop, Meeting, Pouring, Unforwarded, meeting, until
 
 EACH = 3
 BYTES_EACH = 2**20
@@ -22,12 +22,8 @@ BYTES_EACH = 2**20
 def met(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Meeting, Loop]]:
     """The organizer forwards as much as anyone wants, Frank little."""
     with meeting(tmp_path_factory.mktemp("meeting")) as (met, loop):
-        for place, limits in (
-            (met.organizer, Limits(bytes_each=2**30, bytes=2**30)),
-            (met.frank, Limits(streams_each=EACH, bytes_each=BYTES_EACH)),
-        ):
-            service = ForwardingService(met.endpoints[place], place.gate, limits)
-            loop.run(met.endpoints[place].add(service))
+        loop.run(met.forward(met.frank, Limits(streams_each=EACH, bytes_each=BYTES_EACH)))
+        loop.run(met.forward(met.organizer, Limits(bytes_each=2**30, bytes=2**30)))
         yield met, loop
 
 
@@ -148,23 +144,15 @@ def test_who_reads_nothing_holds_up_nobody_else(met: tuple[Meeting, Loop]) -> No
 
     async def call() -> None:
         caller = meeting.caller(meeting.organizer)
-        async with caller.open(bob, Echo) as stalled:
-
-            async def send() -> None:
-                while True:
-                    await stalled.send(bytes(2**20))
-
-            sending = asyncio.create_task(send())
-            before = -1
-            while before != len(meeting.echo.heard):  # until nothing goes on any more
-                before = len(meeting.echo.heard)
+        async with caller.open(bob, Pouring):
+            before = 0
+            while before != meeting.pouring.poured or not before:  # until nothing goes on any more
+                before = meeting.pouring.poured
                 await asyncio.sleep(0.3)
             async with caller.open(bob, Echo, b"hello") as stream:
                 assert await stream.receive(100) == b"hello"
-            assert not sending.done()
-            sending.cancel()
-            stalled.writer.transport.abort()  # closed, it would wait until all is sent
-        await until(lambda: not copying())
+            assert meeting.pouring.open
+        await until(lambda: not copying() and not meeting.pouring.open)
 
     loop.run(call())
 
@@ -182,6 +170,23 @@ def test_who_has_more_than_its_share_of_bytes_waits_and_nobody_else(met: tuple[M
             assert not slow.done()
             await slow
         assert time.monotonic() - began > 0.8, "twice of what is right in a second went through, half of it at once"
+        began = time.monotonic()
+        async with meeting.caller(meeting.frank).open(bob, Echo, bytes(BYTES_EACH // 2)) as stream:
+            await stream.receive(BYTES_EACH)
+        assert time.monotonic() - began > 0.4, "who calls anew has no new share"
+
+    loop.run(call())
+
+
+def test_all_together_have_so_many_bytes(met: tuple[Meeting, Loop], monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting, loop = met
+    monkeypatch.setattr(meeting.forwarding, "_rate", Rate(BYTES_EACH))
+
+    async def call() -> None:
+        began = time.monotonic()
+        async with meeting.caller(meeting.organizer).open(meeting.bob.signer.peer, Echo, bytes(BYTES_EACH)) as stream:
+            await stream.receive(BYTES_EACH)
+        assert time.monotonic() - began > 0.8
 
     loop.run(call())
 
