@@ -453,6 +453,27 @@ MUTATIONS = (
         "tests/blocks/test_adapter_files.py -k another_model",
     ),
     Mutation(
+        "packed hidden states of another length are taken",
+        "swarm/remote/activations.py",
+        "    if len(content) != size(shape):",
+        "    if False:",
+        "tests/swarm/remote/test_activations.py -k another_shape",
+    ),
+    Mutation(
+        "packed hidden states keep a channel that there is not",
+        "swarm/remote/activations.py",
+        "    if at.max() >= shape[-1]:",
+        "    if False:",
+        "tests/swarm/remote/test_activations.py -k there_is_not",
+    ),
+    Mutation(
+        "packed hidden states that are not finite are taken",
+        "swarm/remote/activations.py",
+        "    if not rows.abs().amax().isfinite():",
+        "    if False:",
+        "tests/swarm/remote/test_activations.py -k would_become",
+    ),
+    Mutation(
         "another cache than a distant one is taken for a past",
         "blocks/ends.py",
         "if not isinstance(cache, DistantCache):",
