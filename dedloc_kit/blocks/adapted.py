@@ -48,7 +48,7 @@ def backward(
             tensor.requires_grad_()
         with _applied(span, tensors, adapter.form.scaling if adapter else 1.0, 0):
             after = span.forward(inputs[0], attention_mask, position_ids)
-        found = torch.autograd.grad(after, inputs, gradient, materialize_grads=True)
+        found = torch.autograd.grad(after, inputs, gradient.to(after.dtype), materialize_grads=True)
     return found[0], dict(zip(tensors, found[1:], strict=True))
 
 

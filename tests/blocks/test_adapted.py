@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from dedloc_kit.blocks import adapted, quantized
 from dedloc_kit.blocks.adapters import Adapter, layer_of, linear_layers
+from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.quantized import Quantization, quantize
-from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.span import CachedSpan, Span
 from tests.blocks import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -134,10 +136,9 @@ def test_token_by_token_it_is_the_same_also_within_a_prompt(family: str, first: 
     model, (_, mask, positions) = tiny.model(family), inputs()
     span, adapter, hidden = Span.of(model, 0, 2), everything(model).part(0, 2), torch.randn(2, TOKENS, 32)
     at_once = adapted.forward(span, hidden, mask, positions, None, adapter)
-    cache, parts = span.new_cache(), []
+    session, parts = CachedSpan(span, partial(adapted.forward, span, adapter=adapter)), []
     for begin, end in [(0, first), *((i, i + 1) for i in range(first, TOKENS))]:
-        step = hidden[:, begin:end], mask[:, :end], positions[:, begin:end]
-        parts.append(adapted.forward(span, *step, cache, adapter))
+        parts.append(session(hidden[:, begin:end], mask[:, :end], positions[:, begin:end], Past(begin)))
     real = mask.bool()
     assert near(torch.cat(parts, 1)[real], at_once[real], 1e-5)
 
