@@ -32,6 +32,7 @@ ORDER = (
     {"volunteer", "coordinator", "collector", "rehearsal"},
     {"worker"},
     {"session", "dashboard"},
+    {"api"},
     {"notebook", "mirror"},
     {"organizer"},
     {"cli"},

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dedloc_kit.cli.commands import (
+    api,
     check,
     corpus,
     dashboard,
@@ -34,7 +35,7 @@ from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, notebook, dashboard, status, doctor),
+    *(join, notebook, dashboard, status, doctor, api),
     *(evaluate, tokenizer, images, corpus),
 )
 """As `dedloc --help` lists them."""
