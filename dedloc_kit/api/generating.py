@@ -70,7 +70,7 @@ class Generation:
         return self._stopped.is_set()
 
     def tell(self, news: Piece | ApiError | None) -> None:
-        """From the thread that generates; None, or what went wrong, is the last."""
+        """From any thread; None, or what went wrong, is the last."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
@@ -98,7 +98,12 @@ class Generator:
         generation = Generation()
         self._running.add(generation)
         work = asyncio.get_running_loop().run_in_executor(self._threads, self._work, asked, generation)
-        work.add_done_callback(lambda _: self._running.discard(generation))
+
+        def ended(work: asyncio.Future[ApiError | None]) -> None:
+            self._running.discard(generation)  # before its caller can ask again
+            generation.tell(work.result())
+
+        work.add_done_callback(ended)
         return generation
 
     def close(self) -> None:
@@ -107,15 +112,15 @@ class Generator:
             generation.stop()
         self._threads.shutdown(wait=False)
 
-    def _work(self, asked: AnyRequest, generation: Generation) -> None:
-        last = None
+    def _work(self, asked: AnyRequest, generation: Generation) -> ApiError | None:
         try:
             self._generate(asked, generation)
         except Exception as error:
-            last = told(error)
-            if last.status == 500:
+            failure = told(error)
+            if failure.status == 500:
                 _log.exception("an answer could not be made")
-        generation.tell(last)
+            return failure
+        return None
 
     def _generate(self, asked: AnyRequest, generation: Generation) -> None:
         model, tokenizer = self._served.model, self._served.tokenizer

@@ -6,29 +6,24 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dedloc_kit.dashboard.http.connections import AT_ONCE, Connection, raise_file_limit
+from dedloc_kit.dashboard.http.connections import AT_ONCE, Connection, Listener, raise_file_limit
 from dedloc_kit.dashboard.http.headers import SecureHeaders
 from dedloc_kit.dashboard.http.limits import in_time
-from dedloc_kit.dashboard.http.sockets import listen, url_of
 
 
 class Server:
-    """An application on a socket of its own; port 0 takes a free one.
+    """An application on a socket that listens."""
 
-    Raises UserError if the address is not to be had.
-    """
-
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
-        self._listener = listen(host, port)
-        self.url = url_of(host, self._listener.getsockname()[1])
+    def __init__(self, app: FastAPI, listener: Listener) -> None:
+        self._listener = listener
         config = uvicorn.Config(
-            self._listener.telling(SecureHeaders(_Whole(app))),
+            listener.telling(SecureHeaders(Whole(app))),
             log_config=None,
             access_log=False,
             proxy_headers=False,
             ws="none",
             backlog=AT_ONCE,
-            callback_notify=self._listener.end_late,
+            callback_notify=listener.end_late,
             timeout_notify=1,
             timeout_graceful_shutdown=2,
             loop="asyncio",
@@ -48,7 +43,7 @@ class Server:
         self._server.should_exit = True
 
 
-class _Whole:
+class Whole:
     """Tells a connection when its request is whole: until then it may be ended to make room, or for taking too long.
 
     Ends it as well if it does not take its answer.

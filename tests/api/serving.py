@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from dedloc_kit.api.app import create_app
 from dedloc_kit.api.generating import Served
 from dedloc_kit.api.server import Server
+from dedloc_kit.dashboard.http.sockets import listen, url_of
 
 DEADLINE = 60.0
 END, TURN = "<|end|>", "<|turn|>"
@@ -153,11 +154,12 @@ def events(answer: requests.Response) -> list[Any]:
 @contextmanager
 def serving(*, at_once: int = 4, key: str | None = None, template: str | None = TEMPLATE) -> Iterator[Api]:
     served = Served("river/tiny", tiny(), tokenizer(template), at_once)
-    server = Server(create_app(served, key), "127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0)
+    server = Server(create_app(served, key), listener)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        yield Api(served, server.url)
+        yield Api(served, url_of("127.0.0.1", listener.getsockname()[1]))
     finally:
         served.model.waits.set()
         server.stop()

@@ -314,6 +314,11 @@ def test_too_many_are_asked_to_come_later() -> None:
         assert api.complete(max_tokens=2).status_code == 200
 
 
+def test_one_place_is_enough_for_a_caller_who_asks_again_and_again() -> None:
+    with serving(at_once=1) as api:
+        assert {api.complete(max_tokens=1).status_code for _ in range(40)} == {200}
+
+
 def test_twenty_callers_at_once_get_the_answers_that_each_would_get_alone() -> None:
     with serving(at_once=20) as api, ThreadPoolExecutor(20) as pool:
 

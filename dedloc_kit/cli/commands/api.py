@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MIN_KEY = 16
 """Characters: a shorter one might be guessed."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def add(commands: Commands) -> None:
@@ -33,10 +34,15 @@ def add(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> None:
     from dedloc_kit.api.app import create_app
     from dedloc_kit.api.server import Server
+    from dedloc_kit.dashboard.http.sockets import listen, url_of
 
+    console = Console(highlight=False, markup=False)
     key = read_key(options.key_file) if options.key_file else None
-    server = Server(create_app(load(options.invitation, options.at_once), key), options.host, options.port)
-    Console(highlight=False, markup=False).print(f"the API is at {server.url}/v1", soft_wrap=True)
+    listener = listen(options.host, options.port)  # first: that the port is taken shows at once
+    server = Server(create_app(load(options.invitation, options.at_once), key), listener)
+    console.print(f"the API is at {url_of(options.host, listener.getsockname()[1])}/v1", soft_wrap=True)
+    if key is None and options.host not in LOOPBACK:
+        console.print("whoever reaches this address may ask; --key-file FILE lets only those who know a key")
     with suppress(KeyboardInterrupt):
         server.run()
 
