@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -139,17 +139,16 @@ class SpanService(Service):
         if place in self.sessions:
             raise Refusal("order", "there is this session already")
         held = self._checked(opened)
-        reservation = self.budget.reserve(peer, opened.rows * opened.length)
-        session = self.sessions[place] = Session(peer, stream, opened, held, reservation)
-        try:
-            async with asyncio.timeout(UNUSED_SECONDS) as session.over:
-                await stream.send(encode(Opened()))
-                while True:
-                    await self._answer(session)
-        finally:
-            del self.sessions[place]
-            reservation.give_back()
-            await self._hang_up(session)
+        with closing(self.budget.reserve(peer, opened.rows * opened.length)) as reservation:
+            session = self.sessions[place] = Session(peer, stream, opened, held, reservation)
+            try:
+                async with asyncio.timeout(UNUSED_SECONDS) as session.over:
+                    await stream.send(encode(Opened()))
+                    while True:
+                        await self._answer(session)
+            finally:
+                del self.sessions[place]
+                await self._hang_up(session)
 
     def _checked(self, opened: Open) -> Held:
         held = self.held

@@ -15,7 +15,7 @@ from dedloc_kit.swarm.serving.client import RemoteSession, SessionConfig
 from dedloc_kit.swarm.serving.computing import Computing
 from dedloc_kit.swarm.serving.server import SpanService
 from dedloc_kit.swarm.serving.sessions import Budget, Held
-from tests.swarm.local_network import LocalNetwork
+from tests.swarm.local_network import LocalEndpoint, LocalNetwork
 
 VERSION = "ab" * 32
 SECONDS = 60.0
@@ -53,6 +53,18 @@ class Swarm:
         self.run(begin_to_serve())
         return service
 
+    def known(self, name: str) -> LocalEndpoint:
+        """A peer that serves nothing; strangers open nothing."""
+        endpoint = self.network.endpoint(name)
+        service = SpanService(endpoint, None, self.computing, Budget(0))
+
+        async def register() -> None:
+            await endpoint.add(service)
+            await endpoint.add(service.push)
+
+        self.run(register())
+        return endpoint
+
     def cut(self, name: str) -> None:
         async def cut() -> None:
             self.network.cut(name)
@@ -65,14 +77,7 @@ class Swarm:
         return [Server(name, LayerRange(held.begin, held.end), 100.0) for name, held in helds.items()]
 
     def remote(self, me: str = "me", **changed: Any) -> RemoteSession:
-        endpoint = self.network.endpoint(me)
-
-        async def register() -> None:  # who takes no part opens nothing
-            service = SpanService(endpoint, None, self.computing, Budget(0))
-            await endpoint.add(service)
-            await endpoint.add(service.push)
-
-        self.run(register())
+        endpoint = self.known(me)
         settings = {"length": 64, "form": "float32", **changed}
         config = SessionConfig(VERSION, self.whole.config.num_hidden_layers, self.whole.config.hidden_size, **settings)
         session = RemoteSession(endpoint, me, self.servers, dict, config)
