@@ -78,7 +78,8 @@ def refused(swarm: Swarm, act: Act, opening: Open = OPEN) -> str:
     swarm.known("mallory")
     swarm.before_step = lambda number: kinds.append(swarm.run(stranger())) if number == 3 else None
     kinds: list[str] = []
-    assert torch.equal(written(swarm.model()), written(swarm.whole))
+    answers = [written(model, max_new_tokens=4) for model in (swarm.model(), swarm.whole)]
+    assert torch.equal(*answers)
     assert swarm.sessions[-1].recoveries == 0
     assert swarm.services["a"].rejections.drain() == {kinds[0]: 1}
     return kinds[0]
