@@ -1,6 +1,7 @@
 """An answer through the servers of a swarm is that of the whole model, whichever of them die."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -275,3 +276,19 @@ def test_with_half_the_bits_an_answer_after_a_death_is_the_one_without(swarm: Sw
     undisturbed = written(swarm.model(form="float16"))
     swarm.before_step = lambda number: cut(swarm, 1) if number == 5 else None
     assert torch.equal(written(swarm.model(form="float16")), undisturbed)
+
+
+def test_a_server_that_pushes_nonsense_is_left(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm.add("a", 0, 2)
+    swarm.add("b", 2, 4)
+    swarm.before_step = lambda number: turned() if number == 3 else None
+
+    def turned() -> None:
+        swarm.replace("a", "c")
+        service = swarm.services["a"]
+        push = service._push
+        monkeypatch.setattr(service, "_push", lambda session, step, output: push(session, step, output * math.nan))
+
+    assert torch.equal(written(swarm.model()), written(swarm.whole))
+    assert [hop.server for hop in swarm.sessions[0].route] == ["c", "b"]
+    assert swarm.services["b"].rejections.drain() == {"values": 1}
