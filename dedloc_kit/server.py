@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from hivemind.utils import get_dht_time
 from pydantic import Field
 
 from dedloc_kit.blocks.architecture import configuration
@@ -235,15 +234,13 @@ class _Server:
 
         me = self._me
         self._belongings.obtain(wanted, me.loop, me.donors(), me.content, on_progress)
+        module.requires_grad_(False)
         load(module, ((wanted[name], tensor) for name, tensor in self._belongings.tensors(wanted)), self._peer.weights)
         self._speeds = measured(module, torch.bfloat16 if self._peer.weights == "bfloat16" else torch.float32)
         self._serve_from_now_on(Held(module, self._serving.manifest))
 
     def _serve_from_now_on(self, held: Held) -> None:
-        def change() -> None:
-            self._spans.held = held
-
-        self._me.loop.soon(change)
+        self._me.loop.soon(self._spans.hold, held)
         self._state = "online"
         self._me.offers.tell()
         self._emit(State(text=f"serving the layers {held.begin}:{held.end}"))
@@ -285,11 +282,8 @@ class _Server:
         if held is None:
             return
 
-        def refuse() -> None:
-            self._spans.held = None
-            self._spans.dismiss(held)
-
-        self._me.loop.soon(refuse)
+        self._me.loop.soon(self._spans.hold, None)
+        self._me.loop.soon(self._spans.dismiss, held)
         until = time.monotonic() + LEAVE_SECONDS
         while self._spans.sessions and time.monotonic() < until:
             time.sleep(0.1)
@@ -358,7 +352,7 @@ class _Server:
             name=self._peer.name,
             team=self._peer.team,
             session=self._session,
-            time=float(get_dht_time()),
+            time=me.time,
         )
 
     def _tell(self) -> None:

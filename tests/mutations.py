@@ -2528,7 +2528,7 @@ MUTATIONS = (
     Mutation(
         "an invitation's configuration may be edited",
         "records.py",
-        "if run.run_id != self.run_id:",
+        "if swarm.run_id != self.run_id:",
         "if not run.run_id:",
         "tests/test_records.py",
     ),

@@ -50,13 +50,10 @@ def run(options: argparse.Namespace) -> None:
 def load(invitation: str, at_once: int) -> "Served":
     """The model that the swarm of an invitation serves."""
     from dedloc_kit.api.generating import Served
-    from dedloc_kit.inference.model import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
-        AutoDistributedModelForCausalLM,
-        tokenizer_of,
-    )
+    from dedloc_kit.inference.model import AutoDistributedModelForCausalLM, tokenizer_of
 
     model = AutoDistributedModelForCausalLM.from_pretrained(invitation)
-    return Served(model.config.name_or_path, model, tokenizer_of(invitation), at_once)
+    return Served(model.network.serving.model, model, tokenizer_of(model), at_once)
 
 
 def read_key(path: Path) -> str:

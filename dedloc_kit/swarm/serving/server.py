@@ -107,6 +107,10 @@ class SpanService(Service):
         self._opener = opener
         self._computing = computing
 
+    def hold(self, held: Held | None) -> None:
+        """What new sessions get from now on."""
+        self.held = held
+
     def dismiss(self, held: Held) -> None:
         """Its sessions go elsewhere with their next step."""
         for session in self.sessions.values():
