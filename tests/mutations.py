@@ -40,6 +40,55 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "who answers wrongly is asked again",
+        "swarm/serving/checking.py",
+        "self._avoided[server] = time.monotonic() + AVOIDED",
+        "pass",
+        "tests/swarm/serving/test_checking.py -k first_answers",
+    ),
+    Mutation(
+        "who answers wrongly is asked again once the others are gone",
+        "swarm/serving/client.py",
+        "return route(span, servers, self._me, trips, wrong | failed)",
+        "return route(span, servers, self._me, trips, failed)",
+        "tests/swarm/serving/test_checking.py -k nobody_else",
+    ),
+    Mutation(
+        "what came of wrong answers is gone on from",
+        "swarm/serving/client.py",
+        "self._past.forget(after=wrong[0].begin)",
+        "pass",
+        "tests/swarm/serving/test_checking.py -k forgotten",
+    ),
+    Mutation(
+        "the first answers of a server are not checked",
+        "swarm/serving/checking.py",
+        "due = self._steps[server] <= FIRST or",
+        "due =",
+        "tests/swarm/serving/test_checking.py -k first_answers",
+    ),
+    Mutation(
+        "who checks is believed against who is checked",
+        "swarm/serving/checking.py",
+        "third, also_said = await self._again(work, version, form, {work.server, *second})",
+        "third, also_said = second, said",
+        "tests/swarm/serving/test_checking.py -k checks_wrongly",
+    ),
+    Mutation(
+        "large channels hide a wrong answer",
+        "swarm/serving/checking.py",
+        "kept = max(1, int(other.shape[-1] * (1 - _LARGEST)))",
+        "kept = other.shape[-1]",
+        "tests/swarm/serving/test_checking.py -k large_channels",
+    ),
+    Mutation(
+        "nothing that a user is answered is checked",
+        "user.py",
+        "                checker=self._checker,\n",
+        "",
+        "tests/test_serving.py -k answers_wrongly",
+    ),
+    Mutation(
         "content with another hash is kept",
         "swarm/transfer/store.py",
         "if hashlib.sha256(self.buffer).hexdigest() != self._digest:",
