@@ -1,4 +1,4 @@
-"""A server that claims to be fast and answers zeros: `python -m tests.lying_worker server`, in place of an honest one."""
+"""Claims to be a fast server and answers zeros: `python -m tests.lying_worker server`, in place of an honest one."""
 
 import runpy
 import sys
