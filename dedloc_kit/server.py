@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from hivemind.utils import get_dht_time
 from pydantic import Field
 
 from dedloc_kit.blocks.architecture import configuration
@@ -20,10 +20,11 @@ from dedloc_kit.blocks.served import ServedModel, read_model
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights import load
 from dedloc_kit.errors import UserError
+from dedloc_kit.evaluation.pretrained import with_tensors
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import Invitation, Record
+from dedloc_kit.records import INVITATION_FILE, Invitation, Record
 from dedloc_kit.run import AccessConfig
 from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving, serving_of
 from dedloc_kit.serving.offer import Serving, short_id
@@ -34,10 +35,12 @@ from dedloc_kit.swarm.serving.choosing import Choice
 from dedloc_kit.swarm.serving.computing import Computing
 from dedloc_kit.swarm.serving.fitting import Sizes, Speeds, guessed_speed, layers_that_fit, measured
 from dedloc_kit.swarm.serving.member import Member, member
-from dedloc_kit.swarm.serving.server import Held, SpanService
-from dedloc_kit.swarm.serving.sessions import Budget
+from dedloc_kit.swarm.serving.server import SpanService
+from dedloc_kit.swarm.serving.sessions import Budget, Held
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
+from dedloc_kit.tasks import Exportable, create_task
+from dedloc_kit.training.checkpoint import find
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
 
 TELL_SECONDS = 1.0
@@ -57,7 +60,7 @@ class Beginning(Record):
     """What is to be served by a swarm that begins."""
 
     model: Annotated[str, Field(min_length=1)]
-    """A folder, or `OWNER/NAME@COMMIT` of the Hub."""
+    """A folder with a model, or of a run that trains one, or `OWNER/NAME@COMMIT` of the Hub."""
     name: str
     about: str = ""
     who: Literal["open", "invite"] = "open"
@@ -80,7 +83,7 @@ def server(
         given_up.append(reason)
         stop.set()
 
-    served = read_model(job.model, _made(peer)) if isinstance(job, Beginning) else None
+    served = read_model(_model_of(job.model, peer), _made(peer)) if isinstance(job, Beginning) else None
     if served is not None:
         assert isinstance(job, Beginning)
         serving = _configuration(job, served)
@@ -110,6 +113,25 @@ def server(
     if given_up:
         raise given_up[0]
     emit(Left(step=0, session_samples=0))
+
+
+def _model_of(where: str, peer: ServerConfig) -> str:
+    """Of a run's folder the model in its newest checkpoint, which is written into this peer's folder; else as it is."""
+    folder = Path(where)
+    if not ((folder / INVITATION_FILE).is_file() and (folder / "checkpoints").is_dir()):
+        return where
+    run = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8")).run_config()
+    tensors, info = find(folder)
+    model = _made(peer) / f"model-{run.run_id}-{info.step}"
+    if not model.is_dir():
+        task = create_task(run, peer.task_module)
+        if not isinstance(task, Exportable):
+            raise UserError(f"the task '{run.task.name}' trains no language model of transformers; serve one that does")
+        unfinished = model.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        task.export(with_tensors(task, run, tensors, folder), unfinished, run.name)
+        unfinished.rename(model)
+    return str(model)
 
 
 def _made(peer: ServerConfig) -> Path:
@@ -212,15 +234,13 @@ class _Server:
 
         me = self._me
         self._belongings.obtain(wanted, me.loop, me.donors(), me.content, on_progress)
+        module.requires_grad_(False)
         load(module, ((wanted[name], tensor) for name, tensor in self._belongings.tensors(wanted)), self._peer.weights)
         self._speeds = measured(module, torch.bfloat16 if self._peer.weights == "bfloat16" else torch.float32)
         self._serve_from_now_on(Held(module, self._serving.manifest))
 
     def _serve_from_now_on(self, held: Held) -> None:
-        def change() -> None:
-            self._spans.held = held
-
-        self._me.loop.soon(change)
+        self._me.loop.soon(self._spans.hold, held)
         self._state = "online"
         self._me.offers.tell()
         self._emit(State(text=f"serving the layers {held.begin}:{held.end}"))
@@ -262,11 +282,8 @@ class _Server:
         if held is None:
             return
 
-        def refuse() -> None:
-            self._spans.held = None
-            self._spans.dismiss(held)
-
-        self._me.loop.soon(refuse)
+        self._me.loop.soon(self._spans.hold, None)
+        self._me.loop.soon(self._spans.dismiss, held)
         until = time.monotonic() + LEAVE_SECONDS
         while self._spans.sessions and time.monotonic() < until:
             time.sleep(0.1)
@@ -335,7 +352,7 @@ class _Server:
             name=self._peer.name,
             team=self._peer.team,
             session=self._session,
-            time=float(get_dht_time()),
+            time=me.time,
         )
 
     def _tell(self) -> None:

@@ -25,26 +25,40 @@ from dedloc_kit.machine.isolation import isolated
 from dedloc_kit.worker import KEPT_MEMORY, Role
 
 IMPORTED = (
-    *("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector"),
+    *("dedloc_kit.volunteer", "dedloc_kit.coordinator", "dedloc_kit.collector", "dedloc_kit.server", "dedloc_kit.user"),
     *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch"),
 )
 """What most of them need; nothing of the Hub, whose place is in the environment."""
 _CHECKOUT = str(Path(__file__).parents[1])
 _MOST_BYTES = 2**17
 """Of what is asked for: the environment above all."""
+_HANDLES = 4
+"""That one may keep open."""
+_FREE = 500
+"""From this number on no file is open."""
 _asking = threading.Lock()
 
 
 class Forked:
     """As `subprocess.Popen` of `python -m`, as far as a starter of ours uses it; in a session of its own."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> None:
-        """:param command: a module and its arguments"""
-        asked = {"command": command, "environment": dict(environment), "folder": os.getcwd()}
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], errors: IO[bytes], handles: Sequence[int] = ()
+    ) -> None:
+        """
+        :param command: a module and its arguments
+        :param handles: of files that are open in it, with the same numbers
+        """
+        asked = {
+            "command": command,
+            "environment": dict(environment),
+            "folder": os.getcwd(),
+            "handles": list(handles),
+        }
         (stdin, to), (from_, stdout), (told, tell) = os.pipe(), os.pipe(), os.pipe()
         try:
             with _asking:
-                given = [stdin, stdout, errors.fileno(), tell]
+                given = [stdin, stdout, errors.fileno(), tell, *handles]
                 socket.send_fds(_server()[1], [json.dumps(asked).encode()], given)
         finally:
             for end in (stdin, stdout, tell):
@@ -71,9 +85,9 @@ class Forked:
         self._ended.set()
 
 
-def worker_process(role: Role, environment: Mapping[str, str], log: IO[bytes]) -> Forked:
+def worker_process(role: Role, environment: Mapping[str, str], log: IO[bytes], handles: Sequence[int]) -> Forked:
     """Instead of the one that `dedloc_kit.worker` starts."""
-    return Forked(["dedloc_kit.worker", role], isolated(environment), log)
+    return Forked(["dedloc_kit.worker", role], isolated(environment), log, handles)
 
 
 @cache
@@ -108,20 +122,22 @@ def _serve() -> dict[str, Any]:
                     _tell(tell, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                     os.close(tell)
                     continue
-                asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 4)
+                asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 4 + _HANDLES)
                 if not asked:
                     os._exit(0)  # whoever started us is gone
                 pid = os.fork()
-                *standard, tell = given
+                standard, tell, kept = given[:3], given[3], given[4:]
                 if not pid:
                     os.setsid()
                     for number, end in enumerate(standard):
                         os.dup2(end, number)
+                    for number, end in enumerate(kept, _FREE):
+                        os.dup2(end, number, inheritable=False)
                     _tell(tell, os.getpid())
                     for left in (*given, *ends, *(tell for _, tell in ends.values())):
                         os.close(left)
                     return dict(json.loads(asked))
-                for end in standard:
+                for end in (*standard, *kept):
                     os.close(end)
                 ends[watched := os.pidfd_open(pid)] = pid, tell
                 selector.register(watched, selectors.EVENT_READ)
@@ -147,6 +163,9 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     asked = _serve()
+    for moved, number in enumerate(asked["handles"], _FREE):
+        os.dup2(moved, number)
+        os.close(moved)
     _renew_locks()
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     os.environ.clear()

@@ -33,6 +33,7 @@ ORDER = (
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
     {"worker"},
     {"session", "dashboard", "inference"},
+    {"api"},
     {"notebook", "mirror"},
     {"organizer"},
     {"cli"},

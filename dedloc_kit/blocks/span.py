@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -133,8 +133,10 @@ class Span(nn.Module):
 class CachedSpan:
     """A span in one session, with the past of its steps. After an error it is of no use any more."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, forward: Callable[..., torch.Tensor] | None = None) -> None:
+        """:param forward: instead of the span's own, such as that with an adapter"""
         self._span = span
+        self._forward = forward or span.forward
         self._cache = span.new_cache()
         self.tokens, self.rows = 0, 0
 
@@ -167,7 +169,7 @@ class CachedSpan:
     ) -> torch.Tensor:
         """The hidden states after the span of tokens that come next, all that follow a past or the first of them."""
         self.tokens += hidden.shape[1]
-        return self._span.forward(hidden, attention_mask, position_ids, self._cache)
+        return self._forward(hidden, attention_mask, position_ids, self._cache)
 
 
 def _number_from(layers: Any, begin: int) -> None:

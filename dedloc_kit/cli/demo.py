@@ -9,7 +9,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,33 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, State, StepDone
 from dedloc_kit.ledger import Ledger
 from dedloc_kit.machine.home import home
-from dedloc_kit.organizer.launch import Coordinator
+from dedloc_kit.organizer.launch import Coordinator, write_invitation
 from dedloc_kit.organizer.prepare import prepare_demo
 from dedloc_kit.records import Continuation
 from dedloc_kit.run import CoordinatorConfig, PeerConfig, RunConfig
 from dedloc_kit.worker import Worker, volunteer_job
 
 
-def demo(*, recipe_name: str, volunteers: int, steps: int, report: Path | None, browser: bool) -> None:
+def demo(
+    *,
+    recipe_name: str,
+    volunteers: int,
+    steps: int,
+    report: Path | None,
+    browser: bool,
+    folder: Path | None = None,
+) -> None:
     """Run the collaboration for some global steps and write what happened to `report`.
+
+    :param folder: keeps the run, which is thrown away without one
 
     Raises UserError if something cannot start or a volunteer is lost; the logs are then kept and named.
     """
     if report is not None and not report.resolve().parent.is_dir():
         raise UserError(f"the folder of {report} does not exist; choose another file for --report")
     run = prepare_demo(recipe_name, home() / "demo" / recipe_name)
-    with _scratch_folder() as folder:
-        result = _collaborate(run, folder, volunteers, steps, browser)
+    with _scratch_folder() if folder is None else nullcontext(folder.resolve()) as where:
+        result = _collaborate(run, where, volunteers, steps, browser)
     if report is not None:
         report.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
@@ -87,6 +97,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             if browser and _has_a_screen():
                 webbrowser.open(coordinator.dashboard.url)
             invitation = coordinator.invitation()
+            write_invitation(invitation, organizers.folder)
             names = [f"volunteer-{number}" for number in range(1, volunteers + 1)]
             workers = [
                 Worker(

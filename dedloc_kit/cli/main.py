@@ -8,6 +8,7 @@ from types import FrameType
 from typing import NoReturn
 
 from dedloc_kit.cli.commands import (
+    api,
     check,
     corpus,
     dashboard,
@@ -35,7 +36,7 @@ from dedloc_kit.version import __version__
 
 COMMANDS = (
     *(demo, new, check, launch, orders, decay, rewind, login, invite, revoke),
-    *(join, notebook, serve, dashboard, status, doctor),
+    *(join, notebook, serve, api, dashboard, status, doctor),
     *(evaluate, tokenizer, images, corpus),
 )
 """As `dedloc --help` lists them."""

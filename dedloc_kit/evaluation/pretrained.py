@@ -1,6 +1,6 @@
 """The trained model: its tokenizer, its architecture, and as many copies as there are seeds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -197,9 +197,14 @@ def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
         raise UserError(f"{path} cannot be read ({error.strerror}); name a checkpoint of the run") from None
     except ValueError as error:
         raise UserError(f"{error}; name another checkpoint of the run") from None
+    return with_tensors(task, run, tensors, path)
+
+
+def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:
+    """The same with the tensors of a checkpoint, which came from there."""
     # A checkpoint of the coordinator holds the optimizer's state as well; what a peer leaves, the weights alone.
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
-    weights = weights or tensors
+    weights = weights or dict(tensors)
     model = task.build_model()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.errors import UserError
 from tests.blocks import tiny
 
@@ -89,3 +90,25 @@ def test_of_a_checkpoint_it_wants_its_own_tensors_alone(prefix: str) -> None:
 
 def test_before_it_has_its_tensors_it_takes_no_memory() -> None:
     assert all(values.is_meta for values in Span(tiny.config("Llama"), 0, 2).parameters())
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_a_part_of_a_span_computes_as_the_whole_model_does_with_the_same_tensors(family: str) -> None:
+    whole = tiny.model(family)
+    span = Span.of(whole, 1, 4)
+    hidden, positions = torch.randn(2, 9, 32), torch.arange(9).expand(2, 9)
+    expected = span.forward(hidden, torch.ones(2, 9), positions)
+    parts = [span.part(1, 2), span.part(2, 4)]
+    assert {p.data_ptr() for part in parts for p in part.parameters()} == {p.data_ptr() for p in span.parameters()}
+    remembering = [CachedSpan(part) for part in parts]
+    for at in range(0, 9, 3):
+        given = hidden[:, at : at + 3]
+        for each in remembering:
+            given = each(given, torch.ones(2, at + 3), positions[:, at : at + 3], Past(at))
+        assert torch.allclose(given, expected[:, at : at + 3], atol=1e-5)
+    assert torch.equal(span.forward(hidden, torch.ones(2, 9), positions), expected)
+
+
+def test_a_span_has_no_part_outside_of_it() -> None:
+    with pytest.raises(ValueError, match="no layers 0:2 in a span 1:4"):
+        Span.of(tiny.model("Llama"), 1, 4).part(0, 2)

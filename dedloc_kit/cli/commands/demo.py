@@ -12,6 +12,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("--steps", type=positive, default=100, metavar="N", help="global steps, then everyone leaves")
     parser.add_argument("--recipe", default="albert-demo", metavar="NAME")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write what happened to this file")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="keep the run there; 'dedloc serve DIR/coordinator' serves what it has trained",
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open the live page")
     parser.set_defaults(call=run)
 
@@ -24,5 +30,6 @@ def run(options: argparse.Namespace) -> None:
         volunteers=options.volunteers,
         steps=options.steps,
         report=options.report,
+        folder=options.folder,
         browser=not options.no_browser,
     )

@@ -91,7 +91,7 @@ class RateLimits:
         if headers.get("content-length", "0") == "0" or scope["method"] in ("GET", "HEAD"):  # whose body nobody reads
             begin()
         try:
-            await self._app(scope, receive_whole, _in_time(send, connection))
+            await self._app(scope, receive_whole, in_time(send, connection))
         finally:
             answered.discard(connection)
             connection.wait()
@@ -144,7 +144,7 @@ def _later(text: str, status: int, seconds: int) -> Response:
     return answer
 
 
-def _in_time(send: Send, connection: Connection) -> Send:
+def in_time(send: Send, connection: Connection) -> Send:
     """Sends in parts, and ends the connection if one of them is not taken."""
 
     async def send_in_time(message: Message) -> None:

@@ -35,13 +35,12 @@ class ForwardedService(Service):
         service = self._services.get(caller.service)
         if service is None:
             raise ValueError("it calls for a service that there is not")
-        with (
-            self._places.place(PeerID.from_base58(caller.peer)),
-            as_long_as_admitted(self._greeter.gate, caller.peer),
-        ):
-            async with asyncio.timeout(GREETING_SECONDS):
-                mine = Certificate()
-                await stream.send(self._greeter.write(caller.peer, service.name, mine.der))
-                inner = await secured(stream, mine, caller.certificate, server_side=True)
-            await service.serve(caller.peer, inner)
+        async with asyncio.timeout(GREETING_SECONDS):
+            mine = Certificate()
+            await stream.send(self._greeter.write(caller.peer, service.name, mine.der))
+            inner = await secured(stream, mine, caller.certificate, server_side=True)
+        # Not before: whoever has seen a caller's greeting may send it again, and would take its places.
+        with self._places.place(PeerID.from_base58(caller.peer)):
+            with as_long_as_admitted(self._greeter.gate, caller.peer):
+                await service.serve(caller.peer, inner)
             inner.close()

@@ -87,6 +87,8 @@ def as_long_as_admitted(gate: Gate, peer: str) -> Iterator[None]:
 
     The gate itself does so for whoever it is directly connected to.
     """
+    if not gate.admits(peer):
+        raise ConnectionAbortedError(f"{peer} may not take part")
     try:
         with gate.serving(peer):
             yield

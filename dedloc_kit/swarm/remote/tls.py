@@ -71,7 +71,6 @@ class _Tls:
             except ssl.SSLWantReadError:
                 self._flush()
                 await self._more()
-        self._flush()
         await self.drain()
 
     async def read(self, n: int, /) -> bytes:
@@ -83,18 +82,19 @@ class _Tls:
             try:
                 return self._tls.read(min(n, _RECORD_BYTES))
             except ssl.SSLWantReadError:
-                self._flush()  # an answer of TLS itself, if there is one
+                self._flush()
                 await self._more()
             except ssl.SSLZeroReturnError:
                 return b""
 
     def write(self, data: bytes | memoryview) -> None:
+        """It goes out with the next `drain` or `read`: a message and its length in one piece."""
         left = memoryview(data)
         while left:
             left = left[self._tls.write(left) :]
-        self._flush()
 
     async def drain(self) -> None:
+        self._flush()
         await self._stream.writer.drain()
 
     def is_closing(self) -> bool:

@@ -149,10 +149,14 @@ class RemoteSession:
             raise
 
     async def _failed(self, failed: LegFailed, failures: Counter[str]) -> None:
+        legs = [leg for leg in self._legs if leg.server == failed.server]
+        if failed.why == "push" and legs:  # the server before it has pushed what cannot be right
+            legs = [leg for leg in self._legs if leg in legs or leg.server == legs[-1].neighbours.previous]
+            failed = LegFailed(legs[0].server, "it pushes nonsense")
         failures[failed.server] += 1
         if failed.why not in ("past", "order"):
             self._avoided[failed.server] = time.monotonic() + AVOIDED
-        await self._drop([leg for leg in self._legs if leg.server == failed.server])
+        await self._drop(legs)
 
     async def _drop(self, legs: Sequence[Leg]) -> None:
         self._legs = [leg for leg in self._legs if leg not in legs]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hivemind.p2p import P2P
+from hivemind.utils import get_dht_time
 
 from dedloc_kit.access.office import Office
 from dedloc_kit.run import PeerConfig
@@ -50,6 +51,11 @@ class Member:
     def addresses(self) -> tuple[str, ...]:
         """Where others reach this peer; empty in client mode."""
         return addresses_of(self.node)
+
+    @property
+    def time(self) -> float:
+        """By the clock of the directory."""
+        return float(get_dht_time())
 
     @property
     def port(self) -> int:

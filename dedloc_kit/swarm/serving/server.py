@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -64,9 +64,20 @@ class PushService(Service):
             while True:
                 step = await stream.receive_record(Step, session.request_bytes)
                 session = self._session(place, peer)
-                if not step.number:
-                    raise Refusal("order", "a past is the client's to tell")
-                await self._spans.take(session, step, stream)
+                try:
+                    if not step.number:
+                        raise Refusal("order", "a past is the client's to tell")
+                    await self._spans.take(session, step, stream)
+                except ValueError as error:
+                    await self._tell(session, error)
+                    raise
+
+    async def _tell(self, session: Session, error: ValueError) -> None:
+        """The client hears at once that it has to find another way, for it waits for an output."""
+        ours = isinstance(error, Refusal) and error.kind in ("full", "moving", "failed")
+        async with session.lock:
+            await session.stream.send(encode(_refused(error if ours else Refusal("push", str(error)))))
+            session.stream.close()
 
     def _session(self, place: tuple[str, str], peer: str) -> Session:
         session = self._spans.sessions.get(place)
@@ -95,6 +106,10 @@ class SpanService(Service):
         """Tokens times layers."""
         self._opener = opener
         self._computing = computing
+
+    def hold(self, held: Held | None) -> None:
+        """What new sessions get from now on."""
+        self.held = held
 
     def dismiss(self, held: Held) -> None:
         """Its sessions go elsewhere with their next step."""
@@ -141,17 +156,16 @@ class SpanService(Service):
         if place in self.sessions:
             raise Refusal("order", "there is this session already")
         held = self._checked(opened)
-        reservation = self.budget.reserve(peer, opened.rows * opened.length)
-        session = self.sessions[place] = Session(peer, stream, opened, held, reservation)
-        try:
-            async with asyncio.timeout(UNUSED_SECONDS) as session.over:
-                await stream.send(encode(Opened()))
-                while True:
-                    await self._answer(session)
-        finally:
-            del self.sessions[place]
-            reservation.give_back()
-            await self._hang_up(session)
+        with closing(self.budget.reserve(peer, opened.rows * opened.length)) as reservation:
+            session = self.sessions[place] = Session(peer, stream, opened, held, reservation)
+            try:
+                async with asyncio.timeout(UNUSED_SECONDS) as session.over:
+                    await stream.send(encode(Opened()))
+                    while True:
+                        await self._answer(session)
+            finally:
+                del self.sessions[place]
+                await self._hang_up(session)
 
     def _checked(self, opened: Open) -> Held:
         held = self.held
@@ -190,13 +204,10 @@ class SpanService(Service):
                     output = await self._working(session, self._computed(session, step, hidden))
                     if step.number:
                         session.kept = step, output
-            except Exception as error:  # the past is of no use any more
-                refusal = error if isinstance(error, Refusal) else Refusal("failed", repr(error))
-                _log.warning("a session ends: %s", refusal)
-                if source is not session.stream:  # otherwise `serve` says it
-                    await session.stream.send(encode(_refused(refusal)))
-                    session.stream.close()
-                raise refusal from None
+            except Exception as error:
+                session.dismissed = True  # the past is of no use any more
+                _log.warning("a session ends: %r", error)
+                raise error if isinstance(error, Refusal | OSError) else Refusal("failed", repr(error)) from None
             pushing = asyncio.ensure_future(self._push(session, step, output))
             try:
                 if step.output:
@@ -320,9 +331,9 @@ def _dtype(span: Span) -> torch.dtype:
     return next(values.dtype for values in span.parameters() if values.is_floating_point())
 
 
-def _refused(refusal: Refusal) -> Refused:
-    text = "".join(letter if letter.isprintable() else " " for letter in str(refusal))
-    return Refused(why=refusal.kind, text=text[:MAX_REASON])
+def _refused(error: ValueError) -> Refused:
+    text = "".join(letter if letter.isprintable() else " " for letter in str(error))
+    return Refused(why=error.kind if isinstance(error, Refusal) else "nonsense", text=text[:MAX_REASON])
 
 
 async def _result(task: "asyncio.Future[bool]") -> bool:

@@ -59,7 +59,7 @@ class Reservation:
             self._budget._take(tokens - self._tokens)
             self._tokens = tokens
 
-    def give_back(self) -> None:
+    def close(self) -> None:
         self._budget._give_back(self._peer, self._tokens)
 
 

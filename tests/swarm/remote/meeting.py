@@ -3,7 +3,7 @@ and that forward."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,29 +11,33 @@ from typing import Any, TypeVar
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
 from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
+from dedloc_kit.swarm.remote.forwarding import ForwardingService, Limits
 from dedloc_kit.swarm.remote.greeting import Greeter
 from tests.swarm.network.test_service import Place
 
 T = TypeVar("T")
 SECONDS = 60.0
+QUICK = {"check_if_identity_free": False}
 OUTGOING = {"no_listen": True, "host_maddrs": None, "dht_mode": "client", "use_relay": False}
 
 
 class Echo(Service):
-    """Sends back what comes, until nothing does."""
+    """Sends back what comes, until nothing does, or "bye"."""
 
     name = "echo"
 
     def __init__(self) -> None:
         self.callers: list[str] = []
+        self.heard: list[bytes] = []
         self.open = 0
 
     async def serve(self, peer: str, stream: Stream) -> None:
         self.callers.append(peer)
         self.open += 1
         try:
-            while True:
-                await stream.send(await stream.receive(2**21))
+            while (said := await stream.receive(2**21)) != b"bye":
+                self.heard.append(said)
+                await stream.send(said)
         finally:
             self.open -= 1
 
@@ -44,6 +48,24 @@ class Unforwarded(Echo):
     name = "unforwarded"
 
 
+class Pouring(Service):
+    """Sends without end."""
+
+    name = "pouring"
+
+    def __init__(self) -> None:
+        self.poured, self.open = 0, False
+
+    async def serve(self, peer: str, stream: Stream) -> None:
+        self.open = True
+        try:
+            while True:
+                await stream.send(bytes(2**18))
+                self.poured += 1
+        finally:
+            self.open = False
+
+
 class Meeting:
     """Alice and Bob, who know the organizer and Frank, who was invited as well."""
 
@@ -52,7 +74,7 @@ class Meeting:
         self.alice, self.bob, self.frank = (Place(folder, name, self.organizer) for name in ("alice", "bob", "frank"))
         for place in (self.alice, self.bob, self.frank):
             self.organizer.invite(place)
-        self.echo, self.unforwarded = Echo(), Unforwarded()
+        self.echo, self.unforwarded, self.pouring = Echo(), Unforwarded(), Pouring()
         self.endpoints: dict[Place, Endpoint] = {}
 
     @asynccontextmanager
@@ -60,23 +82,29 @@ class Meeting:
         async with AsyncExitStack() as stack:
             known: Sequence[Any] = ()
             for place in (self.organizer, self.frank):
-                self.endpoints[place] = await stack.enter_async_context(place.open(*known))
+                self.endpoints[place] = await stack.enter_async_context(place.open(*known, **QUICK))
                 known = (*known, *await self.endpoints[place].p2p.get_visible_maddrs())
             for place in (self.alice, self.bob):
-                self.endpoints[place] = await stack.enter_async_context(place.open(*known, **OUTGOING))
+                self.endpoints[place] = await stack.enter_async_context(place.open(*known, **QUICK, **OUTGOING))
             bobs = self.endpoints[self.bob]
-            await bobs.add(ForwardedService(Greeter(self.bob.gate, self.bob.signer), [self.echo]))
+            await bobs.add(ForwardedService(Greeter(self.bob.gate, self.bob.signer), [self.echo, self.pouring]))
             for service in (self.echo, self.unforwarded):
                 await bobs.add(service)
             yield
 
+    async def forward(self, place: Place, limits: Limits) -> None:
+        self.forwarding = ForwardingService(self.endpoints[place], place.gate, limits)
+        await self.endpoints[place].add(self.forwarding)
+
     def caller(self, *forwarders: Place) -> Caller:
         """Alice's."""
-        return self.caller_of(self.alice, self.endpoints[self.alice], *forwarders)
+        return self.caller_of(self.alice, *forwarders)
 
-    def caller_of(self, place: Place, endpoint: Endpoint, *forwarders: Place) -> Caller:
+    def caller_of(self, place: Place, *forwarders: Place) -> Caller:
         return Caller(
-            endpoint, Greeter(place.gate, place.signer), lambda: [forwarder.signer.peer for forwarder in forwarders]
+            self.endpoints[place],
+            Greeter(place.gate, place.signer),
+            lambda: [forwarder.signer.peer for forwarder in forwarders],
         )
 
 
@@ -109,7 +137,7 @@ def meeting(folder: Path) -> Iterator[tuple[Meeting, Loop]]:
         loop.stop()
 
 
-async def gone(echo: Echo) -> None:
-    """Wait until it serves nobody any more."""
-    while echo.open:
+async def until(true: Callable[[], bool]) -> None:
+    """The loop's deadline is the test's."""
+    while not true():
         await asyncio.sleep(0.01)

@@ -12,10 +12,10 @@ from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.swarm.serving.client import RemoteSession, SessionConfig
-from dedloc_kit.swarm.serving.computing import Computing
+from dedloc_kit.swarm.serving.computing import Computing, Priority
 from dedloc_kit.swarm.serving.server import SpanService
 from dedloc_kit.swarm.serving.sessions import Budget, Held
-from tests.swarm.local_network import LocalNetwork
+from tests.swarm.local_network import LocalEndpoint, LocalNetwork
 
 VERSION = "ab" * 32
 SECONDS = 60.0
@@ -31,6 +31,7 @@ class Swarm:
         self.network = LocalNetwork()
         self.computing = Computing(chunk=8)
         self.services: dict[str, SpanService] = {}
+        self.slow: set[str] = set()
         self.before_step: Callable[[int], None] = lambda number: None
         self.sessions: list[RemoteSession] = []
         self._loop = asyncio.new_event_loop()
@@ -40,11 +41,11 @@ class Swarm:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
 
-    def add(self, name: str, begin: int, end: int, tokens: int = 4096) -> SpanService:
+    def add(self, name: str, begin: int, end: int, computing: Computing | None = None) -> SpanService:
         """A server of these layers."""
         endpoint = self.network.endpoint(name)
         held = Held(Span.of(self.whole, begin, end), VERSION)
-        service = self.services[name] = SpanService(endpoint, held, self.computing, Budget(tokens))
+        service = self.services[name] = SpanService(endpoint, held, computing or self.computing, Budget(4096))
 
         async def begin_to_serve() -> None:
             await endpoint.add(service)
@@ -52,6 +53,25 @@ class Swarm:
 
         self.run(begin_to_serve())
         return service
+
+    def known(self, name: str) -> LocalEndpoint:
+        """A peer that serves nothing; strangers open nothing."""
+        endpoint = self.network.endpoint(name)
+        service = SpanService(endpoint, None, self.computing, Budget(0))
+
+        async def register() -> None:
+            await endpoint.add(service)
+            await endpoint.add(service.push)
+
+        self.run(register())
+        return endpoint
+
+    def replace(self, name: str, other: str) -> None:
+        """Another comes, slower, so that it is used once the first one is gone."""
+        held = self.services[name].held
+        assert held is not None
+        self.add(other, held.begin, held.end)
+        self.slow.add(other)
 
     def cut(self, name: str) -> None:
         async def cut() -> None:
@@ -62,17 +82,13 @@ class Swarm:
     def servers(self) -> list[Server]:
         """Also those that are gone: records live longer."""
         helds = {name: service.held for name, service in self.services.items() if service.held is not None}
-        return [Server(name, LayerRange(held.begin, held.end), 100.0) for name, held in helds.items()]
+        return [
+            Server(name, LayerRange(held.begin, held.end), 1.0 if name in self.slow else 100.0)
+            for name, held in helds.items()
+        ]
 
     def remote(self, me: str = "me", **changed: Any) -> RemoteSession:
-        endpoint = self.network.endpoint(me)
-
-        async def register() -> None:  # who takes no part opens nothing
-            service = SpanService(endpoint, None, self.computing, Budget(0))
-            await endpoint.add(service)
-            await endpoint.add(service.push)
-
-        self.run(register())
+        endpoint = self.known(me)
         settings = {"length": 64, "form": "float32", **changed}
         config = SessionConfig(VERSION, self.whole.config.num_hidden_layers, self.whole.config.hidden_size, **settings)
         session = RemoteSession(endpoint, me, self.servers, dict, config)
@@ -96,6 +112,21 @@ class Swarm:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class At(Computing):
+    """Does something in the loop before its call of this number."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        super().__init__(chunk=8)
+        self._number, self._act = number, act
+        self.calls = 0
+
+    async def run(self, priority: Priority, function: Callable[[], T]) -> T:
+        self.calls += 1
+        if self.calls == self._number:
+            self._act()
+        return await super().run(priority, function)
 
 
 class _Through:

@@ -1,0 +1,69 @@
+"""`dedloc api`."""
+
+import argparse
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dedloc_kit.cli.options import Commands, positive
+from dedloc_kit.display.console import Console
+from dedloc_kit.errors import UserError
+
+if TYPE_CHECKING:
+    from dedloc_kit.api.generating import Served
+
+MIN_KEY = 16
+"""Characters: a shorter one might be guessed."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser("api", help="a served model over HTTP, for programs that speak OpenAI's API")
+    parser.add_argument("invitation", metavar="INVITATION", help="to the swarm that serves the model")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0 lets others ask")
+    parser.add_argument("--port", type=int, default=8001, help="0 takes a free one; default: %(default)s")
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", help="holds the key that callers must show; default: anyone may ask"
+    )
+    parser.add_argument(
+        "--at-once", type=positive, default=4, metavar="N", help="requests answered at a time; default: %(default)s"
+    )
+    parser.set_defaults(call=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    from dedloc_kit.api.app import create_app
+    from dedloc_kit.api.server import Server
+    from dedloc_kit.dashboard.http.sockets import listen, url_of
+
+    console = Console(highlight=False, markup=False)
+    key = read_key(options.key_file) if options.key_file else None
+    listener = listen(options.host, options.port)  # first: that the port is taken shows at once
+    server = Server(create_app(load(options.invitation, options.at_once), key), listener)
+    console.print(f"the API is at {url_of(options.host, listener.getsockname()[1])}/v1", soft_wrap=True)
+    if key is None and options.host not in LOOPBACK:
+        console.print("whoever reaches this address may ask; --key-file FILE lets only those who know a key")
+    with suppress(KeyboardInterrupt):
+        server.run()
+
+
+def load(invitation: str, at_once: int) -> "Served":
+    """The model that the swarm of an invitation serves."""
+    from dedloc_kit.api.generating import Served
+    from dedloc_kit.inference.model import AutoDistributedModelForCausalLM, tokenizer_of
+
+    model = AutoDistributedModelForCausalLM.from_pretrained(invitation)
+    return Served(model.network.serving.model, model, tokenizer_of(model), at_once)
+
+
+def read_key(path: Path) -> str:
+    """The key in a file. Raises UserError if there is none."""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a file that holds the key") from None
+    except UnicodeDecodeError:
+        key = ""
+    if len(key) < MIN_KEY or any(character.isspace() for character in key):
+        raise UserError(f"{path} must hold one key of at least {MIN_KEY} letters and digits")
+    return key

@@ -1,0 +1,344 @@
+"""The API as its callers know it: real requests to a real server."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+
+from dedloc_kit.api.app import MAX_BODY
+from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.errors import UserError
+from tests.api.serving import BENGALI, CONTEXT, DEADLINE, Api, events, serving
+
+KEY = "a-key-of-many-letters"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Api]:
+    with serving() as api:
+        yield api
+
+
+@pytest.fixture
+def api(server: Api) -> Iterator[Api]:
+    yield server
+    server.model.calm()
+    until_free(server)
+
+
+def until_free(api: Api) -> None:
+    """All answers have ended."""
+    deadline = time.monotonic() + DEADLINE
+    while api.model.generating:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def content(answer: requests.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_a_chat_is_answered(api: Api) -> None:
+    api.say(BENGALI)
+    answer = api.chat().json()
+    prompt = api.tokenizer("<|turn|>user: hello<|turn|>assistant: ")["input_ids"]
+    tokens = len(api.tokenizer(BENGALI)["input_ids"]) + 1
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "river/tiny"
+    message = {"role": "assistant", "content": BENGALI, "refusal": None}
+    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    used = {"prompt_tokens": len(prompt), "completion_tokens": tokens, "total_tokens": len(prompt) + tokens}
+    assert answer["usage"] == used
+
+
+def test_a_streamed_chat_comes_in_whole_characters(api: Api) -> None:
+    api.say(BENGALI)
+    told = events(api.chat(stream=True, stream_options={"include_usage": True}))
+    *parts, last, done = told
+    assert done == "[DONE]"
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == len(api.tokenizer(BENGALI)["input_ids"]) + 1
+    assert {part["object"] for part in parts} == {"chat.completion.chunk"}
+    assert all(part["usage"] is None for part in parts)
+    choices = [part["choices"][0] for part in parts]
+    texts = [choice["delta"]["content"] for choice in choices]
+    assert "".join(texts) == BENGALI
+    assert len(texts) > 10
+    assert not any("\ufffd" in text for text in texts)
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+
+
+def test_an_answer_cut_in_the_middle_of_a_character_tells_what_there_is(api: Api) -> None:
+    api.say("নদ")
+    assert content(api.chat(max_tokens=4)) == "ন\ufffd"
+    api.say("নদ")
+    parts = events(api.chat(max_tokens=4, stream=True))[:-1]
+    assert "".join(part["choices"][0]["delta"]["content"] for part in parts) == "ন\ufffd"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_ends_before_a_text_that_stops_it(api: Api, stream: bool) -> None:
+    api.say("the sea, the bank of it")
+    answer = api.complete(stop=["nk o", "never"], max_tokens=60, stream=stream)
+    choices = [part["choices"][0] for part in events(answer)[:-1]] if stream else answer.json()["choices"]
+    assert "".join(choice["text"] for choice in choices) == "the sea, the ba"
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_a_completion_is_as_long_as_asked(api: Api) -> None:
+    api.say("river river river", end=False)
+    answer = api.complete(max_tokens=2).json()
+    assert answer["choices"][0]["text"] == "river river"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 2
+    tokens = api.complete(seed=1).json()["usage"]["completion_tokens"]
+    assert tokens <= 16, "OpenAI's own default"
+
+
+def test_the_same_seed_gives_the_same_answers_whoever_else_asks(api: Api) -> None:
+    def ask(seed: int) -> list[str]:
+        answer = api.complete(seed=seed, n=2, max_tokens=12, temperature=1.3, top_p=0.9).json()
+        return [choice["text"] for choice in answer["choices"]]
+
+    alone = [ask(seed) for seed in range(4)]
+    assert len({text for texts in alone for text in texts}) == 8, "different seeds and answers differ"
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == alone
+
+
+def test_without_temperature_the_likeliest_token_is_taken(api: Api) -> None:
+    answers = {api.complete(temperature=0, max_tokens=8).json()["choices"][0]["text"] for _ in range(3)}
+    narrow = {api.complete(top_p=0, max_tokens=8).json()["choices"][0]["text"] for _ in range(3)}
+    assert len(answers) == 1
+    assert answers == narrow
+    tokens = api.tokenizer("river", return_tensors="pt")["input_ids"]
+    told = api.model.generate(tokens, max_new_tokens=8, do_sample=False, pad_token_id=0)[0, tokens.shape[1] :]
+    assert answers == {api.tokenizer.decode(told, skip_special_tokens=True)}
+
+
+def test_several_answers_in_one_stream_are_told_apart(api: Api) -> None:
+    whole = api.complete(n=3, seed=4, max_tokens=10).json()
+    parts = events(api.complete(n=3, seed=4, max_tokens=10, stream=True))[:-1]
+    texts = dict.fromkeys(range(3), "")
+    for part in parts:
+        choice = part["choices"][0]
+        texts[choice["index"]] += choice["text"]
+    assert list(texts.values()) == [choice["text"] for choice in whole["choices"]]
+
+
+def test_logarithms_of_probabilities_are_told(api: Api) -> None:
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
+    chat = api.chat(logprobs=True, top_logprobs=3, **asked).json()["choices"][0]["logprobs"]["content"]
+    assert len(chat) == 6
+    for entry in chat:
+        assert entry["top_logprobs"][0] == {name: entry[name] for name in ("token", "logprob", "bytes")}
+        assert [likely["logprob"] for likely in entry["top_logprobs"]] == sorted(
+            (likely["logprob"] for likely in entry["top_logprobs"]), reverse=True
+        )
+        assert len(entry["top_logprobs"]) == 3
+        assert entry["logprob"] < 0
+    parts = events(api.chat(logprobs=True, top_logprobs=3, stream=True, **asked))[:-1]
+    streamed = [part["choices"][0]["logprobs"] for part in parts]
+    assert [entry for told in streamed if told for entry in told["content"]] == chat
+
+
+def test_logarithms_of_a_completion_end_where_its_text_ends(api: Api) -> None:
+    api.say("river sea bank")
+    choice = api.complete(logprobs=1, stop=" bank", max_tokens=9).json()["choices"][0]
+    assert choice["text"] == "river sea"
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == "river sea"
+    assert told["text_offset"] == [len("".join(told["tokens"][:place])) for place in range(len(told["tokens"]))]
+    assert len(told["token_logprobs"]) == len(told["top_logprobs"]) == len(told["tokens"])
+
+
+def test_tokens_may_be_given_instead_of_text(api: Api) -> None:
+    tokens = api.tokenizer("river sea")["input_ids"]
+    text = api.complete("river sea", temperature=0).json()["choices"][0]["text"]
+    assert api.complete(tokens, temperature=0).json()["choices"][0]["text"] == text
+    assert api.error(api.complete([300]), 400)["param"] == "prompt"
+
+
+def test_roles_and_parts_of_messages_reach_the_template(api: Api) -> None:
+    api.say("a")
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": parts}]
+    used = api.post("chat/completions", messages=messages).json()["usage"]["prompt_tokens"]
+    plain = "<|turn|>system: a<|turn|>user: bc<|turn|>assistant: "
+    assert used == len(api.tokenizer(plain)["input_ids"])
+    error = api.error(api.post("chat/completions", messages=messages[::-1]), 400)
+    assert error["param"] == "messages"
+    assert "the system speaks first" in error["message"]
+
+
+def test_models_are_told(api: Api) -> None:
+    listed = requests.get(f"{api.url}/v1/models", timeout=DEADLINE).json()
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["river/tiny"]
+    one = requests.get(f"{api.url}/v1/models/river/tiny", timeout=DEADLINE)
+    assert one.json() == listed["data"][0]
+    unknown = api.error(requests.get(f"{api.url}/v1/models/gpt", timeout=DEADLINE), 404)
+    assert unknown["code"] == "model_not_found"
+    assert api.error(api.chat(model="gpt"), 404)["param"] == "model"
+    api.error(requests.get(f"{api.url}/v2", timeout=DEADLINE), 404)
+    api.error(requests.get(f"{api.url}/v1/completions", timeout=DEADLINE), 405)
+
+
+def test_what_is_longer_than_the_model_takes_is_refused(api: Api) -> None:
+    long = api.error(api.complete("?" * CONTEXT), 400)
+    assert (long["param"], long["code"]) == ("prompt", "context_length_exceeded")
+    assert str(CONTEXT) in long["message"]
+    assert api.error(api.chat("?" * CONTEXT), 400)["param"] == "messages"
+    assert api.error(api.chat(max_tokens=CONTEXT), 400)["param"] == "max_tokens"
+    assert api.error(api.chat(max_completion_tokens=CONTEXT), 400)["param"] == "max_completion_tokens"
+    assert api.error(api.complete(""), 400)["param"] == "prompt"
+    assert api.model.passes == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_parameter_is_named_in_the_form_of_the_api(api: Api, stream: bool) -> None:
+    error = api.error(api.chat(presence_penalty=1, stream=stream), 400)
+    assert (error["type"], error["param"]) == ("invalid_request_error", "presence_penalty")
+
+
+def test_bodies_are_bounded_and_must_be_json(api: Api) -> None:
+    url = f"{api.url}/v1/completions"
+    json_type = {"Content-Type": "application/json"}
+
+    def endless() -> Iterator[bytes]:  # whose length is not told
+        for _ in range(40):
+            yield b" " * (MAX_BODY // 32)
+
+    api.error(requests.post(url, endless(), headers=json_type, timeout=DEADLINE), 413)
+    error = api.error(requests.post(url, json.dumps({"model": "river/tiny", "prompt": "a"}), timeout=DEADLINE), 415)
+    assert "application/json" in error["message"]
+    api.error(requests.post(url, b"{", headers=json_type, timeout=DEADLINE), 400)
+
+
+def test_without_a_template_a_chat_is_refused_and_a_completion_is_not() -> None:
+    with serving(template=None) as api:
+        assert "/v1/completions" in api.error(api.chat(), 400)["message"]
+        assert api.complete().status_code == 200
+
+
+def test_without_the_key_nothing_is_answered() -> None:
+    with serving(key=KEY) as api:
+        right = {"Authorization": f"Bearer {KEY}"}
+        for shown in (
+            {},
+            {"Authorization": KEY},
+            {"Authorization": f"Bearer {KEY[:-1]}"},
+            {"Authorization": "Bearer é"},
+        ):
+            headers = {name: value.encode() for name, value in shown.items()}
+            error = api.error(api.chat(headers=headers), 401)
+            assert error["code"] == "invalid_api_key"
+            api.error(requests.get(f"{api.url}/v1/models", headers=headers, timeout=DEADLINE), 401)
+        assert api.model.passes == 0
+        assert api.chat(headers=right, max_tokens=2).status_code == 200
+        assert requests.get(f"{api.url}/v1/models", headers=right, timeout=DEADLINE).status_code == 200
+
+
+def test_a_gap_in_the_layers_is_named(api: Api) -> None:
+    api.model.failure = NoRoute((LayerRange(4, 8), LayerRange(10, 11)))
+    for stream in (False, True):
+        answer = api.chat(stream=stream)
+        error = api.error(answer, 503)
+        assert "4:8, 10:11" in error["message"]
+        assert error["type"] == "server_error"
+        assert int(answer.headers["Retry-After"]) > 0
+
+
+def test_what_the_swarm_says_is_told_and_what_is_a_bug_is_not(api: Api) -> None:
+    api.model.failure = UserError("nobody answers; look at the page")
+    assert "look at the page" in api.error(api.chat(), 503)["message"]
+    api.model.failure = KeyError("secret")
+    assert "secret" not in api.error(api.chat(), 500)["message"]
+
+
+def test_what_goes_wrong_in_the_middle_of_a_stream_ends_it_with_an_error(api: Api) -> None:
+    api.model.pause = 0.05
+    answer = api.complete(stream=True, max_tokens=400, temperature=0)
+    api.model.failure = NoRoute((LayerRange(0, 1),))
+    told = events(answer)
+    assert "0:1" in told[-1]["error"]["message"]
+    assert "[DONE]" not in told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_work_for_a_caller_who_hangs_up_ends(stream: bool) -> None:
+    with serving(at_once=1) as api:
+        api.say("river " * 200, end=False)
+        api.model.pause = 0.05
+        if stream:
+            answer = api.complete(stream=True, max_tokens=400)
+            next(answer.iter_lines())
+            answer.close()
+        else:
+            session = requests.Session()
+            asked = {"model": "river/tiny", "prompt": "river", "max_tokens": 400}
+            with pytest.raises(requests.Timeout):
+                session.post(f"{api.url}/v1/completions", json=asked, timeout=0.5)
+            session.close()
+        passes = api.model.passes
+        until_free(api)
+        assert api.model.passes <= passes + 20, "of 400"
+        api.model.calm()
+        api.say("river")
+        assert api.complete().status_code == 200
+
+
+def test_too_many_are_asked_to_come_later() -> None:
+    with serving(at_once=2) as api, ThreadPoolExecutor(2) as pool:
+        api.model.waits.clear()
+        first = [pool.submit(api.complete, max_tokens=2) for _ in range(2)]
+        deadline = time.monotonic() + DEADLINE
+        while api.model.generating < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        answer = api.complete(max_tokens=2)
+        assert api.error(answer, 429)["type"] == "rate_limit_error"
+        assert int(answer.headers["Retry-After"]) > 0
+        assert requests.get(f"{api.url}/v1/models", timeout=DEADLINE).status_code == 200
+        api.model.waits.set()
+        assert [waiting.result(DEADLINE).status_code for waiting in first] == [200, 200]
+        assert api.complete(max_tokens=2).status_code == 200
+
+
+def test_one_place_is_enough_for_a_caller_who_asks_again_and_again() -> None:
+    with serving(at_once=1) as api:
+        assert {api.complete(max_tokens=1).status_code for _ in range(40)} == {200}
+
+
+def test_twenty_callers_at_once_get_the_answers_that_each_would_get_alone() -> None:
+    with serving(at_once=20) as api, ThreadPoolExecutor(20) as pool:
+
+        def ask(seed: int) -> str:
+            if seed % 2:
+                parts = events(api.complete(seed=seed, max_tokens=8, stream=True))[:-1]
+                return "".join(part["choices"][0]["text"] for part in parts)
+            return str(api.complete(seed=seed, max_tokens=8).json()["choices"][0]["text"])
+
+        assert list(pool.map(ask, range(20))) == [ask(seed) for seed in range(20)]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_curl_gets_an_answer_and_a_stream(api: Api) -> None:
+    def curl(**asked: Any) -> str:
+        body = json.dumps({"model": "river/tiny", "messages": [{"role": "user", "content": "hi"}], **asked})
+        command = ["curl", "-sSN", f"{api.url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", body]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+
+    api.say(BENGALI)
+    assert json.loads(curl())["choices"][0]["message"]["content"] == BENGALI
+    api.say(BENGALI)
+    assert curl(stream=True).endswith("data: [DONE]\n\n")
