@@ -48,9 +48,10 @@ def test_what_others_wrote_is_text_not_markup(part: str) -> None:
     if part == "name":
         now = replace(now, route=tuple(replace(each, name=HOSTILE) for each in now.route))
     elif part in ("model", "text"):
-        now = replace(now, **{part: HOSTILE})
+        now = snapshot(**{part: HOSTILE})
     else:
-        now = replace(now, turns=tuple(replace(turn, **{part: HOSTILE}) for turn in now.turns))
+        texts = {"asked": "a", "answer": "b", "note": "c", part: HOSTILE}
+        now = replace(now, turns=2 * (Turn(texts["asked"], texts["answer"], texts["note"]),))
     page = page_of(shown(now))
     assert "<img" not in page
     assert "&lt;img src=x" in page
