@@ -40,6 +40,41 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "what a model writes is markup in the panel of a chat",
+        "notebook/chat_markup.py",
+        "{escape(turn.answer)}",
+        "{turn.answer}",
+        "tests/notebook/test_chat_panel.py -k 'markup and answer'",
+    ),
+    Mutation(
+        "a server's name is markup in the panel of a chat",
+        "notebook/chat_markup.py",
+        "{escape(each.name)}",
+        "{each.name}",
+        "tests/notebook/test_chat_panel.py -k 'markup and name'",
+    ),
+    Mutation(
+        "a chat's session keeps words that the text does not hold",
+        "inference/answering.py",
+        "if same < held:",
+        "if False:",
+        "tests/inference/test_chat.py -k outgrows",
+    ),
+    Mutation(
+        "a chat goes on in a session that has failed",
+        "inference/answering.py",
+        "        except BaseException:\n            self.close()\n",
+        "        except BaseException:\n",
+        "tests/inference/test_chat.py -k nobody_serves",
+    ),
+    Mutation(
+        "a stop of an answer is not seen before its end",
+        "inference/answering.py",
+        "stop.is_set())]),",
+        "False)]),",
+        "tests/inference/test_chat.py -k a_stop_ends",
+    ),
+    Mutation(
         "content with another hash is kept",
         "swarm/transfer/store.py",
         "if hashlib.sha256(self.buffer).hexdigest() != self._digest:",

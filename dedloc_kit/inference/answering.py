@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference.turns import Turn
@@ -68,7 +69,7 @@ class Answering:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=self._most,
                 streamer=growing,
-                stopping_criteria=[lambda ids, scores, **_: torch.full((len(ids),), stop.is_set())],
+                stopping_criteria=StoppingCriteriaList([lambda ids, _: torch.full((len(ids),), stop.is_set())]),
                 **settings,
             )
         except BaseException:
