@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dedloc_kit.notebook.chat import Conversation
     from dedloc_kit.notebook.join import Participation
 
 
@@ -57,3 +58,22 @@ def join(
         code=code,
         block=block,
     )
+
+
+def chat(
+    invitation: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
+) -> Conversation | None:
+    """Talk with a model that its community serves. Its servers see what is typed.
+
+    In Jupyter the cell returns, and the panel takes messages. On Colab, whose buttons are dead while something else
+    goes on, and in a script or terminal the call asks for one message after the other; an interrupt, such as the
+    cell's stop button, stops an answer, and an empty line ends the chat.
+
+    :param invitation: a page's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
+    :param code: what lets you in if the model is not open to all; as for `join`
+    :param folder: keeps your identity and the parts of the model that this machine needs; by default in your home
+    :param length: tokens that the model sees at once
+    """
+    from dedloc_kit.notebook.chat import chat
+
+    return chat(invitation, code=code, folder=folder, length=length)
