@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from dedloc_kit.notebook.chat import Conversation
     from dedloc_kit.notebook.join import Participation
+    from dedloc_kit.session.serving import ServingSession
 
 
 def join(
@@ -77,3 +78,42 @@ def chat(
     from dedloc_kit.notebook.chat import chat
 
     return chat(invitation, code=code, folder=folder, length=length)
+
+
+def serve(
+    invitation: str,
+    *,
+    name: str | None = None,
+    team: str | None = None,
+    weights: str = "bfloat16",
+    blocks: int | None = None,
+    folder: str | Path | None = None,
+    code: str | None = None,
+    block: bool | None = None,
+) -> ServingSession | None:
+    """Let this machine hold some layers of a model that its community serves, and show how it goes.
+
+    In Jupyter the cell returns, and the panel's buttons pause and leave; on Colab the cell runs until its stop button
+    leaves. In a script or terminal it shows a compact view and Ctrl-C leaves.
+
+    :param invitation: the page's URL (`http://...`) or an invitation's file
+    :param name: shown on the page; without one the name of your Hub account, if you are logged in, else anonymous
+    :param team: shown beside it
+    :param weights: how they are held: `float32`, `bfloat16`, `int8` or `int4`, less exact from left to right
+    :param blocks: layers that this machine holds; without it as many as fit into its memory
+    :param folder: keeps your identity and what was fetched; by default one in your home folder
+    :param code: what lets you into a swarm that is not open to all
+    :param block: whether the call waits until the session ends; by default as described above
+    """
+    from dedloc_kit.notebook.serve import serve
+
+    return serve(
+        invitation,
+        name=name,
+        team=team,
+        weights=weights,
+        blocks=blocks,
+        folder=folder,
+        code=code,
+        block=block,
+    )
