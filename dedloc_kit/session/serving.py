@@ -52,7 +52,12 @@ class ServingSnapshot:
         return self.phase in ("left", "failed")
 
     @property
-    def lines(now: ServingSnapshot) -> list[tuple[str, str]]:
+    def gaps(self) -> tuple[str, ...]:
+        """Layers that nobody serves, as people read them."""
+        return served_by(0, coverage(self.layers, self.servers, self.version))
+
+
+def lines(now: ServingSnapshot) -> list[tuple[str, str]]:
     """The facts of a snapshot, each with its name."""
     found = [("I am", now.name or "…")]
     if now.mine is not None:
