@@ -46,8 +46,9 @@ class Pipe:
             if head is None:
                 tensors.append(None)
             else:
-                content = torch.frombuffer(bytearray(self._connection.recv_bytes()), dtype=torch.uint8)
-                tensors.append(content.view(_DTYPES[head[0]]).reshape(head[1]))
+                tensor = torch.empty(head[1], dtype=_DTYPES[head[0]])
+                self._connection.recv_bytes_into(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                tensors.append(tensor)
         return values, tensors
 
     def close(self) -> None:
