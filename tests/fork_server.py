@@ -29,6 +29,8 @@ IMPORTED = (
     *("dedloc_kit.cli.main", "dedloc_kit.organizer.launch"),
 )
 """What most of them need; nothing of the Hub, whose place is in the environment."""
+SERVERS_NEED = ("transformers.models.llama.modeling_llama",)
+"""What those of `dedloc_kit.worker server` need besides, two seconds of a core: imported when the first one begins."""
 _CHECKOUT = str(Path(__file__).parents[1])
 _MOST_BYTES = 2**17
 """Of what is asked for: the environment above all."""
@@ -125,6 +127,9 @@ def _serve() -> dict[str, Any]:
                 asked, given, _, _ = socket.recv_fds(control, _MOST_BYTES, 4 + _HANDLES)
                 if not asked:
                     os._exit(0)  # whoever started us is gone
+                if json.loads(asked)["command"] == ["dedloc_kit.worker", "server"]:
+                    for module in SERVERS_NEED:
+                        import_module(module)
                 pid = os.fork()
                 standard, tell, kept = given[:3], given[3], given[4:]
                 if not pid:

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from dedloc_kit.events import AnyEvent, Began, Joined, Served
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM
 from dedloc_kit.keys import IDENTITY_FILE, read_key
@@ -52,6 +54,10 @@ class Server:
         """How it stands."""
         return self.wait_for(Served)
 
+    @property
+    def peer(self) -> str:
+        return self.wait_for(Joined).peer
+
     def kill(self) -> None:
         """As a power cut would."""
         self.worker.kill()
@@ -65,6 +71,19 @@ class Server:
             yield
         finally:
             os.killpg(self.worker.pid, signal.SIGCONT)
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Nothing passes its line, and nobody is told: what it sends and what is sent to it waits."""
+        lines = [each for each in psutil.Process(self.worker.pid).children(recursive=True) if each.name() == "p2pd"]
+        assert lines
+        for each in lines:
+            each.suspend()
+        try:
+            yield
+        finally:
+            for each in lines:
+                each.resume()
 
     def _hear(self, event: AnyEvent) -> None:
         with self._news:
@@ -130,6 +149,18 @@ class ServedModel:
         while not enough(self.servers[-1].now):
             assert time.monotonic() < deadline, self.servers[-1].now
             time.sleep(0.1)
+
+    def wait_until_known(self) -> None:
+        """Until all servers that are running know of each other."""
+        running = [server for server in self.servers if server.worker.running]
+        peers = {server.peer for server in running}
+        for server in running:
+            server.wait_for(
+                Served, lambda seen: peers <= {each.peer for each in seen.servers if each.state == "online"}
+            )
+
+    def by_peer(self, peer: str) -> Server:
+        return next(server for server in self.servers if server.worker.running and server.peer == peer)
 
     def _add(self, job: Callable[[ServerConfig], Mapping[str, Any]], **settings: Any) -> Server:
         server = Server(self.folder / f"server{len(self.servers)}", job, **settings)

@@ -1,18 +1,22 @@
-"""A model served by two processes answers as the whole one does, whatever happens to a server meanwhile."""
+"""A model served by a few processes answers as the whole one does, whatever happens to a server meanwhile."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 from dedloc_kit import worker
+from dedloc_kit.blocks.span import Span
+from dedloc_kit.blocks.weights import load
 from dedloc_kit.machine.isolation import isolated
 from tests import fork_server
 from tests.blocks import tiny
-from tests.served import ServedModel
+from tests.served import ServedModel, Server
 
 TEXT = torch.tensor([[5, 9, 7, 5, 9, 7, 5, 9], [11, 4, 8, 3, 11, 4, 8, 3]])
 PADDED = torch.tensor([[0, 0, 0, 7, 5, 9, 7, 5], [11, 4, 8, 3, 11, 4, 8, 3]])
@@ -23,12 +27,46 @@ WAYS: dict[str, dict[str, Any]] = {
     "prompt lookup": {"text": TEXT[:1], "prompt_lookup_num_tokens": 3},
     "padded": {"text": PADDED},
 }
+Hop = tuple[str, str, int, int]
+"""Peer, name and layers."""
 
 
-class Pair(NamedTuple):
+@dataclass
+class Served:
+    """
+    :ivar recoveries: in the last answer
+    """
+
     whole: Any
     swarm: ServedModel
     model: Any
+    recoveries: int = 0
+
+    def written(
+        self, event: Callable[[list[Hop]], None] | None = None, text: torch.Tensor = TEXT, **how: Any
+    ) -> torch.Tensor:
+        """By the servers; the event happens before the fourth step, and is told who answers then."""
+        with self.model.session(128) as past, ExitStack() as stack:
+            calls = 0
+
+            def before(*_: Any) -> None:
+                nonlocal calls
+                calls += 1
+                if event is not None and calls == 4:
+                    event(past.through.route())
+
+            hook = self.model.get_input_embeddings().register_forward_pre_hook(before)
+            stack.callback(hook.remove)
+            out = written(self.model, text, **how)
+            assert calls >= 4
+            self.recoveries = past.through.recoveries
+        return out
+
+    def spare(self) -> None:
+        """Let the last layer have two servers, and the others be served without either of them."""
+        if len([server for server in self.swarm.servers if server.worker.running]) < 4:
+            self.swarm.join(span="2:4")
+        self.swarm.wait_until_known()
 
 
 def written(model: Any, text: torch.Tensor = TEXT, **how: Any) -> torch.Tensor:
@@ -38,30 +76,41 @@ def written(model: Any, text: torch.Tensor = TEXT, **how: Any) -> torch.Tensor:
     return out
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("served")
+@contextmanager
+def serving(folder: Path, *others: dict[str, Any], **settings: Any) -> Iterator[Served]:
+    """A tiny Llama; the first server has half of its layers.
+
+    :param others: of each further server what it does not have in common with the first
+    """
     whole = tiny.model("Llama")
     whole.save_pretrained(folder / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "_start", fork_server.worker_process)  # as conftest does it for one test
         patch.setenv("DEDLOC_HOME", str(folder / "home"))
-        with ServedModel(folder, folder / "model", span="0:2") as swarm:
-            swarm.join(span="2:4")
-            swarm.wait_until_served(tiny.LAYERS)
-            yield Pair(whole, swarm, swarm.model())
+        with ServedModel(folder, folder / "model", span="0:2", **settings) as swarm:
+            for each in others:
+                swarm.join(wait=False, **{**settings, **each})
+            model = swarm.model()
+            swarm.wait_until_known()
+            yield Served(whole, swarm, model)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("served"), *({"span": span} for span in ("2:4", "1:3", "3:4"))) as made:
+        yield made
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_to_generate_writes_the_same(pair: Pair, way: str) -> None:
-    local = written(pair.whole, **WAYS[way])
-    assert torch.equal(written(pair.model, **WAYS[way]), local)
+def test_each_way_to_generate_writes_the_same(served: Served, way: str) -> None:
+    local = written(served.whole, **WAYS[way])
+    assert torch.equal(served.written(**WAYS[way]), local)
     assert local[:, 8:].unique().numel() > 3
 
 
-def test_gradients_go_through_the_servers(pair: Pair) -> None:
+def test_gradients_go_through_the_servers(served: Served) -> None:
     gradients = []
-    for each in (pair.whole, pair.model):
+    for each in (served.whole, served.model):
         given = each.get_input_embeddings()(PADDED).detach().requires_grad_()
         each(inputs_embeds=given, attention_mask=(PADDED != 0).long(), labels=TEXT, use_cache=False).loss.backward()
         gradients.append(given.grad)
@@ -69,27 +118,50 @@ def test_gradients_go_through_the_servers(pair: Pair) -> None:
     assert gradients[0].abs().sum() > 0
 
 
-def test_a_server_that_is_killed_in_mid_answer_changes_nothing(pair: Pair, tmp_path: Path) -> None:
-    spare = pair.swarm.join(span="2:4")
-    pair.swarm.wait_until_served(tiny.LAYERS)
-    local, asked = written(pair.whole, max_new_tokens=20), 0
+@pytest.mark.parametrize(("means", "way"), [(Server.frozen, "sampling"), (Server.cut, "beams")])
+def test_a_server_that_falls_silent_in_mid_answer_changes_nothing(
+    served: Served, means: Callable[[Server], AbstractContextManager[None]], way: str
+) -> None:
+    served.spare()
+    with ExitStack() as stack:
 
-    def kill(*_: Any) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 5:
-            spare.kill()
+        def silence(route: list[Hop]) -> None:
+            stack.enter_context(means(served.swarm.by_peer(route[-1][0])))
 
-    hook = pair.model.get_input_embeddings().register_forward_pre_hook(kill)
-    try:
-        assert torch.equal(written(pair.model, max_new_tokens=20), local)
-    finally:
-        hook.remove()
+        assert torch.equal(served.written(silence, **WAYS[way]), written(served.whole, **WAYS[way]))
+    assert served.recoveries
 
 
-def test_a_server_that_answers_wrongly_is_found_and_told_of(pair: Pair) -> None:
-    swarm = pair.swarm
-    swarm.join(span="2:4")
+def test_a_server_that_is_killed_in_mid_answer_changes_nothing(served: Served) -> None:
+    served.spare()
+
+    def kill(route: list[Hop]) -> None:
+        served.swarm.by_peer(route[-1][0]).kill()
+
+    local = written(served.whole, max_new_tokens=20)
+    assert torch.equal(served.written(kill, max_new_tokens=20), local)
+    assert served.recoveries
+
+
+def test_int8_servers_behind_firewalls_equal_a_local_int8_model(tmp_path: Path) -> None:
+    """Also the user makes outgoing connections only: the first server connects it with the second."""
+    behind = {"span": "2:4", "client_mode": True}
+    with serving(tmp_path, behind, weights="int8") as served:
+        local = served.whole
+        tensors = {name: values for name, values in local.state_dict().items() if ".layers." in name}
+        whole = Span(local.config, 0, tiny.LAYERS)
+        wanted = whole.wanted(tensors)
+        load(whole, ((wanted[name], tensors[name]) for name in wanted), "int8")
+        local.model.layers = whole.base.layers
+        routes = list[list[Hop]]()
+        assert torch.equal(served.written(routes.append), written(local))
+        assert [hop[2:] for hop in routes[0]] == [(0, 2), (2, 4)]
+        assert sorted(each.client_mode for each in served.swarm.servers[-1].now.servers) == [False, True]
+
+
+def test_a_server_that_answers_wrongly_is_found_and_told_of(served: Served) -> None:
+    swarm = served.swarm
+    served.spare()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             *(worker, "_start"),
@@ -98,12 +170,12 @@ def test_a_server_that_answers_wrongly_is_found_and_told_of(pair: Pair) -> None:
             ),
         )
         liar = swarm.join(span="2:4")
-    swarm.wait_until_served(tiny.LAYERS)
+    swarm.wait_until_served(tiny.LAYERS, by=1)
     told: list[str] = []
     model = swarm.model(told=told.append)
     deadline = time.monotonic() + 60
     while not any("answered wrongly for the layers 2:4" in text for text in told):
         assert time.monotonic() < deadline, told
         written(model, max_new_tokens=2)
-    assert torch.equal(written(model), written(pair.whole))
+    assert torch.equal(written(model), written(served.whole))
     liar.kill()

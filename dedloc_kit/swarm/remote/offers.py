@@ -51,7 +51,7 @@ class Offers(threading.Thread):
         self._told_at = 0.0
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._looked = threading.Condition()
-        self._looks = 0
+        self._begun = self._done = 0  # the number of the newest look that has begun, and of the newest that is done
 
     def others(self) -> dict[str, Serving]:
         """Who serves, this peer left out, by peer id; nobody whom the organizer has sent away."""
@@ -69,9 +69,9 @@ class Offers(threading.Thread):
     def look(self, seconds: float) -> dict[str, Serving]:
         """The same as `others`, after a new look; raises TimeoutError."""
         with self._looked:
-            now = self._looks
+            newer = self._begun + 1
             self._wake.set()
-            if not self._looked.wait_for(lambda: self._looks > now + 1, seconds):
+            if not self._looked.wait_for(lambda: self._done >= newer, seconds):
                 raise TimeoutError("the swarm's directory does not answer")
         return self.others()
 
@@ -84,7 +84,9 @@ class Offers(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped.is_set():
-            self._wake.clear()
+            with self._looked:
+                self._wake.clear()
+                self._begun += 1
             try:
                 self._turn()
             except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
@@ -114,7 +116,7 @@ class Offers(threading.Thread):
             del self._first_seen[key]
         self.connections.keep(self._seen)
         with self._looked:
-            self._looks += 1
+            self._done = self._begun
             self._looked.notify_all()
 
     def _store(self, serving: Serving | None) -> Any:

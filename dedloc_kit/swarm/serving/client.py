@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,12 +214,13 @@ class RemoteSession:
     def _route(self, span: LayerRange, failures: Mapping[str, int]) -> tuple[Hop, ...]:
         now, servers, trips = time.monotonic(), self._servers(), self._round_trips()
         avoided = {server for server, until in self._avoided.items() if until > now}
-        try:
-            return route(span, servers, self._me, trips, avoided)
-        except NoRoute:  # a line may have broken whose server is well; who has answered wrongly never is
-            wrong = {server for server, until in self._avoided.items() if until > now + AVOIDED}
-            failed = {server for server, times in failures.items() if times > 1}
-            return route(span, servers, self._me, trips, wrong | failed)
+        wrong = {server for server, until in self._avoided.items() if until > now + AVOIDED}
+        for without in (avoided, wrong | set(failures)):
+            with suppress(NoRoute):
+                return route(span, servers, self._me, trips, without)
+        # a line may have broken whose server is well; who has answered wrongly never is
+        failed = {server for server, times in failures.items() if times > 1}
+        return route(span, servers, self._me, trips, wrong | failed)
 
     async def _open(self, hops: Sequence[Hop], rows: int) -> None:
         """Sessions for these hops, with the past."""
