@@ -46,6 +46,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
 PROGRESS = (
     "getting ready",
     "reading the invitation",
+    "reading the model",
     "checking the machine",
     "loading the libraries",
     "starting",

@@ -48,7 +48,10 @@ def read_model(model: str, keep: Path) -> ServedModel:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder / CONFIG} cannot be read ({error}); is {model} a model of transformers?") from None
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{folder / CONFIG} cannot be read ({why}); name the folder of a model of transformers"
+        ) from None
     if not isinstance(config, dict):
         raise UserError(f"{folder / CONFIG} is no configuration of a model")
     parsed = configuration(config)

@@ -7,6 +7,7 @@ from pathlib import Path
 from dedloc_kit.cli.options import Commands, add_code, add_devices, code_for, positive, url
 from dedloc_kit.errors import UserError
 
+NAME = r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?"
 MODEL_ON_HUB = r"[\w.-]+/[\w.-]+@[0-9a-f]{40}"
 
 
@@ -125,6 +126,8 @@ def _begin(options: argparse.Namespace, settings: dict[str, object]) -> int:
         raise UserError("whoever begins a swarm has to be reached by others; leave out --client-mode")
     model = options.what if "@" in options.what else str(Path(options.what).expanduser().resolve())
     name = options.name or _name_of(model)
+    if re.fullmatch(NAME, name) is None:
+        raise UserError(f"--name {name}: the swarm's name is lower-case letters, digits and dashes, at most 48")
     folder = (options.folder or Path("runs") / f"serve-{name}").resolve()
     peer = parse_server({**settings, "folder": folder, "name": options.name or "organizer", "client_mode": None})
     page = PageSettings(
