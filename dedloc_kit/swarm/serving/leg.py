@@ -40,6 +40,10 @@ CountWork = Callable[[str, int], None]
 """Told which server has computed how many tokens times layers."""
 
 
+def uncounted(server: str, tokens_layers: int) -> None:
+    """What is computed to check others does not count."""
+
+
 class LegFailed(Exception):
     """A server did not answer, or not rightly.
 
@@ -66,7 +70,7 @@ class Leg:
         self._shapes: dict[int, Sequence[int]] = {}  # of the last steps' outputs, by number
 
     @classmethod
-    async def open(cls, opener: Opener, server: str, question: Open, count: CountWork) -> "Leg":
+    async def open(cls, opener: Opener, server: str, question: Open, count: CountWork = uncounted) -> "Leg":
         """Raises LegFailed, as all that it does."""
         with _blaming(server):
             line = await Line.open(opener, server, SpanService, encode(question))
