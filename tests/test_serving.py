@@ -1,5 +1,6 @@
 """A model served by two processes answers as the whole one does, whatever happens to a server meanwhile."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from dedloc_kit import worker
+from dedloc_kit.machine.isolation import isolated
 from tests import fork_server
 from tests.blocks import tiny
 from tests.served import ServedModel
@@ -83,3 +85,25 @@ def test_a_server_that_is_killed_in_mid_answer_changes_nothing(pair: Pair, tmp_p
         assert torch.equal(written(pair.model, max_new_tokens=20), local)
     finally:
         hook.remove()
+
+
+def test_a_server_that_answers_wrongly_is_found_and_told_of(pair: Pair) -> None:
+    swarm = pair.swarm
+    swarm.join(span="2:4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            *(worker, "_start"),
+            lambda role, environment, log, handles: fork_server.Forked(
+                ["tests.lying_worker", role], isolated(environment), log, handles
+            ),
+        )
+        liar = swarm.join(span="2:4")
+    swarm.wait_until_served(tiny.LAYERS)
+    told: list[str] = []
+    model = swarm.model(told=told.append)
+    deadline = time.monotonic() + 60
+    while not any("answered wrongly for the layers 2:4" in text for text in told):
+        assert time.monotonic() < deadline, told
+        written(model, max_new_tokens=2)
+    assert torch.equal(written(model), written(pair.whole))
+    liar.kill()
