@@ -33,6 +33,7 @@ from dedloc_kit.swarm.remote.pulse import Pulse, round_trip
 from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of
 from dedloc_kit.swarm.serving.choosing import Choice
 from dedloc_kit.swarm.serving.computing import Computing
+from dedloc_kit.swarm.serving.credit import Credit
 from dedloc_kit.swarm.serving.fitting import Sizes, Speeds, guessed_speed, layers_that_fit, measured
 from dedloc_kit.swarm.serving.member import Member, member
 from dedloc_kit.swarm.serving.server import SpanService
@@ -168,6 +169,7 @@ class _Server:
         self._layers: int = self._config.num_hidden_layers
         self._choice = Choice(me.peer, self._layers, serving.manifest, me.offers)
         self._session = secrets.token_hex(8)
+        self._credit = Credit(serving, peer.folder, me, self._session, self.says)
         self._state: Literal["joining", "online", "moving", "leaving"] = "joining"
         self._span: LayerRange | None = None
         """What it serves, or is about to."""
@@ -182,10 +184,11 @@ class _Server:
         """Find out what to serve, load it, and answer from then on."""
         me, peer = self._me, self._peer
         self._computing = Computing()
-        self._spans = SpanService(me.caller, None, self._computing, Budget(peer.cache_tokens))
+        budget = Budget(peer.cache_tokens)
+        self._spans = SpanService(me.caller, None, self._computing, budget, self._credit.receipts.computed)
         self._belongings = self._found(served)
         services = [self._spans, self._spans.push, ContentService(self._belongings.find), Pulse()]
-        me.answer(services, forwards=peer.forwarding)
+        me.answer([*services, *self._credit.services], forwards=peer.forwarding)
         try:
             self._take(self._first_span())
             yield
@@ -261,6 +264,7 @@ class _Server:
         )
         while not stop.wait(TELL_SECONDS):
             self._tell()
+            self._credit.turn()
             if time.monotonic() >= self._balance_due:
                 self._balance_due = time.monotonic() + BALANCE_SECONDS
                 self._balance()
@@ -271,6 +275,7 @@ class _Server:
         self._state = "leaving"
         self._me.offers.tell()
         self._dismiss()
+        self._credit.leave()
 
     @property
     def _held(self) -> Held | None:
@@ -361,7 +366,8 @@ class _Server:
         seen = tuple(ServerSeen.of(peer, each) for peer, each in others.items())
         own = None if mine is None else ServerSeen.of(self._me.peer, mine)
         everyone = (*seen, *([own] if own else []))
-        self._emit(Served(layers=self._layers, mine=own, servers=everyone, refused=dict(self._spans.rejections.all())))
+        refused = dict(self._spans.rejections.all() + self._credit.refused())
+        self._emit(Served(layers=self._layers, mine=own, servers=everyone, refused=refused))
         try:
             self._memory.update({peer: each.addresses for peer, each in others.items() if each.addresses})
         except OSError as error:

@@ -39,12 +39,15 @@ from dedloc_kit.swarm.serving.checking import Checker
 from dedloc_kit.swarm.serving.choosing import servers_of
 from dedloc_kit.swarm.serving.client import Inputs, RemoteSession, SessionConfig, SessionFailed
 from dedloc_kit.swarm.serving.member import Member, member
+from dedloc_kit.swarm.serving.tally import Tally
 from dedloc_kit.swarm.transfer.addressed import fetch_small
 from dedloc_kit.swarm.transfer.store import Store
 
 LOOK_SECONDS = 20.0
 MEASURE_SECONDS, MEASURED = 30.0, 16
 """How often round trips are measured, and to how many servers."""
+LAST_SECONDS = 5.0
+"""For the last receipts."""
 MAX_SMALL = 2**26
 MAX_LENGTH = 2**17
 """Tokens of a session."""
@@ -89,12 +92,13 @@ def user(
             )
         )
         threading.Thread(target=role.listen, args=(stop,), name="requests", daemon=True).start()
-        measuring = me.loop.start(role.measure())
+        beside = [me.loop.start(role.measure()), me.loop.start(role.tally.keep_telling(me.caller))]
         memory = Memory(peer.folder, serving.run_id, me.peer, me.port)
         while not stop.wait(1.0):
             others = me.offers.others()
             memory.update({p: each.addresses for p, each in others.items() if each.addresses})
-        measuring.cancel()
+        for each in beside:
+            each.cancel()
         me.loop.run(role.close())
     if given_up:
         raise given_up[0]
@@ -120,6 +124,8 @@ class _User:
         self._sessions: dict[str, RemoteSession] = {}
         self._passes: dict[str, tuple[RemoteSession, Inputs, Tensor | None, Tensor | None]] = {}
         self._avoided: dict[str, float] = {}
+        self.tally = Tally(serving.run_id, me.signer, self._session_of)
+        """What is signed for the servers."""
         self._round_trips: dict[str, float] = {}
         self._checker = Checker(
             *(me.caller, me.peer, self._servers, self._form, self._avoided),
@@ -209,6 +215,7 @@ class _User:
                 *(self._me.caller, self._me.peer, self._servers, self._trips, config),
                 avoided=self._avoided,
                 checker=self._checker,
+                count=self.tally.add,
             )
         return self._sessions[name]
 
@@ -267,6 +274,10 @@ class _User:
         )
         return {"route": hops}, []
 
+    def _session_of(self, server: str) -> str:
+        found = self._me.offers.others().get(server)
+        return found.session if found else ""
+
     def _servers(self) -> list[Server]:
         return servers_of(self._me.offers.others(), self._me.offers, self._serving.manifest, ready=True)
 
@@ -304,3 +315,6 @@ class _User:
     async def close(self) -> None:
         await self._checker.close()
         await asyncio.gather(*(session.close() for session in self._sessions.values()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self.tally.tell(self._me.caller)

@@ -14,7 +14,8 @@ import psutil
 from dedloc_kit.events import AnyEvent, Began, Joined, Served
 from dedloc_kit.inference.model import AutoDistributedModelForCausalLM
 from dedloc_kit.keys import IDENTITY_FILE, read_key
-from dedloc_kit.records import Invitation
+from dedloc_kit.machine.account import CODE
+from dedloc_kit.records import INVITATION_FILE, Invitation
 from dedloc_kit.serving.config import ServerConfig, parse_serving
 from dedloc_kit.worker import Worker, beginning_job, server_job
 
@@ -26,7 +27,9 @@ E = TypeVar("E")
 class Server:
     """One server's process and the events that it has sent so far."""
 
-    def __init__(self, folder: Path, job: Callable[[ServerConfig], Mapping[str, Any]], **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, job: Callable[[ServerConfig], Mapping[str, Any]], code: str = "", **settings: Any
+    ) -> None:
         self.events = list[AnyEvent]()
         self._news = threading.Condition()
         defaults = {
@@ -34,7 +37,7 @@ class Server:
             **{"weights": "float32", "name": folder.name},
         }
         config = ServerConfig(folder=folder, **{**defaults, **settings})
-        environment = {"PYTHONPATH": _CHECKOUT}
+        environment = {"PYTHONPATH": _CHECKOUT, CODE: code}
         self.worker = Worker("server", job(config), folder=folder, on_event=self._hear, environment=environment)
 
     def wait_for(self, kind: type[E], that: Callable[[E], bool] = lambda _: True, deadline: float = DEADLINE) -> E:
@@ -113,10 +116,13 @@ class ServedModel:
         except BaseException:
             self._stack.close()
             raise
-        key = read_key(first.worker.log.parents[1] / IDENTITY_FILE)
+        self.founder = first.worker.log.parents[1]
+        """The folder of whoever began it."""
+        key = read_key(self.founder / IDENTITY_FILE)
         self.invitation = Invitation.of(serving, addresses).signed(key)
         self.where = str(self.folder / "invitation.json")
-        Path(self.where).write_text(self.invitation.model_dump_json(), encoding="utf-8")
+        for path in (Path(self.where), self.founder / INVITATION_FILE):
+            path.write_text(self.invitation.model_dump_json(), encoding="utf-8")
         return self
 
     def __exit__(self, *_: object) -> None:

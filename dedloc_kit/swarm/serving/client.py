@@ -21,7 +21,7 @@ from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form
 from dedloc_kit.swarm.serving.checking import Checker, Work
 from dedloc_kit.swarm.serving.history import History
-from dedloc_kit.swarm.serving.leg import Leg, LegFailed
+from dedloc_kit.swarm.serving.leg import CountWork, Leg, LegFailed, uncounted
 from dedloc_kit.swarm.serving.protocol import Backward, Neighbours, Open, Pass, Step, call
 
 FAILURES = 6
@@ -60,6 +60,7 @@ class RemoteSession:
     :param round_trips: seconds between two peers
     :param avoided: servers that have failed, and until when they are not asked; sessions may share it
     :param checker: has some of what servers answer computed again by others
+    :param count: told what each server has computed
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class RemoteSession:
         config: SessionConfig,
         avoided: dict[str, float] | None = None,
         checker: Checker | None = None,
+        count: CountWork = uncounted,
     ) -> None:
         self.config, self._checker = config, checker
         self.recoveries = 0
         """How often a part of the route was replaced."""
-        self._opener, self._me = opener, me
+        self._opener, self._me, self._count = opener, me, count
         self._servers, self._round_trips = servers, round_trips
         self._avoided = {} if avoided is None else avoided
         self._lock = asyncio.Lock()
@@ -245,7 +247,7 @@ class RemoteSession:
             )
             for hop, session in new.values()
         ]
-        opening = [asyncio.create_task(Leg.open(self._opener, *question)) for question in questions]
+        opening = [asyncio.create_task(Leg.open(self._opener, *question, self._count)) for question in questions]
         try:
             await asyncio.wait(opening)
         finally:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -36,6 +36,12 @@ LONGEST_ANSWER = 300.0
 """Seconds, also for one that says all the time that it is still here."""
 
 T = TypeVar("T")
+CountWork = Callable[[str, int], None]
+"""Told which server has computed how many tokens times layers."""
+
+
+def uncounted(server: str, tokens_layers: int) -> None:
+    """What is computed to check others does not count."""
 
 
 class LegFailed(Exception):
@@ -55,19 +61,20 @@ class Leg:
     :ivar neighbours: what the server was told of them
     """
 
-    def __init__(self, server: str, opened: Open, line: Line) -> None:
+    def __init__(self, server: str, opened: Open, line: Line, count: CountWork) -> None:
         self.server, self.opened = server, opened
         self.begin, self.end = opened.begin, opened.end
         self.neighbours = opened.neighbours
-        self._line = line
+        self._line, self._count = line, count
         self._patience = MIN_PATIENCE
         self._shapes: dict[int, Sequence[int]] = {}  # of the last steps' outputs, by number
 
     @classmethod
-    async def open(cls, opener: Opener, server: str, question: Open) -> "Leg":
+    async def open(cls, opener: Opener, server: str, question: Open, count: CountWork = uncounted) -> "Leg":
         """Raises LegFailed, as all that it does."""
         with _blaming(server):
-            leg = cls(server, question, await Line.open(opener, server, SpanService, encode(question)))
+            line = await Line.open(opener, server, SpanService, encode(question))
+            leg = cls(server, question, line, count)
             try:
                 if not isinstance(reply := await leg._heard(receive_reply(leg._line.stream)), Opened):
                     raise _not_expected(server, reply)
@@ -106,6 +113,8 @@ class Leg:
                         case Done(number=given, pushed=pushed) if given == number:
                             if shape is not None and output is None:
                                 raise ValueError("it has done a step without an output")
+                            if shape is not None:
+                                self._count(self.server, shape[0] * shape[1] * (self.end - self.begin))
                             return output, pushed
                         case Done(number=given) if given in self._shapes:
                             pass

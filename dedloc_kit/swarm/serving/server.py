@@ -89,6 +89,7 @@ class PushService(Service):
 class SpanService(Service):
     """Computes layers for clients. `push` is to be registered as well.
 
+    :param count: told for which client how much was computed
     :ivar held: what new sessions get, None for nothing at the moment; those that have begun stay with theirs
     :ivar sessions: by client and session
     :ivar rejections: what was refused, by kind
@@ -96,7 +97,14 @@ class SpanService(Service):
 
     name = "span"
 
-    def __init__(self, opener: Opener, held: Held | None, computing: Computing, budget: Budget) -> None:
+    def __init__(
+        self,
+        opener: Opener,
+        held: Held | None,
+        computing: Computing,
+        budget: Budget,
+        count: Callable[[str, int], None] = lambda client, tokens_layers: None,
+    ) -> None:
         self.held = held
         self.budget = budget
         self.push = PushService(self)
@@ -104,7 +112,7 @@ class SpanService(Service):
         self.rejections = Rejections()
         self.served = 0
         """Tokens times layers."""
-        self._opener = opener
+        self._opener, self._count = opener, count
         self._computing = computing
 
     def hold(self, held: Held | None) -> None:
@@ -238,7 +246,7 @@ class SpanService(Service):
             )
             more = partial(_more, session.past, step if at == 0 else None, *given)
             outputs.append(await self._computing.run(priority, partial(_sent, more, session.opened.form)))
-        self.served += step.rows * step.tokens * session.span.config.num_hidden_layers
+        self._served(session, step)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
     async def _without_past(self, session: Session, asked: Pass | Backward) -> None:
@@ -254,9 +262,15 @@ class SpanService(Service):
             function = partial(_call, span, asked, hidden, gradient)
             work = self._computing.run(Priority.TRAINING, partial(_sent, function, form))
             output = await self._working(session, work)
+            self._served(session, asked)
             await session.stream.send(encode(Output(number=0)))
             await send_tensor(session.stream, output)
             await session.stream.send(encode(Done(number=0)))
+
+    def _served(self, session: Session, call: Call) -> None:
+        tokens_layers = call.rows * call.tokens * session.span.config.num_hidden_layers
+        self.served += tokens_layers
+        self._count(session.peer, tokens_layers)
 
     async def _redirect(self, session: Session, neighbours: Neighbours) -> None:
         if neighbours.next_session != session.neighbours.next_session:

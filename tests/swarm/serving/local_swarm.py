@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -32,6 +33,8 @@ class Swarm:
         self.computing = Computing(chunk=8)
         self.services: dict[str, SpanService] = {}
         self.slow: set[str] = set()
+        self.computed, self.counted = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        """Tokens times layers by server and client, as the server counts them and as the client does."""
         self.before_step: Callable[[int], None] = lambda number: None
         self.sessions: list[RemoteSession] = []
         self._loop = asyncio.new_event_loop()
@@ -45,7 +48,12 @@ class Swarm:
         """A server of these layers."""
         endpoint = self.network.endpoint(name)
         held = Held(Span.of(self.whole, begin, end), VERSION)
-        service = self.services[name] = SpanService(endpoint, held, computing or self.computing, Budget(4096))
+
+        def count(client: str, tokens_layers: int) -> None:
+            self.computed[name, client] += tokens_layers
+
+        service = SpanService(endpoint, held, computing or self.computing, Budget(4096), count)
+        self.services[name] = service
 
         async def begin_to_serve() -> None:
             await endpoint.add(service)
@@ -91,7 +99,11 @@ class Swarm:
         endpoint = self.known(me)
         settings = {"length": 64, "form": "float32", **changed}
         config = SessionConfig(VERSION, self.whole.config.num_hidden_layers, self.whole.config.hidden_size, **settings)
-        session = RemoteSession(endpoint, me, self.servers, dict, config)
+
+        def count(server: str, tokens_layers: int) -> None:
+            self.counted[server, me] += tokens_layers
+
+        session = RemoteSession(endpoint, me, self.servers, dict, config, count=count)
         self.sessions.append(session)
         return session
 
