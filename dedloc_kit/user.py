@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.architecture import configuration
 from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.past import Past
@@ -117,10 +118,12 @@ class _User:
         self._store = Store(folder / "content")
         self._manifest: Manifest | None = None
         self._sessions: dict[str, RemoteSession] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._passes: dict[str, tuple[RemoteSession, Inputs, Tensor | None, Tensor | None]] = {}
         self._avoided: dict[str, float] = {}
         self._round_trips: dict[str, float] = {}
         self._begun = {
+            "adapt": self._adapt,
             "step": self._step,
             "forward": self._forward,
             "backward": self._backward,
@@ -199,11 +202,18 @@ class _User:
                 hidden_size=self._hidden,
                 length=min(MAX_LENGTH, values["length"]),
                 form=self._activations,
+                adapter=self._adapters.get(name),
             )
             self._sessions[name] = RemoteSession(
                 *(self._me.caller, self._me.peer, self._servers, self._trips, config, self._avoided)
             )
         return self._sessions[name]
+
+    async def _adapt(self, values: dict[str, Any], tensors: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
+        """The adapter that a session is to have, which has not begun."""
+        named = {name: tensor for name, tensor in zip(values["names"], tensors, strict=True) if tensor is not None}
+        self._adapters[values["session"]] = Adapter.of(named, values["scaling"])
+        return {}, []
 
     async def _step(self, values: dict[str, Any], tensors: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
         hidden, mask, positions = tensors
@@ -240,10 +250,12 @@ class _User:
         (gradient,) = tensors
         assert gradient is not None
         session, inputs, mask, positions = self._passes[values["session"]]
-        return {}, [await session.backward(inputs, mask, positions, gradient)]
+        back, of_adapter = await session.backward(inputs, mask, positions, gradient)
+        return {"names": list(of_adapter)}, [back, *of_adapter.values()]
 
     async def _close(self, values: dict[str, Any], _: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
         self._passes.pop(values["session"], None)
+        self._adapters.pop(values["session"], None)
         session = self._sessions.pop(values["session"], None)
         if session is not None:
             await session.close()

@@ -54,9 +54,7 @@ async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECO
     """
     await stream.send(encode(TensorHead(dtype=_FORMS[tensor.dtype], shape=tuple(tensor.shape))))
     content = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-    for start in range(0, len(content), MESSAGE_BYTES):
-        async with asyncio.timeout(seconds):
-            await stream.send(content[start : start + MESSAGE_BYTES])
+    await send_content(stream, content, seconds)
 
 
 async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:
@@ -65,12 +63,25 @@ async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:
     if head.shape != tuple(shape):
         raise BadTensor("shape", f"a tensor of shape {head.shape} where {tuple(shape)} is right")
     dtype = DTYPES[head.dtype]
-    content, filled = bytearray(math.prod(shape) * dtype.itemsize), 0
-    while filled < len(content):
-        piece = await stream.receive(min(MESSAGE_BYTES, len(content) - filled))
-        content[filled : filled + len(piece)] = piece
-        filled += len(piece)
+    content = await receive_content(stream, math.prod(shape) * dtype.itemsize)
     tensor = torch.frombuffer(content, dtype=dtype).reshape(head.shape)
     if not tensor.isfinite().all():
         raise BadTensor("values", "a tensor with NaN or infinity")
     return tensor
+
+
+async def send_content(stream: Stream, content: memoryview, seconds: float = SEND_SECONDS) -> None:
+    """Bytes in messages; see `send_tensor`."""
+    for start in range(0, len(content), MESSAGE_BYTES):
+        async with asyncio.timeout(seconds):
+            await stream.send(content[start : start + MESSAGE_BYTES])
+
+
+async def receive_content(stream: Stream, size: int) -> bytearray:
+    """So many of them; raises as `Stream.receive`."""
+    content, filled = bytearray(size), 0
+    while filled < size:
+        piece = await stream.receive(min(MESSAGE_BYTES, size - filled))
+        content[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return content

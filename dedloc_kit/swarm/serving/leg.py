@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
-from dedloc_kit.swarm.remote.tensors import receive_tensor, send_tensor
+from dedloc_kit.swarm.remote.tensors import receive_tensor, send_content, send_tensor
+from dedloc_kit.swarm.serving.adapters import by_name, numbers
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
     Done,
@@ -23,6 +25,7 @@ from dedloc_kit.swarm.serving.protocol import (
     Redirect,
     Refused,
     Step,
+    Wanted,
     receive_reply,
 )
 from dedloc_kit.swarm.serving.server import SpanService
@@ -55,21 +58,28 @@ class Leg:
     :ivar neighbours: what the server was told of them
     """
 
-    def __init__(self, server: str, opened: Open, line: Line) -> None:
+    def __init__(self, server: str, opened: Open, line: Line, adapter: Adapter | None) -> None:
         self.server, self.opened = server, opened
         self.begin, self.end = opened.begin, opened.end
         self.neighbours = opened.neighbours
-        self._line = line
+        self._line, self._adapter = line, adapter
         self._patience = MIN_PATIENCE
         self._shapes: dict[int, Sequence[int]] = {}  # of the last steps' outputs, by number
 
     @classmethod
-    async def open(cls, opener: Opener, server: str, question: Open) -> "Leg":
-        """Raises LegFailed, as all that it does."""
+    async def open(cls, opener: Opener, server: str, question: Open, adapter: Adapter | None) -> "Leg":
+        """Raises LegFailed, as all that it does.
+
+        :param adapter: what these layers need of it
+        """
         with _blaming(server):
-            leg = cls(server, question, await Line.open(opener, server, SpanService, encode(question)))
+            leg = cls(server, question, await Line.open(opener, server, SpanService, encode(question)), adapter)
             try:
-                if not isinstance(reply := await leg._heard(receive_reply(leg._line.stream)), Opened):
+                reply = await leg._heard(receive_reply(leg._line.stream))
+                if isinstance(reply, Wanted) and adapter is not None:
+                    await leg._send(adapter)
+                    reply = await leg._heard(receive_reply(leg._line.stream))
+                if not isinstance(reply, Opened):
                     raise _not_expected(server, reply)
             except BaseException:
                 await leg.close()
@@ -112,6 +122,17 @@ class Leg:
                         case _:
                             raise _not_expected(self.server, reply)
 
+    async def gradients(self, shape: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The answer to Backward: the gradient of the inputs, and those of the adapter's tensors by their names."""
+        output, _ = await self.answer(0, shape)
+        assert output is not None
+        if self._adapter is None:
+            return output, {}
+        form = self._adapter.form
+        with _blaming(self.server):
+            async with asyncio.timeout(LONGEST_ANSWER):
+                return output, by_name(form, await self._heard(receive_tensor(self._line.stream, (numbers(form),))))
+
     async def redirect(self, neighbours: Neighbours) -> None:
         await self.ask(Redirect(neighbours=neighbours))
         await self.answer(0, None)
@@ -119,6 +140,11 @@ class Leg:
 
     async def close(self) -> None:
         await self._line.close()
+
+    async def _send(self, adapter: Adapter) -> None:
+        async with asyncio.timeout(TAKING):
+            await self._line.stream.send(encode(adapter.form))
+        await send_content(self._line.stream, memoryview(adapter.pack()), TAKING)
 
     async def _heard(self, work: Coroutine[Any, Any, T]) -> T:
         """The result, unless nothing comes for too long."""
