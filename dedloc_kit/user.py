@@ -25,17 +25,18 @@ from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.plan import Server
 from dedloc_kit.blocks.routes import NoRoute
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Joined, Left, Loading, State
+from dedloc_kit.events import AnyEvent, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.pipe import Pipe
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig
-from dedloc_kit.serving.config import ServingConfig, serving_of
+from dedloc_kit.serving.config import ServingConfig, WeightFormat, serving_of
 from dedloc_kit.serving.offer import short_id
 from dedloc_kit.swarm.remote.pulse import round_trip
 from dedloc_kit.swarm.remote.tensors import Form
 from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of
+from dedloc_kit.swarm.serving.checking import Checker
 from dedloc_kit.swarm.serving.choosing import servers_of
 from dedloc_kit.swarm.serving.client import Inputs, RemoteSession, SessionConfig, SessionFailed
 from dedloc_kit.swarm.serving.member import Member, member
@@ -122,6 +123,10 @@ class _User:
         self._passes: dict[str, tuple[RemoteSession, Inputs, Tensor | None, Tensor | None]] = {}
         self._avoided: dict[str, float] = {}
         self._round_trips: dict[str, float] = {}
+        self._checker = Checker(
+            *(me.caller, me.peer, self._servers, self._form, self._avoided),
+            told=lambda text: emit(Warned(text=text)),
+        )
         self._begun = {
             "adapt": self._adapt,
             "step": self._step,
@@ -205,7 +210,9 @@ class _User:
                 adapter=self._adapters.get(name),
             )
             self._sessions[name] = RemoteSession(
-                *(self._me.caller, self._me.peer, self._servers, self._trips, config, self._avoided)
+                *(self._me.caller, self._me.peer, self._servers, self._trips, config),
+                avoided=self._avoided,
+                checker=self._checker,
             )
         return self._sessions[name]
 
@@ -275,6 +282,11 @@ class _User:
     def _servers(self) -> list[Server]:
         return servers_of(self._me.offers.others(), self._me.offers, self._serving.manifest, ready=True)
 
+    def _form(self, server: str) -> WeightFormat:
+        """In which it holds its weights, as it says."""
+        serving = self._me.offers.others().get(server)
+        return "float32" if serving is None else serving.form
+
     def _trips(self) -> dict[tuple[str, str], float]:
         """Seconds between peers: ours as measured, the others' as they say."""
         others = self._me.offers.others()
@@ -302,4 +314,5 @@ class _User:
             _log.info("no round trip to %s: %r", peer, error)
 
     async def close(self) -> None:
+        await self._checker.close()
         await asyncio.gather(*(session.close() for session in self._sessions.values()))

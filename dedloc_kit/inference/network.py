@@ -15,7 +15,7 @@ from dedloc_kit.blocks.plan import LayerRange
 from dedloc_kit.blocks.routes import NoRoute
 from dedloc_kit.client import find_invitation
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Loading, State
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.pipe import Pipe
 from dedloc_kit.run import parse_peer
@@ -107,7 +107,7 @@ class Network:
         self._stack.close()
 
     def _hear(self, event: AnyEvent) -> None:
-        if isinstance(event, State):
+        if isinstance(event, State | Warned):
             self._told(event.text)
         if isinstance(event, Loading):
             done, total = event.received_bytes / 1e6, event.total_bytes / 1e6

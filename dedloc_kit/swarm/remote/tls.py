@@ -113,7 +113,7 @@ class _Tls:
             self._incoming.write_eof()
 
     def _flush(self) -> None:
-        if self._outgoing.pending:
+        if self._outgoing.pending and not self.is_closing():
             self._stream.writer.write(self._outgoing.read())
 
 

@@ -20,6 +20,7 @@ from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.routes import Hop, NoRoute, route
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form
+from dedloc_kit.swarm.serving.checking import Checker, Work
 from dedloc_kit.swarm.serving.history import History
 from dedloc_kit.swarm.serving.leg import Leg, LegFailed
 from dedloc_kit.swarm.serving.protocol import Backward, Neighbours, Open, Pass, Step, call
@@ -61,6 +62,7 @@ class RemoteSession:
     :param servers: who is ready now
     :param round_trips: seconds between two peers
     :param avoided: servers that have failed, and until when they are not asked; sessions may share it
+    :param checker: has some of what servers answer computed again by others
     """
 
     def __init__(
@@ -71,8 +73,9 @@ class RemoteSession:
         round_trips: Callable[[], Mapping[tuple[str, str], float]],
         config: SessionConfig,
         avoided: dict[str, float] | None = None,
+        checker: Checker | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._checker = config, checker
         self.recoveries = 0
         """How often a part of the route was replaced."""
         self._opener, self._me = opener, me
@@ -103,6 +106,8 @@ class RemoteSession:
             await self._insisting(lambda: self._through(step, inputs), step.rows)
             begins = [leg.begin for leg in self._legs]
             self._past.add({begin: inputs[begin] for begin in begins}, mask, positions, past)
+            if self._checker is not None:
+                self._have_checked(inputs)
             return inputs[self.config.layers]
 
     async def forward(self, hidden: Tensor, mask: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Inputs]:
@@ -132,6 +137,31 @@ class RemoteSession:
     async def close(self) -> None:
         legs, self._legs = self._legs, []
         await asyncio.gather(*(leg.close() for leg in legs))
+
+    async def distrust(self, server: str) -> None:
+        """Go on without this server, and without what came of it: of the layers after it nothing is remembered."""
+        async with self._lock:
+            wrong = [leg for leg in self._legs if leg.server == server]
+            if wrong:
+                after = [leg for leg in self._legs if leg.begin >= wrong[0].begin]
+                self._past.forget(after=wrong[0].begin)
+                await self._drop(after)
+
+    def _have_checked(self, inputs: Inputs) -> None:
+        """Of a step that is done, perhaps: the first row of what one of the servers has computed."""
+        assert self._checker is not None
+        for leg in self._legs:
+            if self._checker.wants(leg.server):
+                hidden, mask, positions = self._past.into(leg.begin)
+                work = Work(
+                    leg.server,
+                    LayerRange(leg.begin, leg.end),
+                    hidden[:1].clone(),
+                    None if mask is None else mask[:1],
+                    positions[:1],
+                    inputs[leg.end][:1],
+                )
+                self._checker.check(self, work, self.config.version, self.config.form)
 
     async def _insisting(self, work: Callable[[], Coroutine[Any, Any, None]], rows: int, grow: bool = False) -> None:
         """Do it, if need be again by other servers. What is broken off begins anew next time, by what is remembered."""
@@ -301,6 +331,10 @@ class _Remembered:
         """Hidden states, mask and positions."""
         mask = None if self._mask is None else self._mask[:, : self.tokens]
         return self._hidden[layer].all(), mask, self._positions[:, : self.tokens]
+
+    def forget(self, after: int) -> None:
+        """What has gone into later layers than this one."""
+        self._hidden = {layer: history for layer, history in self._hidden.items() if layer <= after}
 
     def learn(self, layer: int, hidden: Tensor) -> None:
         """What has gone into a layer at which a server begins now."""

@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
 from dedloc_kit.swarm.remote.calling import Caller
 from dedloc_kit.swarm.remote.forwarded import ForwardedService
@@ -84,8 +86,9 @@ class Meeting:
             for place in (self.organizer, self.frank):
                 self.endpoints[place] = await stack.enter_async_context(place.open(*known, **QUICK))
                 known = (*known, *await self.endpoints[place].p2p.get_visible_maddrs())
-            for place in (self.alice, self.bob):
-                self.endpoints[place] = await stack.enter_async_context(place.open(*known, **QUICK, **OUTGOING))
+            places = self.alice, self.bob
+            opening = (stack.enter_async_context(place.open(*known, **QUICK, **OUTGOING)) for place in places)
+            self.endpoints |= zip(places, await asyncio.gather(*opening), strict=True)
             bobs = self.endpoints[self.bob]
             await bobs.add(ForwardedService(Greeter(self.bob.gate, self.bob.signer), [self.echo, self.pouring]))
             for service in (self.echo, self.unforwarded):
@@ -112,7 +115,7 @@ class Loop:
     """An event loop that lives as long as the module whose tests use it, in a thread of its own."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()  # as in a peer's processes
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 

@@ -18,7 +18,7 @@ from dedloc_kit.swarm.serving.sessions import Budget, Held
 from tests.swarm.local_network import LocalEndpoint, LocalNetwork
 
 VERSION = "ab" * 32
-SECONDS = 60.0
+SECONDS = 30.0
 
 T = TypeVar("T")
 
