@@ -1,6 +1,7 @@
 """A model served by two processes answers as the whole one does, whatever happens to a server meanwhile."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,8 +9,12 @@ import pytest
 import torch
 
 from dedloc_kit import worker
+from dedloc_kit.blocks.lora import LoraConfig
+from dedloc_kit.errors import UserError
+from dedloc_kit.inference import tuning
 from tests import fork_server
 from tests.blocks import tiny
+from tests.blocks.tuned import adapter_for, local, trained
 from tests.served import ServedModel
 
 TEXT = torch.tensor([[5, 9, 7, 5, 9, 7, 5, 9], [11, 4, 8, 3, 11, 4, 8, 3]])
@@ -83,3 +88,60 @@ def test_a_server_that_is_killed_in_mid_answer_changes_nothing(pair: Pair, tmp_p
         assert torch.equal(written(pair.model, max_new_tokens=20), local)
     finally:
         hook.remove()
+
+
+def test_gradients_of_soft_prompts_and_lora_are_those_of_the_whole_model(pair: Pair) -> None:
+    adapter = adapter_for(pair.whole)
+    soft = torch.nn.Parameter(torch.randn(1, 2, 32))
+    found = []
+    here = local(pair.whole, adapter)
+    with pair.model.adapted(adapter):
+        for model in (here, pair.model):
+            loss = trained(model, adapter, soft)
+            found.append([loss, *(parameter.grad for parameter in (soft, *adapter.parameters()))])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-6 * one.norm()
+        assert one.norm() > 0
+
+
+def test_what_is_written_with_an_adapter_is_what_the_whole_model_writes_with_it(pair: Pair) -> None:
+    adapter = adapter_for(pair.whole)
+    adapted, plain = (written(model) for model in (local(pair.whole, adapter), pair.whole))
+    with pair.model.adapted(adapter):
+        assert torch.equal(written(pair.model), adapted)
+    assert torch.equal(written(pair.model), plain)
+    assert not torch.equal(adapted, plain)
+
+
+def test_an_adapter_is_made_saved_and_loaded_for_a_served_model(pair: Pair, tmp_path: Path) -> None:
+    adapter = tuning.new_adapter(pair.model, LoraConfig(rank=2, target_modules=("v_proj",)), seed=3)
+    tuning.save_adapter(pair.model, adapter, tmp_path)
+    loaded = tuning.load_adapter(pair.model, tmp_path)
+    assert loaded.adapter().digest == adapter.adapter().digest
+    assert loaded.scaling == 8.0
+
+
+def test_an_adapter_that_is_not_finite_is_refused_before_it_travels(pair: Pair) -> None:
+    adapter = adapter_for(pair.whole)
+    next(adapter.parameters()).data[0, 0] = float("nan")
+    with pair.model.adapted(adapter), pytest.raises(UserError, match="not finite"):
+        pair.model(TEXT)
+
+
+@pytest.mark.slow
+def test_with_half_the_bits_the_loss_after_50_steps_is_nearly_that_of_the_whole_model(pair: Pair) -> None:
+    losses = []
+    for where in ("here", "there"):
+        adapter = adapter_for(pair.whole)
+        torch.manual_seed(1)
+        soft = torch.nn.Parameter(torch.randn(1, 2, 32))
+        optimizer = torch.optim.Adam([soft, *adapter.parameters()], lr=1e-2)
+        model = local(pair.whole, adapter) if where == "here" else pair.swarm.model(activations="float16")
+        with model.adapted(adapter) if where == "there" else nullcontext():
+            first = trained(model, adapter, soft)
+            for _ in range(50):
+                loss = trained(model, adapter, soft)
+                optimizer.step()
+        assert loss < first / 2
+        losses.append(loss)
+    assert abs(losses[1] - losses[0]) <= 0.01 * losses[0]

@@ -22,7 +22,7 @@ from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form
 from dedloc_kit.swarm.serving.checking import Checker, Work
 from dedloc_kit.swarm.serving.history import History
-from dedloc_kit.swarm.serving.leg import Leg, LegFailed
+from dedloc_kit.swarm.serving.leg import Leg, LegFailed, part_of
 from dedloc_kit.swarm.serving.protocol import Backward, Neighbours, Open, Pass, Step, call
 
 FAILURES = 6
@@ -160,6 +160,7 @@ class RemoteSession:
                     None if mask is None else mask[:1],
                     positions[:1],
                     inputs[leg.end][:1],
+                    self.config.adapter,
                 )
                 self._checker.check(self, work, self.config.version, self.config.form)
 
@@ -234,7 +235,7 @@ class RemoteSession:
         opening = list[asyncio.Task[Leg]]()
         for hop, session in new.values():
             begin, end = hop.span.begin, hop.span.end
-            adapter = None if config.adapter is None else config.adapter.part(begin, end)
+            adapter = part_of(config.adapter, hop.span)
             question = Open(
                 session=session,
                 version=config.version,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from dedloc_kit.blocks.adapters import Adapter
+from dedloc_kit.blocks.plan import LayerRange
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
 from dedloc_kit.swarm.remote.tensors import receive_tensor, send_content, send_tensor
@@ -159,6 +160,11 @@ class Leg:
             return task.result()
         finally:
             task.cancel()
+
+
+def part_of(adapter: Adapter | None, span: LayerRange) -> Adapter | None:
+    """What a leg of these layers needs of it."""
+    return None if adapter is None else adapter.part(span.begin, span.end)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def lies(swarm: Swarm, name: str, how: Callable[[torch.Tensor], torch.Tensor], a
         output = await honest(*asked)
         return how(output) if steps > after else output
 
-    service._computed = computed  # type: ignore[method-assign]
+    service._computed = computed  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("how", WRONG)
@@ -122,7 +122,7 @@ def test_a_server_that_checks_wrongly_is_found_and_not_the_one_that_is_checked(s
         finally:
             span.forward = forward
 
-    liar._without_past = without_past  # type: ignore[method-assign]
+    liar._without_past = without_past  # type: ignore[method-assign, assignment]
     del wrongly
     for number in range(4):
         checked.step(number)
