@@ -448,7 +448,7 @@ MUTATIONS = (
     Mutation(
         "a tensor brings as many bytes as it likes",
         "swarm/remote/tensors.py",
-        "min(MESSAGE_BYTES, len(content) - filled)",
+        "min(MESSAGE_BYTES, size - filled)",
         "MESSAGE_BYTES",
         "tests/swarm/remote/test_tensors.py -k more_bytes",
     ),
@@ -539,7 +539,7 @@ MUTATIONS = (
     Mutation(
         "sessions that do not begin stay",
         "swarm/serving/server.py",
-        "async with asyncio.timeout(UNUSED_SECONDS) as session.over:",
+        "async with asyncio.timeout(UNUSED_SECONDS) as session.over, self.adapters.used(session):",
         "if True:",
         "tests/swarm/serving/test_server.py -k not_begin",
     ),

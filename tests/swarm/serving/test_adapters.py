@@ -268,6 +268,9 @@ def test_an_unused_adapter_is_forgotten_after_a_while(swarm: Swarm, monkeypatch:
     async def client() -> None:
         async with opened(swarm, adapter.digest) as stream:
             assert await given(stream, adapter) == Opened()
+            async with opened(swarm, adapter.digest, number=1) as another:
+                assert await given(another, adapter) == Opened()
+            await until(lambda: len(server.sessions) == 1)
             await asyncio.sleep(0.05)
             assert server.adapters.size, "it is used"
         await until(lambda: not server.adapters.size)
