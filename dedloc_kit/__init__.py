@@ -11,7 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dedloc_kit.notebook.chat import Conversation
     from dedloc_kit.notebook.join import Participation
+    from dedloc_kit.session.serving import ServingSession
 
 
 def join(
@@ -54,6 +56,64 @@ def join(
         devices=device or devices,
         folder=folder,
         task_module=task_module,
+        code=code,
+        block=block,
+    )
+
+
+def chat(
+    invitation: str, *, code: str | None = None, folder: str | Path | None = None, length: int = 2048
+) -> Conversation | None:
+    """Talk with a model that its community serves. Its servers see what is typed.
+
+    In Jupyter the cell returns, and the panel takes messages. On Colab, whose buttons are dead while something else
+    goes on, and in a script or terminal the call asks for one message after the other; an interrupt, such as the
+    cell's stop button, stops an answer, and an empty line ends the chat.
+
+    :param invitation: a page's URL (`http://...`), a Hub repository (`OWNER/NAME`) or an invitation's file
+    :param code: what lets you in if the model is not open to all; as for `join`
+    :param folder: keeps your identity and the parts of the model that this machine needs; by default in your home
+    :param length: tokens that the model sees at once
+    """
+    from dedloc_kit.notebook.chat import chat
+
+    return chat(invitation, code=code, folder=folder, length=length)
+
+
+def serve(
+    invitation: str,
+    *,
+    name: str | None = None,
+    team: str | None = None,
+    weights: str = "bfloat16",
+    blocks: int | None = None,
+    folder: str | Path | None = None,
+    code: str | None = None,
+    block: bool | None = None,
+) -> ServingSession | None:
+    """Let this machine hold some layers of a model that its community serves, and show how it goes.
+
+    In Jupyter the cell returns, and the panel's buttons pause and leave; on Colab the cell runs until its stop button
+    leaves. In a script or terminal it shows a compact view and Ctrl-C leaves.
+
+    :param invitation: the page's URL (`http://...`) or an invitation's file
+    :param name: shown on the page; without one the name of your Hub account, if you are logged in, else anonymous
+    :param team: shown beside it
+    :param weights: how they are held: `float32`, `bfloat16`, `int8` or `int4`, less exact from left to right
+    :param blocks: layers that this machine holds; without it as many as fit into its memory
+    :param folder: keeps your identity and what was fetched; by default one in your home folder
+    :param code: what lets you into a swarm that is not open to all
+    :param block: whether the call waits until the session ends; by default as described above
+    """
+    from dedloc_kit.notebook.serve import serve
+
+    return serve(
+        invitation,
+        name=name,
+        team=team,
+        weights=weights,
+        blocks=blocks,
+        folder=folder,
         code=code,
         block=block,
     )

@@ -46,6 +46,10 @@ class NoAnswer(UserError):
     """The coordinator is down, still starting, or cannot be reached."""
 
 
+class NotThere(UserError):
+    """What answers there has no such thing to tell."""
+
+
 class Refused(UserError):
     """The coordinator does not let this volunteer join now."""
 
@@ -226,12 +230,49 @@ class Rounds(Shown):
     sent_away_count: Count = 0
 
 
+class ShownServer(Shown):
+    peer: PeerId
+    name: PeerText
+    begin: Count
+    end: Count
+    state: PeerText
+    decoding: float
+    sessions: Count
+
+
+class ShownStretch(Shown):
+    begin: Count
+    end: Count
+    servers: Count
+
+
+class ServingState(Shown):
+    run_id: RunId
+    model: Annotated[str, Field(max_length=200, pattern=PLAIN_TEXT)]
+    status: PeerText
+    layers: Count
+    stretches: tuple[ShownStretch, ...]
+    speed: float
+    sessions: Count
+    free_tokens: Count
+    cache_tokens: Count
+    served: Count
+    servers: tuple[ShownServer, ...]
+    server_count: Count
+
+
 Answer = TypeVar("Answer", bound=Shown)
 
 
 def fetch_state(where: str) -> RunState:
-    """The state of the run as the dashboard shows it; raises UserError if it cannot be had."""
+    """The state of the run as the dashboard shows it; raises NotThere if there is none, UserError if it cannot be
+    had."""
     return _fetch(where, "state", RunState)
+
+
+def fetch_serving(where: str) -> ServingState:
+    """How a model is served, as its page shows it; raises as `fetch_state`."""
+    return _fetch(where, "serving", ServingState)
 
 
 def fetch_people(where: str) -> People:
@@ -357,7 +398,8 @@ def _get(url: str, what: str, **query: str) -> str:
             "organizer"
         )
     if answer.status_code != 200:
-        raise UserError(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
+        kind = NotThere if answer.status_code == 404 else UserError
+        raise kind(f"{address} answered {answer.status_code}; is this the address of a coordinator?")
     return text
 
 

@@ -222,6 +222,8 @@ class ServerSeen(BaseModel):
     sessions: int
     served: int
     client_mode: bool
+    addresses: tuple[str, ...] = ()
+    """Where others reach it."""
 
     @classmethod
     def of(cls, peer: str, serving: Serving) -> Self:

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dedloc_kit.keys import peer_id, public
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import RunConfig
+from dedloc_kit.run import SwarmConfig
 
 
 class Organizer:
@@ -20,13 +20,13 @@ class Organizer:
 
     def invites(
         self,
-        run: RunConfig,
+        run: SwarmConfig,
         peers: Sequence[str] = (),
         url: str | None = None,
         parameters: int | None = None,
         wheel: str | None = None,
     ) -> Invitation:
-        """The invitation to a run that it leads, with its own address or these."""
+        """The invitation to a swarm that it leads, with its own address or these."""
         return Invitation.of(run, tuple(peers) or (self.address,), url, parameters, wheel).signed(self.key)
 
 

@@ -1,5 +1,6 @@
 """A model served by two processes answers as the whole one does, whatever happens to a server meanwhile."""
 
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ from dedloc_kit import worker
 from dedloc_kit.blocks.lora import LoraConfig
 from dedloc_kit.errors import UserError
 from dedloc_kit.inference import tuning
+from dedloc_kit.machine.isolation import isolated
 from tests import fork_server
 from tests.blocks import tiny
 from tests.blocks.tuned import adapter_for, local, trained
@@ -145,3 +147,25 @@ def test_with_half_the_bits_the_loss_after_50_steps_is_nearly_that_of_the_whole_
         assert loss < first / 2
         losses.append(loss)
     assert abs(losses[1] - losses[0]) <= 0.01 * losses[0]
+
+
+def test_a_server_that_answers_wrongly_is_found_and_told_of(pair: Pair) -> None:
+    swarm = pair.swarm
+    swarm.join(span="2:4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            *(worker, "_start"),
+            lambda role, environment, log, handles: fork_server.Forked(
+                ["tests.lying_worker", role], isolated(environment), log, handles
+            ),
+        )
+        liar = swarm.join(span="2:4")
+    swarm.wait_until_served(tiny.LAYERS)
+    told: list[str] = []
+    model = swarm.model(told=told.append)
+    deadline = time.monotonic() + 60
+    while not any("answered wrongly for the layers 2:4" in text for text in told):
+        assert time.monotonic() < deadline, told
+        written(model, max_new_tokens=2)
+    assert torch.equal(written(model), written(pair.whole))
+    liar.kill()

@@ -52,7 +52,8 @@ class DistantCache(Cache):
 
     def __init__(self, through: Through) -> None:
         super().__init__(layers=[])
-        self._through = through
+        self.through = through
+        """Who has the layers."""
         self._tokens = 0
         self._rows: torch.Tensor | None = None  # those that the next step follows
         self._batch = 0
@@ -63,12 +64,12 @@ class DistantCache(Cache):
     ) -> torch.Tensor:
         """Hidden states after the layers, which remember them."""
         rows = None if self._rows is None else tuple(self._rows.tolist())
-        after = self._through(hidden, attention_mask, position_ids, Past(self._tokens, rows, self._undoable))
+        after = self.through(hidden, attention_mask, position_ids, Past(self._tokens, rows, self._undoable))
         self._tokens, self._rows, self._batch = self._tokens + hidden.shape[1], None, len(hidden)
         return after
 
     def close(self) -> None:
-        self._through.close()
+        self.through.close()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._tokens

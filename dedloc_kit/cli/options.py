@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
+from pydantic import TypeAdapter, ValidationError
+
+from dedloc_kit.records import Url
 from dedloc_kit.run import DEVICES, HUB_REPOSITORY, RunConfig, load_run
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -121,6 +124,13 @@ def repository(text: str) -> str:
     if re.fullmatch(HUB_REPOSITORY, text) is None:
         raise argparse.ArgumentTypeError("must be OWNER/NAME")
     return text
+
+
+def url(text: str) -> str:
+    try:
+        return TypeAdapter(Url).validate_python(text.rstrip("/"))
+    except ValidationError:
+        raise argparse.ArgumentTypeError("must be an address such as https://run.example.org") from None
 
 
 def positive(text: str) -> int:

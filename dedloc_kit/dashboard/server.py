@@ -1,57 +1,33 @@
-"""Serves the dashboard from a thread: the page, JSON for programs, and a stream of server-sent events.
-
-Viewers only read. Everything pushed to them is encoded once, whatever their number, and a viewer that does not
-keep up is dropped: its browser connects again and starts from a fresh snapshot.
-"""
+"""The page of a run: its views, JSON for programs, and what happens as a stream of events."""
 
 import asyncio
-import gc
-import json
-import logging
-import os
-import threading
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from fastapi import APIRouter, FastAPI, Request
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from fastapi import APIRouter, FastAPI
 
 from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.http.caching import Recent
-from dedloc_kit.dashboard.http.connections import AT_ONCE, Listener, raise_file_limit
-from dedloc_kit.dashboard.http.headers import SecureHeaders
-from dedloc_kit.dashboard.http.limits import RateLimits, address_of
-from dedloc_kit.dashboard.http.methods import Heads, refused
-from dedloc_kit.dashboard.http.openapi import DESCRIPTION, answering
-from dedloc_kit.dashboard.http.place import BehindProxy
-from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, Certificate, listen, own_address, url_of
-from dedloc_kit.dashboard.live.stream import EventStream, Viewers
+from dedloc_kit.dashboard.http.openapi import DESCRIPTION
+from dedloc_kit.dashboard.http.sockets import Certificate
 from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.page import Page, event
 from dedloc_kit.dashboard.routes import api, certificates, feed, metrics, pages, pictures
 from dedloc_kit.dashboard.routes.entrance import Entrance
 from dedloc_kit.dashboard.routes.exports import Exports
 from dedloc_kit.dashboard.routes.organizer import Denied, denial
-from dedloc_kit.dashboard.schemas import message
-from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent
 from dedloc_kit.run import RunConfig
 
-_TICK_SECONDS = 1.0
-"""How often the ledger is looked at when no event says that something is new."""
-_PUSH_SECONDS = 0.2
-"""Pushes are at least so far apart: faster than this nobody can read."""
 _FACTS_SECONDS = 1.0
 """How old the state may be that programs are told."""
 
-_log = logging.getLogger(__name__)
 
-
-class Dashboard:
+class Dashboard(Page):
     """The page of one run, served by a background thread of this process."""
+
+    description = DESCRIPTION
 
     def __init__(
         self,
@@ -71,93 +47,27 @@ class Dashboard:
         With `most_volunteers` newcomers are asked to come later; whoever has a peer's address can join all the same.
         Without `organizer`, the routes by which the run is steered, nobody can steer it from here.
         """
-        self._public = public or (own_address() if host in ANY_ADDRESS else host)
-        self._certificate = certificate
-        self.url = self._url(port)
-        """Where others find the page; with port 0 known once `start` has returned."""
+        super().__init__(host, port, public, certificate)
         self._run = run
-        self._host, self._port = host, port
         self._view = RunView(run, ledger)
         self._exports = Exports(ledger)
-        self.entrance = Entrance(self._view, most_volunteers)
+        self._most_volunteers = most_volunteers
+        self.entrance = Entrance(self._view.state, self._is_full)
         """Its invitation is set by the launcher once the coordinator has joined, and renewed as volunteers come."""
         self._organizer = organizer
-        self._news = asyncio.Event()
-        self._viewers = Viewers(self._news)
-        self._pushed: dict[str, Any] = {}
         self._pushed_step, self._pushed_evaluation = 0, -1
-        self._thread: threading.Thread | None = None
-        self._server: uvicorn.Server | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready = threading.Event()
-
-    def start(self) -> None:
-        """Serve; raises UserError if the address is not to be had."""
-        listener = listen(self._host, self._port)
-        self.url = self._url(listener.getsockname()[1])
-        raise_file_limit()
-        proxies = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
-        # Who is behind a proxy is told here and not by uvicorn, which would not say any more who connected.
-        served: Any = SecureHeaders(RateLimits(Heads(self._application())))
-        served = BehindProxy(served, proxies, self._public if "://" in self._public else "")
-        config = uvicorn.Config(
-            listener.telling(served),
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            ws="none",
-            backlog=AT_ONCE,
-            callback_notify=listener.end_late,
-            timeout_notify=1,
-            loop="asyncio",
-            ssl_certfile=self._certificate.chain if self._certificate else None,
-            ssl_keyfile=self._certificate.key if self._certificate else None,
-        )
-        config.timeout_graceful_shutdown = 2  # for a viewer that does not even take the end of its stream
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._serve, args=(listener,), name="dashboard", daemon=True)
-        self._thread.start()
-        self._ready.wait()
-        # What stands now, all modules, will stand to the end. Looking through it for garbage would make an answer wait
-        # 0.1 to 0.3 s every now and then.
-        gc.collect()
-        gc.freeze()
-
-    def _url(self, port: int) -> str:
-        return self._public if "://" in self._public else url_of(self._public, port, tls=self._certificate is not None)
 
     def publish(self, event: AnyEvent) -> None:
         """Show an event of the coordinator; any thread may call this at any time, also after the end."""
         self._view.hear(event)
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._news.set)
+        self._tell()
 
     def stop(self) -> None:
         """End all streams and stop serving; a second time does nothing."""
-        if self._thread is None or self._server is None:
-            return
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended by itself
-                self._loop.call_soon_threadsafe(self._viewers.close)
-        self._server.should_exit = True
-        self._thread.join(timeout=10)
-        self._thread = None
+        super().stop()
         self._view.close()
 
-    def _serve(self, listener: Listener) -> None:
-        assert self._server is not None
-        try:
-            asyncio.run(self._server.serve(sockets=[listener]))
-        finally:
-            self._ready.set()
-            listener.close()
-
-    def _application(self) -> FastAPI:
-        # The generated documentation pages would load scripts from elsewhere.
-        app = FastAPI(**DESCRIPTION, docs_url=None, redoc_url=None, lifespan=self._lifespan)
-        app.add_exception_handler(UserError, lambda _request, error: message(str(error), 404))
-        app.add_exception_handler(HTTPException, lambda _request, error: refused(error))
+    def _add_routes(self, app: FastAPI) -> None:
         app.add_exception_handler(Denied, denial)
         state = Recent(self._state, _FACTS_SECONDS)
         app.include_router(pages.routes(state))
@@ -171,56 +81,21 @@ class Dashboard:
         app.include_router(feed.routes(self._run, self._view.milestones))
         app.include_router(certificates.routes(self._run, self._view))
 
-        @app.get(
-            "/api/events",
-            tags=["run"],
-            summary="What happens, as server-sent events",
-            responses={**answering("text/event-stream"), 503: {"model": schemas.Message}},
-        )
-        async def events(request: Request) -> Response:
-            if not self._viewers.has_room(address_of(request.scope)):
-                return message("too many viewers at the moment; try again later", 503)
-            return EventStream(self._viewers)
-
-        return app
-
-    @asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        self._loop = asyncio.get_running_loop()
-        pump = asyncio.create_task(self._pump())
-        self._ready.set()  # the socket listens already: whoever connects now is served
-        yield
-        pump.cancel()
-
-    async def _pump(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), _TICK_SECONDS)
-            self._news.clear()
-            if self._viewers.count:
-                try:
-                    await self._push()
-                except Exception:  # one push that went wrong must not end all later ones
-                    _log.exception("the dashboard could not be brought up to date")
-                await asyncio.sleep(_PUSH_SECONDS)
-
-    async def _push(self) -> None:
-        """Tell all viewers what has changed since the last push."""
-        state = (await asyncio.to_thread(self._state)).model_dump(mode="json")
-        changed = {key: value for key, value in state.items() if self._pushed.get(key, ...) != value}
-        self._pushed = state
-        if changed:
-            self._viewers.push(_event("change", changed))
-        self._viewers.welcome(_event("state", state))
+    async def _push(self) -> dict[str, Any]:
+        state = await super()._push()
         # A page that finds a gap before `after`, or itself ahead of `last_step`, fetches the whole history.
         after = min(self._pushed_step, state["step"])
         found = await asyncio.to_thread(self._view.history, after, self._pushed_evaluation)
         history = found.model_dump(mode="json")
         if history["steps"] or history["evaluations"] or history["last_step"] < self._pushed_step:
-            self._viewers.push(_event("history", history))
+            self._viewers.push(event("history", history))
         self._pushed_step = history["last_step"]
         evaluated = (point["step"] for point in history["evaluations"])
         self._pushed_evaluation = max([min(self._pushed_evaluation, self._pushed_step), *evaluated])
+        return state
+
+    def _is_full(self, peer: str) -> bool:
+        return self._most_volunteers is not None and self._view.volunteers(without=peer) >= self._most_volunteers
 
     def _state(self) -> schemas.RunState:
         state = self._view.state()
@@ -230,7 +105,3 @@ class Dashboard:
 
     def _version(self) -> Hashable:
         return self._view.version(), self.entrance.invitation is None
-
-
-def _event(name: str, values: Any) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(values, allow_nan=False, ensure_ascii=False)}\n\n".encode()

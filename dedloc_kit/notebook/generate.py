@@ -1,4 +1,5 @@
-"""Writes the volunteers' notebooks: the same cells for Colab, Kaggle and Jupyter, from `cells.md`.
+"""Writes the volunteers' notebooks: the same cells for Colab, Kaggle and Jupyter, from `cells.md`; and the one in which
+people talk with a served model, from `chat.md`.
 
 `python -m dedloc_kit.notebook.generate` writes those of the checkout, into which a volunteer puts the invitation;
 `dedloc notebook INVITATION` writes them for one run. The same input gives the same bytes. The checkout's notebooks for
@@ -7,7 +8,7 @@ organizers are made here too, each from a Markdown file whose Python code become
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,21 @@ from typing import Any
 from dedloc_kit.client import fetch_invitation
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.run import HUB_REPOSITORY, RunConfig
+from dedloc_kit.run import HUB_REPOSITORY, RunConfig, SwarmConfig
+from dedloc_kit.serving.config import swarm_of
 
-_CELLS = Path(__file__).with_name("cells.md")
+_CELLS, _CHAT = (Path(__file__).with_name(name) for name in ("cells.md", "chat.md"))
 _CHECKOUT = Path(__file__).parents[2] / "notebooks"
 _MARK = re.compile(r"^<!-- cell: ([a-z ]+) -->$", re.MULTILINE)
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE_CELL: dict[str, Any] = {"cell_type": "code", "execution_count": None, "outputs": []}
 _TEXT_CELL = {"cell_type": "markdown"}
+<<<<<<< HEAD
 TUTORIALS = ("organize", "use_model", "draw", "fine_tune")
+=======
+CHAT = "chat.ipynb"
+TUTORIALS = ("organize", "use_model", "draw")
+>>>>>>> main
 _PUT_IN = (
     "The organizer gives you two addresses that begin with `http`. Put the invitation between the quotes behind\n"
     "`INVITATION`, and the long one, which ends in the fingerprint of the program, behind `KIT`."
@@ -34,7 +41,7 @@ assert "#sha256=" in KIT, "Put the whole long address between the quotes behind 
 """
 _IMPORT = """\
 try:
-    from dedloc_kit import join
+    from dedloc_kit import {function}
 except ImportError:
     raise RuntimeError(
         "The program is not installed. If it says 404 or DO NOT MATCH near here, this notebook is older than the run: "
@@ -123,29 +130,50 @@ def notebooks_for(invitation: str, folder: Path | None = None) -> list[Path]:
             "and if the kit was changed there launch the run again first"
         )
     to_join = invitation if on_the_hub else f"{url}#{found.organizer}"
-    run = Target(to_join, f"{url}/wheel/{wheel}", _about(found.run_config()))
-    return _write(run, folder or Path("runs") / found.run_id / "notebooks")
+    does = "joins the run" if found.kind == "run" else "talks with the model"
+    run = Target(to_join, f"{url}/wheel/{wheel}", _about(swarm_of(found), does))
+    made = made_for(run) if found.kind == "run" else {CHAT: chat(run)}
+    return _write(made, folder or Path("runs") / found.run_id / "notebooks")
 
 
 def notebooks_to_be(run: RunConfig, folder: Path) -> list[Path]:
     """The same for a run that is not launched yet: what it is for stands there, the invitation is put in later."""
-    return _write(Target(text=f"{_about(run)}\n\n{_PUT_IN}"), folder)
+    return _write(made_for(Target(text=f"{_about(run)}\n\n{_PUT_IN}")), folder)
 
 
-def _write(run: Target, folder: Path) -> list[Path]:
-    paths = [folder / platform.file for platform in PLATFORMS]
+def made_for(run: Target) -> dict[str, str]:
+    """The volunteers' notebooks, by the names of their files."""
+    return {platform.file: notebook(platform, run) for platform in PLATFORMS}
+
+
+def _write(made: Mapping[str, str], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for platform, path in zip(PLATFORMS, paths, strict=True):
-            path.write_text(notebook(platform, run), encoding="utf-8")
+        for name, text in made.items():
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another with --output") from None
-    return paths
+    return [folder / name for name in made]
 
 
 def notebook(platform: Platform, run: Target) -> str:
     """A volunteer's notebook."""
     return _as_json(_cells(platform, run), platform.metadata)
+
+
+def chat(served: Target) -> str:
+    """The notebook in which people talk with a model, the same one everywhere."""
+    _, *parts = _MARK.split(_CHAT.read_text(encoding="utf-8"))
+    invitation, _, kit = _HINTS
+    lines = [f"INVITATION = {json.dumps(served.invitation)}  {invitation}"]
+    code = _CODE_CELL, _code(served, lines, kit, "chat", "chat(INVITATION)")
+    return _as_json(
+        (
+            code if names == "code" else (_TEXT_CELL, text.strip().replace("{run}", served.text))
+            for names, text in zip(parts[::2], parts[1::2], strict=True)
+        ),
+        {},
+    )
 
 
 def tutorial(name: str) -> str:
@@ -176,32 +204,30 @@ def _cells(platform: Platform, run: Target) -> Iterator[tuple[dict[str, Any], st
     _, *parts = _MARK.split(_CELLS.read_text(encoding="utf-8"))
     for names, text in zip(parts[::2], parts[1::2], strict=True):
         if names == "join":
-            yield _CODE_CELL, _code(platform, run)
+            invitation, name, kit = platform.fields
+            lines = [f"INVITATION = {json.dumps(run.invitation)}  {invitation}", f'NAME = ""  {name}']
+            yield _CODE_CELL, _code(run, lines, kit, "join", "join(INVITATION, name=NAME or None)")
         elif platform.name in names.split() or names == "all":
             yield _TEXT_CELL, text.strip().replace("{run}", run.text)
 
 
-def _code(platform: Platform, run: Target) -> str:
-    invitation, name, kit = platform.fields
-    lines = [f"INVITATION = {json.dumps(run.invitation)}  {invitation}", f'NAME = ""  {name}', ""]
-    if not run.kit:
+def _code(target: Target, fields: list[str], kit: str, function: str, call: str) -> str:
+    """Lines that assign the fields, get the kit and call one of its functions."""
+    lines = [*fields, ""]
+    if not target.kit:
         lines[1:1] = [f'KIT = ""  {kit}']
         lines.append(_PUT_IN_FIRST)
-    lines += [
-        f'%pip install -q "{run.kit or "{KIT}"}"',
-        _IMPORT,
-        "join(INVITATION, name=NAME or None)",
-    ]
+    lines += [f'%pip install -q "{target.kit or "{KIT}"}"', _IMPORT.replace("{function}", function), call]
     return "\n".join(lines)
 
 
-def _about(run: RunConfig) -> str:
-    """What the organizer says of the run; as character references nothing in it means anything to Markdown."""
+def _about(run: SwarmConfig, does: str = "joins the run") -> str:
+    """What the organizer says of it; as character references nothing in it means anything to Markdown."""
     about = "".join(c if c.isalnum() or c in " .,'" else f"&#{ord(c)};" for c in run.about)
-    return f"This notebook joins the run **{run.name}**." + (f"\n\n> {about}" if about else "")
+    return f"This notebook {does} **{run.name}**." + (f"\n\n> {about}" if about else "")
 
 
 if __name__ == "__main__":
-    _write(Target(), _CHECKOUT)
+    _write({**made_for(Target()), CHAT: chat(Target(text=_PUT_IN))}, _CHECKOUT)
     for each in TUTORIALS:
         (_CHECKOUT / f"{each}.ipynb").write_text(tutorial(each), encoding="utf-8")

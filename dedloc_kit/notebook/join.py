@@ -60,7 +60,7 @@ def join(
     """See `dedloc_kit.join`."""
     where = platform()
     if block is None:
-        block = where in ("colab", "kaggle batch", "terminal") or not _has_front_end()
+        block = where in ("colab", "kaggle batch", "terminal") or not has_front_end()
     session = _sessions.get(invitation)
     if session is None or session.ended.is_set():
         if where == "colab":
@@ -122,7 +122,7 @@ def platform() -> Literal["colab", "kaggle batch", "kaggle", "jupyter", "termina
     return service or "jupyter"
 
 
-def _has_front_end() -> bool:
+def has_front_end() -> bool:
     """Whether somebody sits before the notebook: what only executes it (nbconvert, papermill) takes no questions from
     the kernel, and ends the kernel with the last cell."""
     request: dict[str, Any] = sys.modules["IPython"].get_ipython().kernel.get_parent("shell")

@@ -47,7 +47,7 @@ class Panel:
         middle.add_class("dedloc-middle")
         self.widget = ipywidgets.VBox(
             [
-                _style(),
+                style("panel.css"),
                 self._part(markup.head),
                 act,
                 self._part(markup.announcement),
@@ -98,8 +98,9 @@ def _chart(snapshot: Snapshot) -> str:
     return loss_chart(snapshot.losses)
 
 
-def _style() -> Any:
-    css = files(__package__).joinpath("panel.css").read_text(encoding="utf-8")
+def style(*names: str) -> Any:
+    """A widget that shows nothing and styles the others, by these files."""
+    css = "\n".join(files(__package__).joinpath(name).read_text(encoding="utf-8") for name in names)
     widget = ipywidgets.HTML(f"<style>{css}</style>")
     widget.add_class("dedloc-style")
     return widget

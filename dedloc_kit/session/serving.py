@@ -13,6 +13,7 @@ from dedloc_kit.events import Joined, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.serving.config import parse_server, serving_of
+from dedloc_kit.serving.coverage import coverage, served_by
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.worker import server_job
 
@@ -30,6 +31,8 @@ class ServingSnapshot:
     about: str = ""
     url: str | None = None
     name: str = ""
+    version: str = ""
+    """Of the weights."""
     layers: int = 0
     """Of the model."""
     mine: ServerSeen | None = None
@@ -49,22 +52,9 @@ class ServingSnapshot:
         return self.phase in ("left", "failed")
 
     @property
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        """Layers that nobody serves."""
-        return gaps(self.layers, self.servers)
-
-
-def gaps(layers: int, servers: tuple[ServerSeen, ...]) -> tuple[tuple[int, int], ...]:
-    """The layers that nobody serves, as [begin, end)."""
-    there = [s for s in servers if s.state in ("online", "moving")]
-    bare = [layer for layer in range(layers) if not any(s.begin <= layer < s.end for s in there)]
-    found: list[tuple[int, int]] = []
-    for layer in bare:
-        if found and found[-1][1] == layer:
-            found[-1] = found[-1][0], layer + 1
-        else:
-            found.append((layer, layer + 1))
-    return tuple(found)
+    def gaps(self) -> tuple[str, ...]:
+        """Layers that nobody serves, as people read them."""
+        return served_by(0, coverage(self.layers, self.servers, self.version))
 
 
 def lines(now: ServingSnapshot) -> list[tuple[str, str]]:
@@ -80,8 +70,8 @@ def lines(now: ServingSnapshot) -> list[tuple[str, str]]:
         found.append(("answering", f"{mine.sessions} now, with {used:,} of {mine.cache_tokens:,} tokens to remember"))
     found.append(("given", f"{now.served:,} tokens x layers"))
     if now.servers:
-        bare = ", ".join(f"{begin} to {end - 1}" for begin, end in now.gaps)
-        found.append(("servers", f"{len(now.servers)}" + (f"; nobody serves the layers {bare}" if bare else "")))
+        bare = f"; nobody serves the layers {', '.join(now.gaps)}" if now.gaps else ""
+        found.append(("servers", f"{len(now.servers)}{bare}"))
     if now.url:
         found.append(("live page", now.url))
     return found
@@ -139,7 +129,8 @@ class ServingSession:
         account = who_am_i(self._settings.get("name"), self._folder)
         if account.warning:
             self._warn(account.warning)
-        self._set(run_id=serving.run_id, about=serving.about, url=invitation.url, name=account.name)
+        about = {"run_id": serving.run_id, "about": serving.about, "version": serving.manifest}
+        self._set(**about, url=invitation.url, name=account.name)
         peer = parse_server({**self._settings, "folder": self._folder.resolve(), "name": account.name})
         secrets = {**account.environment(), **({CODE: self._code} if self._code else {})}
         return {**server_job(invitation, peer), "environment": secrets}

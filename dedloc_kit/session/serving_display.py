@@ -46,8 +46,9 @@ class _Lines:
         before, self._shown = self._shown, now
         if now.phase != "failed" and now.text != before.text:
             self._line(now.text)
-        if now.gaps != before.gaps and now.servers:
-            self._line(dict(lines(now))["servers"] + " servers" if not now.gaps else dict(lines(now))["servers"])
+        if now.servers and now.gaps != before.gaps:
+            bare = f"nobody serves the layers {', '.join(now.gaps)}"
+            self._line(bare if now.gaps else f"all {now.layers} layers are served")
         for warning in now.warnings:
             if warning not in before.warnings:
                 self._line(warning)

@@ -29,9 +29,9 @@ HUB_SECONDS = 600.0
 """For so long pushes may fail before it is worth an alert: they are tried again all the time."""
 FREE_BYTES = 1e9
 """Less than this, or than three checkpoints need, is an almost full disk."""
-_LOG = "alerts.jsonl"
+LOG = "alerts.jsonl"
 
-Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record", "divergence"]
+Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record", "divergence", "layers", "server"]
 
 
 class Alert(Record):
@@ -45,7 +45,7 @@ class Alert(Record):
 
 def raised_alerts(folder: Path, most: int) -> list[Alert]:
     """The newest alerts of the run in this folder, newest first."""
-    return Journal(folder / _LOG, Alert).newest(most)
+    return Journal(folder / LOG, Alert).newest(most)
 
 
 class Alerts:
@@ -58,7 +58,7 @@ class Alerts:
         :param tell: told about every alert
         """
         self._folder, self._last_step, self._stall_seconds, self._tell = folder, last_step, stall_seconds, tell
-        self._journal = Journal(folder / _LOG, Alert)
+        self._journal = Journal(folder / LOG, Alert)
         self._lock = threading.Lock()
         self._troubles = set[Kind]()
         self._heard = time.monotonic()

@@ -18,8 +18,9 @@ from dedloc_kit.dashboard.routes import entrance
 from dedloc_kit.dashboard.server import Dashboard
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
-from dedloc_kit.notebook.generate import PLATFORMS, Platform, Target, notebook, notebooks_for
+from dedloc_kit.notebook.generate import CHAT, PLATFORMS, Platform, Target, chat, notebook, notebooks_for
 from dedloc_kit.records import Invitation
+from dedloc_kit.serving.config import ServingConfig
 from tests.environments import make_environment, run, small_wheel
 from tests.invitations import NOBODY, ORGANIZER, invited
 from tests.tiny import tiny_run
@@ -57,6 +58,31 @@ def assigned(code: str) -> dict[str, Any]:
 def test_the_checked_in_notebooks_are_what_the_generator_makes(platform: Platform) -> None:
     made = notebook(platform, Target())
     assert (CHECKED_IN / platform.file).read_text() == made, "run python -m dedloc_kit.notebook.generate"
+
+
+def test_the_notebook_for_a_chat_is_up_to_date_and_says_first_who_sees_what_is_typed() -> None:
+    made = (CHECKED_IN / CHAT).read_text()
+    read = nbformat.reads(made, as_version=4)
+    nbformat.validate(read)
+    first, cell, after = read.cells
+    target = Target(text=first.source.split("\n\n")[2])
+    assert chat(target) == made, "run python -m dedloc_kit.notebook.generate"
+    assert "**The computers that answer see what you type" in first.source
+    assert assigned(cell.source) == {"INVITATION": "", "KIT": ""}
+    assert cell.source.endswith("chat(INVITATION)")
+    for words in ("stop button", "What runs", "leaves it", "IP address"):
+        assert words in after.source
+
+
+def test_the_notebook_for_a_chat_with_one_model_holds_its_address(tmp_path: Path) -> None:
+    served = ServingConfig(name="toy", about="For all.", model="toy", config={}, manifest="0" * 64)
+    invitation = Invitation.of(served, (NOBODY,), "http://192.0.2.1:8000", wheel=running_wheel().pinned)
+    (tmp_path / "invitation.json").write_text(invitation.signed(ORGANIZER.key).model_dump_json())
+    (path,) = notebooks_for(str(tmp_path / "invitation.json"), tmp_path / "out")
+    assert path.name == CHAT
+    assert assigned(code_of(path)) == {"INVITATION": f"http://192.0.2.1:8000#{ORGANIZER.peer}"}
+    assert f'%pip install -q "http://192.0.2.1:8000/wheel/{running_wheel().pinned}"\n' in code_of(path)
+    assert "talks with the model **toy**.\n\n> For all." in cells(path.read_text(), "markdown")[0]
 
 
 @each_platform

@@ -22,6 +22,19 @@ from dedloc_kit.notebook.join import _sessions
 me = join({url!r}, folder={folder!r}, device="cpu", task_module="tests.tiny")
 """
 SESSION = "list(_sessions.values())[0]"
+CHAT = """
+import time
+from dedloc_kit import chat
+from dedloc_kit.inference import chat as module
+from tests.inference.chats import Swarm
+swarm = Swarm()
+talk = module.Chat(swarm.load, length=256, most=12)
+module.chat_with = lambda where, **settings: talk
+def wait_for_the_stop():
+    while talk.snapshot().phase == "answering" and len(talk.snapshot().turns) == 1:
+        time.sleep(0.01)
+swarm.before = wait_for_the_stop
+"""
 
 
 class Kernel:
@@ -108,3 +121,31 @@ def test_on_colab_the_stop_button_of_the_cell_leaves_cleanly(tmp_path: Path) -> 
         assert notebook.value(f"{SESSION}.snapshot().phase") == "left"
         assert notebook.value(f"{SESSION}.snapshot().session_samples") > 0
         assert_gone(notebook.value(f"{SESSION}.worker.pid"))
+
+
+@pytest.mark.slow
+def test_on_colab_the_stop_button_ends_an_answer_and_at_the_question_the_chat() -> None:
+    with kernel({"COLAB_RELEASE_TAG": "release-colab-20260801"}) as notebook:
+        notebook.run(CHAT)
+        client = notebook.client
+        request = client.execute('chat("http://x", code="c")', allow_stdin=True)
+
+        def question() -> str:
+            return str(client.get_stdin_msg(timeout=DEADLINE)["content"]["prompt"])
+
+        assert question() == "You: "
+        client.input("hello")
+        while "The model answers" not in str(client.get_iopub_msg(timeout=DEADLINE)["content"]):
+            pass
+        notebook.manager.interrupt_kernel()
+        assert question() == "You: "
+        client.input("again")
+        assert question() == "You: "
+        notebook.manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=DEADLINE)
+        while reply["parent_header"].get("msg_id") != request:
+            reply = client.get_shell_msg(timeout=DEADLINE)
+        assert reply["content"]["status"] == "ok", reply["content"]
+        notes = "[(turn.asked, turn.note) for turn in talk.snapshot().turns]"
+        assert notebook.value(notes) == [("hello", "stopped"), ("again", "cut off after 12 tokens")]
+        assert notebook.value("talk.over.is_set()")

@@ -32,13 +32,13 @@ def widgets_of(widget: Any) -> list[Any]:
     return [widget, *(inner for child in getattr(widget, "children", ()) for inner in widgets_of(child))]
 
 
-def page_of(panel: Panel) -> str:
+def page_of(panel: Any) -> str:
     """All that the panel shows, as HTML, but its style."""
     texts = [widget.value for widget in widgets_of(panel.widget) if isinstance(widget, ipywidgets.HTML)]
     return "\n".join(text for text in texts if not text.startswith("<style>"))
 
 
-def words_of(panel: Panel) -> str:
+def words_of(panel: Any) -> str:
     """Spaces that do not break become plain ones."""
     return " ".join(re.sub(r"<[^>]+>", " ", page_of(panel)).split())
 
@@ -49,7 +49,7 @@ def shown(now: Snapshot, buttons: bool = True) -> Panel:
     return panel
 
 
-def buttons_of(panel: Panel) -> dict[str, Any]:
+def buttons_of(panel: Any) -> dict[str, Any]:
     return {widget.description: widget for widget in widgets_of(panel.widget) if isinstance(widget, ipywidgets.Button)}
 
 

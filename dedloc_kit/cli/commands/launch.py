@@ -3,11 +3,8 @@
 import argparse
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, positive, repository, run_of
+from dedloc_kit.cli.options import Commands, add_peer, add_run, peer_settings, positive, repository, run_of, url
 from dedloc_kit.errors import UserError
-from dedloc_kit.records import Url
 from dedloc_kit.run import parse_coordinator
 
 
@@ -16,9 +13,7 @@ def add(commands: Commands) -> None:
     add_run(parser)
     parser.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
     parser.add_argument("--port", type=int, default=8000, help="of the live page; 0 takes a free one")
-    parser.add_argument(
-        "--url", type=_url, help="under which others find the live page, where a proxy stands before it"
-    )
+    parser.add_argument("--url", type=url, help="under which others find the live page, where a proxy stands before it")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve the live page over TLS, without a proxy")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="of that certificate")
     parser.add_argument(
@@ -100,10 +95,3 @@ def run(options: argparse.Namespace) -> int:
         stall_minutes=options.stall_minutes,
         webhook=webhook,
     )
-
-
-def _url(text: str) -> str:
-    try:
-        return TypeAdapter(Url).validate_python(text.rstrip("/"))
-    except ValidationError:
-        raise argparse.ArgumentTypeError("must be an address such as https://run.example.org") from None

@@ -4,7 +4,7 @@ import argparse
 import re
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands, add_code, add_devices, code_for, positive
+from dedloc_kit.cli.options import Commands, add_code, add_devices, code_for, positive, url
 from dedloc_kit.errors import UserError
 
 MODEL_ON_HUB = r"[\w.-]+/[\w.-]+@[0-9a-f]{40}"
@@ -61,6 +61,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
     parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
     parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
+    page = parser.add_argument_group("to begin: the live page, and who is told when layers lack servers")
+    page.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
+    page.add_argument("--port", type=int, default=8000, help="of the live page; 0 takes a free one")
+    page.add_argument("--url", type=url, help="under which others find the page, where a proxy stands before it")
+    page.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve the page over TLS, without a proxy")
+    page.add_argument("--tls-key", type=Path, metavar="FILE", help="of that certificate")
+    page.add_argument("--webhook-file", type=Path, metavar="FILE", help="holds the secret address of a webhook")
     reach = parser.add_mutually_exclusive_group()
     reach.add_argument(
         "--client-mode",
@@ -106,8 +113,13 @@ def _is_model(what: str) -> bool:
 
 
 def _begin(options: argparse.Namespace, settings: dict[str, object]) -> int:
-    from dedloc_kit.organizer.serving import serve_model
+    from dedloc_kit.dashboard.http.sockets import Certificate
+    from dedloc_kit.organizer.serving import PageSettings, serve_model
     from dedloc_kit.serving.config import parse_server
+    from dedloc_kit.steering.webhook import webhook_address
+
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UserError("a certificate and its key belong together; give both --tls-cert and --tls-key")
 
     if options.client_mode:
         raise UserError("whoever begins a swarm has to be reached by others; leave out --client-mode")
@@ -115,7 +127,14 @@ def _begin(options: argparse.Namespace, settings: dict[str, object]) -> int:
     name = options.name or _name_of(model)
     folder = (options.folder or Path("runs") / f"serve-{name}").resolve()
     peer = parse_server({**settings, "folder": folder, "name": options.name or "organizer", "client_mode": None})
-    return serve_model({"model": model, "name": name, "about": options.about, "who": options.access}, peer)
+    page = PageSettings(
+        options.dashboard_host,
+        options.port,
+        options.url,
+        Certificate(options.tls_cert, options.tls_key) if options.tls_cert else None,
+        webhook_address(options.webhook_file),
+    )
+    return serve_model({"model": model, "name": name, "about": options.about, "who": options.access}, peer, page)
 
 
 def _name_of(model: str) -> str:

@@ -11,22 +11,32 @@ from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count
 
 if TYPE_CHECKING:
-    from dedloc_kit.client import LeftOut, SentAway
+    from dedloc_kit.client import LeftOut, RunState, SentAway, ServingState
 
 SHOWN_PEOPLE, SHOWN_STEPS, SHOWN_ABSENT, SHOWN_AWAY = 20, 5, 5, 10
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser("status", help="how a run is doing")
+    parser = commands.add_parser("status", help="how a run is doing, or a model that is served")
     parser.add_argument("invitation", metavar="INVITATION", help=INVITATION)
     parser.set_defaults(call=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    from dedloc_kit.client import fetch_people, fetch_rounds, fetch_state
+    from dedloc_kit.client import NotThere, fetch_serving, fetch_state
 
-    state = fetch_state(options.invitation)
     console = Console(highlight=False, markup=False)
+    try:
+        state = fetch_state(options.invitation)
+    except NotThere:
+        _show_serving(fetch_serving(options.invitation), console)
+    else:
+        _show_run(state, options.invitation, console)
+
+
+def _show_run(state: "RunState", invitation: str, console: Console) -> None:
+    from dedloc_kit.client import fetch_people, fetch_rounds
+
     console.print(f"{state.run_id}: {state.status}, step {state.step} of {state.total_steps}")
     if state.decay is not None:
         console.print(f"decaying: step {state.decay.step} of {state.decay.steps}")
@@ -35,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
         console.print(state.checks)
     if state.problem:
         console.print(f"problem: {state.problem}")
-    people, rounds = fetch_people(options.invitation), fetch_rounds(options.invitation, state.step)
+    people, rounds = fetch_people(invitation), fetch_rounds(invitation, state.step)
     table = Table("volunteer", "samples", "steps")
     for person in people.people[:SHOWN_PEOPLE]:
         table.add_row(person.name, str(person.samples), str(person.steps))
@@ -52,6 +62,30 @@ def run(options: argparse.Namespace) -> None:
         console.print(_away(one))
     if rounds.sent_away_count > SHOWN_AWAY:
         console.print(f"and {rounds.sent_away_count - SHOWN_AWAY:,} more")
+
+
+def _show_serving(state: "ServingState", console: Console) -> None:
+    speed = f"{state.speed:.1f} tokens/s" if state.speed else "no answer can come"
+    console.print(f"{state.run_id}: {state.status}, {state.model}, {speed}")
+    for few, text in ((0, "nobody serves"), (1, "one server alone serves")):
+        lacking = [_layers(each.begin, each.end) for each in state.stretches if each.servers == few]
+        if lacking:
+            console.print(f"{text} the layers {', '.join(lacking)} of {state.layers}")
+    room = f"{state.free_tokens:,} of {state.cache_tokens:,} tokens free"
+    console.print(f"{count(state.sessions, 'session')}, {room}, {state.served:,} tokens x layers served")
+    table = Table("server", "layers", "state", "tokens/s", "sessions")
+    for each in state.servers[:SHOWN_PEOPLE]:
+        name = each.name or f"...{each.peer[-4:]}"
+        table.add_row(
+            *(name, _layers(each.begin, each.end), each.state, f"{each.decoding:.1f}", str(each.sessions)),
+        )
+    console.print(table)
+    if state.server_count > SHOWN_PEOPLE:
+        console.print(f"and {state.server_count - SHOWN_PEOPLE:,} more")
+
+
+def _layers(begin: int, end: int) -> str:
+    return str(begin) if end - begin == 1 else f"{begin} to {end - 1}"
 
 
 def _absent(step: "LeftOut") -> str:

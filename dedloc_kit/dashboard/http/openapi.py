@@ -20,6 +20,10 @@ DESCRIPTION: dict[str, Any] = {
         503: {"model": Message, "description": "There is no room for one more at the moment."},
     },
 }
+SERVING_DESCRIPTION: dict[str, Any] = DESCRIPTION | {
+    "title": "A dedloc_kit swarm that serves a model",
+    "summary": "Who serves which layers of a model, and how it is used, for programs.",
+}
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "You have it already (If-None-Match)."}}
 
 

@@ -4,6 +4,7 @@ from html import escape
 
 from dedloc_kit.dashboard.render.card import CARD_HEIGHT, CARD_WIDTH
 from dedloc_kit.dashboard.schemas import RunState
+from dedloc_kit.dashboard.serving.schemas import ServingState
 from dedloc_kit.display.human import count
 
 
@@ -26,6 +27,21 @@ def sharing_tags(state: RunState, address: str) -> str:
         "og:image:alt": f"The run {state.name} and its loss",
         "twitter:card": "summary_large_image",
     }
-    tags = [f'<meta property="{key}" content="{escape(value)}">' for key, value in values.items()]
-    tags.append(f'<link rel="alternate" type="application/atom+xml" href="{escape(address)}feed.atom">')
-    return "\n  ".join(tags)
+    feed = f'<link rel="alternate" type="application/atom+xml" href="{escape(address)}feed.atom">'
+    return f"{_elements(values)}\n  {feed}"
+
+
+def serving_tags(state: ServingState, address: str) -> str:
+    """The same for a swarm that serves a model."""
+    values = {
+        "og:type": "website",
+        "og:site_name": "dedloc",
+        "og:title": state.name,
+        "og:description": f"{state.model}, served by {count(state.server_count, 'volunteer')} layer by layer.",
+        "og:url": address,
+    }
+    return _elements(values)
+
+
+def _elements(values: dict[str, str]) -> str:
+    return "\n  ".join(f'<meta property="{key}" content="{escape(value)}">' for key, value in values.items())

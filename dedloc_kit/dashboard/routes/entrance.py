@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.http.place import page_address
-from dedloc_kit.dashboard.live.view import RunView
-from dedloc_kit.dashboard.schemas import RunState, json_answer
+from dedloc_kit.dashboard.schemas import json_answer
 from dedloc_kit.distribution import running_wheel
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation, PeerId, Refusal
@@ -19,14 +18,23 @@ from dedloc_kit.records import Invitation, PeerId, Refusal
 Made = TypeVar("Made")
 
 
+class Standing(Protocol):
+    """How what one may join stands."""
+
+    @property
+    def status(self) -> str: ...
+
+
 class Entrance:
     """Decides who is given the invitation."""
 
-    def __init__(self, view: RunView, most_volunteers: int | None) -> None:
+    def __init__(self, state: Callable[[], Standing], is_full: Callable[[str], bool] = lambda peer: False) -> None:
+        """
+        :param is_full: whether there is no room for the volunteer with this peer id
+        """
         self.invitation: Invitation | None = None
-        """None until the coordinator has joined its own swarm."""
-        self._view = view
-        self._most_volunteers = most_volunteers
+        """None until whoever gives it out has joined its own swarm."""
+        self._state, self._is_full = state, is_full
         # The threads that make the page's answers may all be busy, with viewers in line for them.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="entrance")
 
@@ -42,14 +50,13 @@ class Entrance:
         """From now on this one is given to whoever may join."""
         self.invitation = invitation
 
-    def refusal(self, state: RunState, peer: str = "") -> Refusal | None:
+    def refusal(self, state: Standing, peer: str = "") -> Refusal | None:
         """Why a volunteer with this peer id cannot join now; its own ghost after a crash is no reason."""
         if state.status == "finished":
             return Refusal(reason="over")
         if self.invitation is None:
             return Refusal(reason="starting")
-        full = self._most_volunteers is not None and self._view.volunteers(without=peer) >= self._most_volunteers
-        return Refusal(reason="full") if full else None
+        return Refusal(reason="full") if self._is_full(peer) else None
 
     def routes(self) -> APIRouter:
         router = APIRouter(tags=["entrance"])
@@ -57,7 +64,7 @@ class Entrance:
 
         @router.get("/api/invitation", summary="What it takes to join", response_model=Invitation, responses=refused)
         async def invitation(peer: Annotated[PeerId, Query()] = "", watch: bool = False) -> Response:
-            refusal = self.refusal(await self._at_once(self._view.state), peer)
+            refusal = self.refusal(await self._at_once(self._state), peer)
             if refusal is not None and not (watch and self.invitation):
                 return json_answer(refusal.model_dump(), 410 if refusal.reason == "over" else 503)
             assert self.invitation is not None

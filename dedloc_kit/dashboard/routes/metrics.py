@@ -80,9 +80,14 @@ def _checked(audits: Checks, rounds: Rounds) -> Iterator[Metric]:
 
 
 def routes(view: RunView, current: Callable[[], RunState], viewers: Callable[[], int]) -> APIRouter:
+    return prometheus(RunCollector(view, current, viewers))
+
+
+def prometheus(collector: Collector) -> APIRouter:
+    """The route at which this one is asked."""
     router = APIRouter()
     registry = CollectorRegistry()
-    registry.register(RunCollector(view, current, viewers))
+    registry.register(collector)
 
     @router.get("/metrics", tags=["metrics"], summary="Numbers for Prometheus", responses=answering("text/plain"))
     def metrics() -> Response:

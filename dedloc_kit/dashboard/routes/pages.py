@@ -19,16 +19,33 @@ from dedloc_kit.records import PeerId
 _STATIC = Path(__file__).parents[1] / "static"
 
 
-def routes(current: Callable[[], RunState]) -> APIRouter:
+def one_page(file: str, tags: Callable[[Request], str]) -> APIRouter:
+    """What the page loads, and at the root of its address the page in this file, with these tags in its head."""
     router = APIRouter()
     files = GZipMiddleware(StaticFiles(directory=_STATIC), compresslevel=6)
     router.routes.append(Mount("/static", files, name="static"))
-    page = (_STATIC / "index.html").read_text(encoding="utf-8")
-
-    def rendered(request: Request) -> str:
-        return page.replace("<!-- sharing -->", sharing_tags(current(), page_address(request)))
+    rendered = _renderer(file, tags)
 
     @router.get("/", include_in_schema=False)
+    def page(request: Request) -> HTMLResponse:
+        return HTMLResponse(rendered(request))
+
+    return router
+
+
+def _renderer(file: str, tags: Callable[[Request], str]) -> Callable[[Request], str]:
+    page = (_STATIC / file).read_text(encoding="utf-8")
+    return lambda request: page.replace("<!-- sharing -->", tags(request))
+
+
+def routes(current: Callable[[], RunState]) -> APIRouter:
+    """Those of a run, whose page has several views."""
+
+    def tags(request: Request) -> str:
+        return sharing_tags(current(), page_address(request))
+
+    router, rendered = one_page("index.html", tags), _renderer("index.html", tags)
+
     @router.get("/people", include_in_schema=False)
     @router.get("/swarm", include_in_schema=False)
     @router.get("/organizer", include_in_schema=False)

@@ -6,11 +6,13 @@ import { retitle } from "./router.js";
 import { run, subscribe } from "./run.js";
 import { addressOf } from "./server.js";
 import { LABELS } from "./status.js";
+import { themeButton } from "./theme_button.js";
+import { voice } from "./voice.js";
 
 const EXPORTS = ["people", "contributions", "steps", "evaluations"];
-const SUMMARY_PAUSE = 30_000; // a screen reader should not be talked over
 
 const byId = (id) => document.getElementById(id);
+const say = voice(byId("summary"));
 
 export function begin() {
   const icon = document.querySelector("link[rel=icon]");
@@ -21,9 +23,7 @@ export function begin() {
     const link = build("a", { href: addressOf(`api/export/${table}.csv`), text: table, download: true });
     byId("exports").append(table === EXPORTS[0] ? " " : ", ", link);
   }
-  byId("theme").addEventListener("click", () => window.toggleTheme());
-  addEventListener("themechange", nameTheme);
-  nameTheme();
+  themeButton(byId("theme"));
   subscribe((what) => {
     if (what === "history") return;
     showStatus();
@@ -34,12 +34,6 @@ export function begin() {
       summarize();
     }
   });
-}
-
-function nameTheme() {
-  const dark = document.documentElement.dataset.theme === "dark";
-  byId("theme").setAttribute("aria-label", dark ? "Light colours" : "Dark colours");
-  byId("theme").title = dark ? "Light colours" : "Dark colours";
 }
 
 function showStatus() {
@@ -58,18 +52,13 @@ function showAlert() {
   byId("alert").hidden = !text;
 }
 
-let said = { text: "", status: "", at: 0 };
-
-/** What a screen reader says: at once when the status changes, else at most every half minute. */
+/** What a screen reader says. */
 function summarize() {
   const { state } = run;
-  if (said.status === state.status && Date.now() - said.at < SUMMARY_PAUSE) return;
   let text = `${LABELS[state.status]}. Global step ${count(state.step)} of ${count(state.total_steps)}`;
   if (state.decay) text += `, decaying: step ${count(state.decay.step)} of ${count(state.decay.steps)}`;
   text += `, ${plural(state.volunteers, "volunteer")}.`;
   if (state.loss !== null) text += ` Training loss ${loss(state.loss)}.`;
   if (state.evaluation) text += ` Evaluation loss ${loss(state.evaluation.last.loss)}.`;
-  if (text === said.text) return;
-  said = { text, status: state.status, at: Date.now() };
-  byId("summary").textContent = text;
+  say(state.status, text);
 }

@@ -193,7 +193,8 @@ class RemoteSession:
             failed = LegFailed(legs[0].server, "it pushes nonsense")
         failures[failed.server] += 1
         if failed.why not in ("past", "order"):
-            self._avoided[failed.server] = time.monotonic() + AVOIDED
+            until = time.monotonic() + AVOIDED
+            self._avoided[failed.server] = max(until, self._avoided.get(failed.server, until))
         await self._drop(legs)
 
     async def _drop(self, legs: Sequence[Leg]) -> None:
@@ -222,8 +223,10 @@ class RemoteSession:
         avoided = {server for server, until in self._avoided.items() if until > now}
         try:
             return route(span, servers, self._me, trips, avoided)
-        except NoRoute:  # a line may have broken whose server is well
-            return route(span, servers, self._me, trips, {server for server, times in failures.items() if times > 1})
+        except NoRoute:  # a line may have broken whose server is well; who has answered wrongly never is
+            wrong = {server for server, until in self._avoided.items() if until > now + AVOIDED}
+            failed = {server for server, times in failures.items() if times > 1}
+            return route(span, servers, self._me, trips, wrong | failed)
 
     async def _open(self, hops: Sequence[Hop], rows: int) -> None:
         """Sessions for these hops, with the past."""

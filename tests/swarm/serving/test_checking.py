@@ -9,6 +9,8 @@ import torch
 
 from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.routes import NoRoute
+from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.serving.checking import FIRST, Checker, difference
 from dedloc_kit.swarm.serving.client import RemoteSession
@@ -86,12 +88,27 @@ def test_who_answers_wrongly_from_the_beginning_is_found_with_its_first_answers(
     assert "liar" not in {hop.server for hop in checked.session.route}
 
 
+def test_what_came_of_wrong_answers_is_forgotten(swarm: Swarm) -> None:
+    for name, begin, end in (("liar", 0, 2), ("b", 2, 4), ("c", 0, 2), ("d", 0, 2)):
+        swarm.add(name, begin, end)
+    swarm.slow |= {"c", "d"}
+    lies(swarm, "liar", torch.zeros_like)
+    checked, honest = Checked(swarm), CachedSpan(Span.of(swarm.whole, 0, 4))
+    for number in range(3):
+        output = checked.step(number)
+        at = 0 if number == 0 else 5 + number
+        hidden = TEXT if number == 0 else TEXT[:, number % 6 : number % 6 + 1]
+        right = honest(hidden, None, torch.arange(at, at + hidden.shape[1])[None], Past(at))
+    assert set(checked.checker.wrong) == {"liar"}
+    torch.testing.assert_close(output, right, rtol=1e-4, atol=1e-5)
+
+
 def test_who_begins_to_lie_later_is_found_among_the_steps_that_are_drawn(swarm: Swarm) -> None:
     for name, begin, end in (("liar", 0, 4), ("b", 0, 4), ("c", 0, 4)):
         swarm.add(name, begin, end)
     swarm.slow |= {"b", "c"}
     lies(swarm, "liar", torch.zeros_like, after=FIRST + 1)
-    checked, honest = Checked(swarm, share=0.5), swarm.remote()
+    checked, honest = Checked(swarm, share=0.5), CachedSpan(Span.of(swarm.whole, 0, 4))
     steps = 0
     while not checked.checker.wrong:
         checked.step(steps)
@@ -99,11 +116,25 @@ def test_who_begins_to_lie_later_is_found_among_the_steps_that_are_drawn(swarm: 
         assert steps < 50
     assert steps > FIRST
     output = checked.step(steps)
-    for number in range(steps):
+    for number in range(steps + 1):
+        at = 0 if number == 0 else 5 + number
         hidden = TEXT if number == 0 else TEXT[:, number % 6 : number % 6 + 1]
-        swarm.run(honest.step(hidden, None, None, Past(0 if number == 0 else 5 + number)))
-    right = swarm.run(honest.step(TEXT[:, steps % 6 : steps % 6 + 1], None, None, Past(5 + steps)))
+        right = honest(hidden, None, torch.arange(at, at + hidden.shape[1])[None], Past(at))
     torch.testing.assert_close(output, right, rtol=1e-4, atol=1e-5)
+
+
+def test_who_has_answered_wrongly_is_not_asked_even_if_nobody_else_is_there(swarm: Swarm) -> None:
+    for name in ("liar", "b", "c"):
+        swarm.add(name, 0, 4)
+    swarm.slow |= {"b", "c"}
+    lies(swarm, "liar", torch.zeros_like)
+    checked = Checked(swarm)
+    checked.step(0)
+    assert set(checked.checker.wrong) == {"liar"}
+    swarm.cut("b")
+    swarm.cut("c")
+    with pytest.raises(NoRoute, match="0:4"):
+        checked.step(1)
 
 
 def test_a_server_that_checks_wrongly_is_found_and_not_the_one_that_is_checked(swarm: Swarm) -> None:
@@ -111,26 +142,12 @@ def test_a_server_that_checks_wrongly_is_found_and_not_the_one_that_is_checked(s
         swarm.add(name, 0, 4)
     swarm.slow |= {"b", "c"}
 
-    async def wrongly(session: Any, asked: Any) -> None:
-        raise AssertionError
-
     checked = Checked(swarm)
-    liar = swarm.services["b"]
-    honest = liar._without_past
-
-    async def without_past(session: Any, asked: Any) -> None:
-        span = session.span
-        forward, span.forward = span.forward, lambda *given, **named: torch.zeros_like(given[0])
-        try:
-            await honest(session, asked)
-        finally:
-            span.forward = forward
-
-    liar._without_past = without_past  # type: ignore[method-assign]
-    del wrongly
-    for number in range(4):
-        checked.step(number)
-    assert not checked.checker.wrong.keys() & {"a", "c"}
+    held = swarm.services["b"].held
+    assert held is not None
+    held.span.forward = lambda hidden, *_: torch.zeros_like(hidden)  # type: ignore[method-assign]
+    checked.step(0)
+    assert set(checked.checker.wrong) == {"b"}
 
 
 def test_honest_servers_agree_and_two_alone_decide_nothing(swarm: Swarm) -> None:

@@ -1,0 +1,148 @@
+"""`serve`: one call in a notebook cell, or in a script, and this machine holds some layers of a served model."""
+
+import threading
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.errors import UserError
+from dedloc_kit.machine.account import token
+from dedloc_kit.notebook.join import REFRESH_SECONDS, has_front_end, platform
+from dedloc_kit.session.serving import ServingSession, ServingSnapshot, lines
+
+_sessions: dict[str, ServingSession] = {}
+"""Those of this kernel that go on, by invitation: a cell that is run again shows the same session again."""
+
+
+class ServingPanel:
+    """Shows the snapshots of one session; `widget` is what the cell displays.
+
+    :param session: none where buttons are dead while a cell runs (Colab); then the panel says how to leave
+    """
+
+    def __init__(self, session: ServingSession | None) -> None:
+        import ipywidgets
+
+        from dedloc_kit.notebook.panel import style
+
+        self._session = session
+        self._text = ipywidgets.HTML()
+        parts = [style("panel.css"), self._text]
+        if session is not None:
+            layout = {"width": "auto", "min_width": "84px"}
+            self._pause = ipywidgets.Button(description="Pause", tooltip="Free this machine for a while", layout=layout)
+            self._leave = ipywidgets.Button(description="Leave", tooltip="Let others go on, and end", layout=layout)
+            self._pause.on_click(self._pause_or_resume)
+            self._leave.on_click(lambda _: session.leave())
+            parts.append(ipywidgets.HBox([self._pause, self._leave]))
+        self.widget = ipywidgets.VBox(parts)
+        self.widget.add_class("dedloc")
+
+    def show(self, now: ServingSnapshot) -> None:
+        """Bring the panel up to date."""
+        self._text.value = markup(now, buttons=self._session is not None)
+        if self._session is not None:
+            self._pause.description = "Resume" if now.phase == "paused" else "Pause"
+            self._pause.disabled = now.phase not in ("serving", "paused")
+            self._leave.disabled = now.over or now.phase == "leaving"
+
+    def _pause_or_resume(self, button: Any) -> None:
+        assert self._session is not None
+        button.disabled = True
+        (self._session.resume if button.description == "Resume" else self._session.pause)()
+
+
+def markup(now: ServingSnapshot, *, buttons: bool) -> str:
+    """The panel as HTML; what others wrote is escaped."""
+    about = f'<div class="about">{escape(now.about)}</div>' if now.about else ""
+    text = now.text[:1].upper() + now.text[1:]
+    problem = f" {escape(now.problem)}" if now.problem else ""
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in lines(now))
+    notes = "".join(f'<div class="note">{escape(warning)}</div>' for warning in now.warnings)
+    if not buttons and not now.over:
+        notes += '<div class="quiet small">To leave, stop this cell with its stop button.</div>'
+    return (
+        f'<div class="head"><span class="title">{escape(now.run_id or "a served model")}</span></div>{about}'
+        f'<div class="state" role="status" aria-live="polite"><div><b>{escape(text)}</b>{problem}</div></div>'
+        f"<table>{rows}</table>{notes}"
+    )
+
+
+def serve(
+    invitation: str,
+    *,
+    name: str | None = None,
+    team: str | None = None,
+    weights: str = "bfloat16",
+    blocks: int | None = None,
+    folder: str | Path | None = None,
+    code: str | None = None,
+    block: bool | None = None,
+) -> ServingSession | None:
+    """See `dedloc_kit.serve`."""
+    where = platform()
+    if block is None:
+        block = where in ("colab", "kaggle batch", "terminal") or not has_front_end()
+    session = _sessions.get(invitation)
+    if session is None or session.ended.is_set():
+        if where == "colab":
+            token()  # the notebook may ask its owner for it, which only the main thread can
+        settings = {"name": name, "team": team, "weights": weights, "blocks": blocks}
+        given = {key: value for key, value in settings.items() if value is not None}
+        if code is None:
+            code = personal_code(invitation, ask=where != "kaggle batch")
+        try:
+            session = ServingSession(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
+        except UserError as error:
+            _show_refusal(str(error), where)
+            return None
+        _sessions[invitation] = session
+    if where == "terminal":
+        from dedloc_kit.session.serving_display import watch
+
+        watch(session)
+        return None
+
+    from IPython.display import display
+
+    panel = ServingPanel(None if block else session)
+    panel.show(session.snapshot())
+    display(panel.widget)
+    if block:
+        _wait(session, panel)
+        return None
+    threading.Thread(target=_keep_up_to_date, args=(session, panel), name="panel", daemon=True).start()
+    return session
+
+
+def _show_refusal(problem: str, where: str) -> None:
+    """What keeps a session from even beginning."""
+    if where == "terminal":
+        from dedloc_kit.display.console import complain
+
+        complain(problem)
+        return
+    from IPython.display import display
+
+    panel = ServingPanel(None)
+    panel.show(ServingSnapshot(phase="failed", text="this machine cannot take part now", problem=problem))
+    display(panel.widget)
+
+
+def _keep_up_to_date(session: ServingSession, panel: ServingPanel) -> None:
+    while not session.ended.wait(REFRESH_SECONDS):
+        panel.show(session.snapshot())
+    panel.show(session.snapshot())
+
+
+def _wait(session: ServingSession, panel: ServingPanel) -> None:
+    """Until it has ended; an interrupt leaves. On Colab only the main thread can update a panel, so here."""
+    while True:
+        try:
+            while not session.ended.wait(REFRESH_SECONDS):
+                panel.show(session.snapshot())
+            break
+        except KeyboardInterrupt:
+            session.leave()
+    panel.show(session.snapshot())

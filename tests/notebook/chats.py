@@ -1,0 +1,55 @@
+"""A chat that answers nothing by itself, and chats to show."""
+
+import threading
+from typing import Any
+
+from dedloc_kit.blocks.plan import LayerRange
+from dedloc_kit.inference.turns import Answerer, ChatSnapshot, Turn
+
+
+def snapshot(**changed: Any) -> ChatSnapshot:
+    usual: dict[str, Any] = {
+        "phase": "ready",
+        "text": "connected",
+        "model": "toy",
+        "turns": (Turn("hello", "hi there", "", 9, 2.0), Turn("and now?", "no idea", "stopped", 5, 1.0)),
+        "route": (Answerer("Rabi", LayerRange(0, 2)), Answerer("רבי", LayerRange(2, 4))),
+    }
+    return ChatSnapshot(**{**usual, **changed})
+
+
+class FakeChat:
+    """Answers each message with its capitals, in two parts, the second one when `go_on` is set or it is stopped."""
+
+    def __init__(self) -> None:
+        self.tried, self.over, self.go_on = threading.Event(), threading.Event(), threading.Event()
+        self.tried.set()
+        self.now = snapshot(turns=(), route=())
+        self.said: list[str] = []
+        self.stops = 0
+
+    def snapshot(self) -> ChatSnapshot:
+        return self.now
+
+    def say(self, text: str) -> threading.Event:
+        self.said.append(text)
+        turns = (*self.now.turns, Turn(text, text[:2].upper()))
+        self.now = snapshot(phase="answering", text="the model answers", turns=turns)
+        answered = threading.Event()
+        threading.Thread(target=self._finish, args=(answered,)).start()
+        return answered
+
+    def stop(self) -> None:
+        self.stops += 1
+        self.go_on.set()
+
+    def close(self) -> None:
+        self.now = snapshot(phase="over", text="this chat is over", turns=self.now.turns)
+        self.over.set()
+
+    def _finish(self, answered: threading.Event) -> None:
+        assert self.go_on.wait(60)
+        *before, turn = self.now.turns
+        note = "stopped" if self.stops else ""
+        self.now = snapshot(turns=(*before, Turn(turn.asked, turn.asked.upper(), note, 9, 2.0)))
+        answered.set()
