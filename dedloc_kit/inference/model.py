@@ -162,4 +162,8 @@ class _Pass(torch.autograd.Function):
         said, (back, *others) = ctx.network.ask("backward", {"session": ctx.kept.name}, (gradient,))
         assert back is not None
         found = dict(zip(said["names"], others, strict=True))
-        return back.to(gradient.device, gradient.dtype), *[None] * 4, *(found[name] for name in ctx.names)
+        return (
+            back.to(gradient.device, gradient.dtype),
+            *[None] * 4,
+            *(found[name].to(gradient.device) for name in ctx.names),
+        )
