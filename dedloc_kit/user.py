@@ -198,7 +198,7 @@ class _User:
         belongings.obtain(names, self._me.loop, self._me.donors(), self._me.content, on_progress)
         return {"files": str(belongings.folder or ""), "store": str(self._store.folder)}
 
-    def _session(self, values: Mapping[str, Any]) -> RemoteSession:
+    def _session(self, values: Mapping[str, Any], form: Form) -> RemoteSession:
         name = values["session"]
         if name not in self._sessions:
             config = SessionConfig(
@@ -206,7 +206,7 @@ class _User:
                 layers=self._layers,
                 hidden_size=self._hidden,
                 length=min(MAX_LENGTH, values["length"]),
-                form=self._activations,
+                form=form,
                 adapter=self._adapters.get(name),
             )
             self._sessions[name] = RemoteSession(
@@ -226,7 +226,8 @@ class _User:
         hidden, mask, positions = tensors
         assert hidden is not None
         rows = None if values["rows"] is None else tuple(values["rows"])
-        session = self._session(values)
+        form = self._activations
+        session = self._session(values, "float16" if form == "8bit" else form)  # each replay would round once more
         try:
             output = await session.step(hidden, mask, positions, Past(values["tokens"], rows, values["undoable"]))
         except BaseException:
@@ -239,7 +240,7 @@ class _User:
     ) -> tuple[dict[str, Any], list[Tensor]]:
         hidden, mask, positions = tensors
         assert hidden is not None
-        session = self._session({**values, "length": hidden.shape[1]})
+        session = self._session({**values, "length": hidden.shape[1]}, self._activations)
         try:
             output, inputs = await session.forward(hidden, mask, positions)
         except BaseException:

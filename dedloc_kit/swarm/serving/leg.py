@@ -93,7 +93,7 @@ class Leg:
             async with asyncio.timeout(TAKING):
                 await stream.send(encode(record))
             for tensor in tensors:
-                await send_tensor(stream, tensor, TAKING)
+                await send_tensor(stream, tensor, TAKING, self.opened.form)
 
     async def answer(self, number: int, shape: Sequence[int] | None) -> tuple[Tensor | None, bool]:
         """The output of a step, and whether the next server has it as well.

@@ -256,7 +256,7 @@ class SpanService(Service):
             work = self._computing.run(Priority.TRAINING, partial(_call, session, asked, hidden, gradient))
             output, of_adapter = await alive_until(session.stream, work)
             await session.stream.send(encode(Output(number=0)))
-            await send_tensor(session.stream, output)
+            await send_tensor(session.stream, output, form=session.opened.form)
             await session.stream.send(encode(Done(number=0)))
             if of_adapter is not None:
                 await send_tensor(session.stream, of_adapter)

@@ -247,7 +247,7 @@ def test_a_step_that_is_broken_off_leaves_no_trace(swarm: Swarm) -> None:
     computing.close()
 
 
-@pytest.mark.parametrize(("form", "tolerance"), [("float32", 1e-5), ("float16", 1e-2)])
+@pytest.mark.parametrize(("form", "tolerance"), [("float32", 1e-5), ("float16", 1e-2), ("8bit", 3e-2)])
 def test_gradients_go_back_through_servers_that_may_have_been_replaced(
     swarm: Swarm, form: str, tolerance: float
 ) -> None:
