@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.architecture import configuration
 from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.past import Past
@@ -122,6 +123,7 @@ class _User:
         self._store = Store(folder / "content")
         self._manifest: Manifest | None = None
         self._sessions: dict[str, RemoteSession] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._passes: dict[str, tuple[RemoteSession, Inputs, Tensor | None, Tensor | None]] = {}
         self._avoided: dict[str, float] = {}
         self.tally = Tally(serving.run_id, me.signer, self._session_of)
@@ -132,6 +134,7 @@ class _User:
             told=lambda text: emit(Warned(text=text)),
         )
         self._begun = {
+            "adapt": self._adapt,
             "step": self._step,
             "forward": self._forward,
             "backward": self._backward,
@@ -201,7 +204,7 @@ class _User:
         belongings.obtain(names, self._me.loop, self._me.donors(), self._me.content, on_progress)
         return {"files": str(belongings.folder or ""), "store": str(self._store.folder)}
 
-    def _session(self, values: Mapping[str, Any]) -> RemoteSession:
+    def _session(self, values: Mapping[str, Any], form: Form) -> RemoteSession:
         name = values["session"]
         if name not in self._sessions:
             config = SessionConfig(
@@ -209,7 +212,8 @@ class _User:
                 layers=self._layers,
                 hidden_size=self._hidden,
                 length=min(MAX_LENGTH, values["length"]),
-                form=self._activations,
+                form=form,
+                adapter=self._adapters.get(name),
             )
             self._sessions[name] = RemoteSession(
                 *(self._me.caller, self._me.peer, self._servers, self._trips, config),
@@ -219,11 +223,18 @@ class _User:
             )
         return self._sessions[name]
 
+    async def _adapt(self, values: dict[str, Any], tensors: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
+        """The adapter that a session is to have, which has not begun."""
+        named = {name: tensor for name, tensor in zip(values["names"], tensors, strict=True) if tensor is not None}
+        self._adapters[values["session"]] = Adapter.of(named, values["scaling"])
+        return {}, []
+
     async def _step(self, values: dict[str, Any], tensors: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
         hidden, mask, positions = tensors
         assert hidden is not None
         rows = None if values["rows"] is None else tuple(values["rows"])
-        session = self._session(values)
+        form = self._activations
+        session = self._session(values, "float16" if form == "8bit" else form)  # each replay would round once more
         try:
             output = await session.step(hidden, mask, positions, Past(values["tokens"], rows, values["undoable"]))
         except BaseException:
@@ -236,7 +247,7 @@ class _User:
     ) -> tuple[dict[str, Any], list[Tensor]]:
         hidden, mask, positions = tensors
         assert hidden is not None
-        session = self._session({**values, "length": hidden.shape[1]})
+        session = self._session({**values, "length": hidden.shape[1]}, self._activations)
         try:
             output, inputs = await session.forward(hidden, mask, positions)
         except BaseException:
@@ -254,10 +265,12 @@ class _User:
         (gradient,) = tensors
         assert gradient is not None
         session, inputs, mask, positions = self._passes[values["session"]]
-        return {}, [await session.backward(inputs, mask, positions, gradient)]
+        back, of_adapter = await session.backward(inputs, mask, positions, gradient)
+        return {"names": list(of_adapter)}, [back, *of_adapter.values()]
 
     async def _close(self, values: dict[str, Any], _: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
         self._passes.pop(values["session"], None)
+        self._adapters.pop(values["session"], None)
         session = self._sessions.pop(values["session"], None)
         if session is not None:
             await session.close()

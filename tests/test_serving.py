@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,16 @@ import pytest
 import torch
 
 from dedloc_kit import worker
+from dedloc_kit.blocks.lora import LoraConfig
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights import load
+from dedloc_kit.errors import UserError
+from dedloc_kit.inference import tuning
 from dedloc_kit.machine.isolation import isolated
 from tests import fork_server
 from tests.blocks import tiny
+from tests.blocks.tuned import adapter_for, trained
+from tests.blocks.tuned import local as whole_with
 from tests.served import ServedModel, Server
 
 TEXT = torch.tensor([[5, 9, 7, 5, 9, 7, 5, 9], [11, 4, 8, 3, 11, 4, 8, 3]])
@@ -116,6 +121,68 @@ def test_gradients_go_through_the_servers(served: Served) -> None:
         gradients.append(given.grad)
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
     assert gradients[0].abs().sum() > 0
+
+
+def test_gradients_of_soft_prompts_and_lora_are_those_of_the_whole_model(served: Served) -> None:
+    adapter = adapter_for(served.whole)
+    soft = torch.nn.Parameter(torch.randn(1, 2, 32))
+    found = []
+    here = whole_with(served.whole, adapter)
+    with served.model.adapted(adapter):
+        for model in (here, served.model):
+            loss = trained(model, adapter, soft)
+            found.append([loss, *(parameter.grad for parameter in (soft, *adapter.parameters()))])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-6 * one.norm()
+        assert one.norm() > 0
+
+
+def test_what_is_written_with_an_adapter_is_what_the_whole_model_writes_with_it(served: Served) -> None:
+    adapter = adapter_for(served.whole)
+    adapted, plain = (written(model) for model in (whole_with(served.whole, adapter), served.whole))
+    with served.model.adapted(adapter):
+        assert torch.equal(written(served.model), adapted)
+    assert torch.equal(written(served.model), plain)
+    assert not torch.equal(adapted, plain)
+
+
+def test_an_adapter_is_made_saved_and_loaded_for_a_served_model(served: Served, tmp_path: Path) -> None:
+    adapter = tuning.new_adapter(served.model, LoraConfig(rank=2, target_modules=("v_proj",)), seed=3)
+    tuning.save_adapter(served.model, adapter, tmp_path)
+    loaded = tuning.load_adapter(served.model, tmp_path)
+    assert loaded.adapter().digest == adapter.adapter().digest
+    assert loaded.scaling == 8.0
+
+
+def test_an_adapter_that_is_not_finite_is_refused_before_it_travels(served: Served) -> None:
+    adapter = adapter_for(served.whole)
+    next(adapter.parameters()).data[0, 0] = float("nan")
+    with served.model.adapted(adapter), pytest.raises(UserError, match="not finite"):
+        served.model(TEXT)
+
+
+@pytest.mark.slow
+def test_with_half_the_bits_or_fewer_the_loss_after_50_steps_is_nearly_that_of_the_whole_model(served: Served) -> None:
+    models = {form: served.swarm.model(activations=form) for form in ("float16", "8bit")}
+    assert torch.equal(*(written(model) for model in models.values())), "8 bits are for training alone"
+
+    def loss_after(form: str) -> float:
+        adapter = adapter_for(served.whole)
+        torch.manual_seed(1)
+        soft = torch.nn.Parameter(torch.randn(1, 2, 32))
+        optimizer = torch.optim.Adam([soft, *adapter.parameters()], lr=1e-2)
+        model = models[form] if form in models else whole_with(served.whole, adapter)
+        with model.adapted(adapter) if form in models else nullcontext():
+            first = trained(model, adapter, soft)
+            for _ in range(50):
+                loss = trained(model, adapter, soft)
+                optimizer.step()
+        assert loss < first / 2
+        return float(loss)
+
+    right = loss_after("")
+    assert loss_after("float16") == pytest.approx(right, rel=0.01)
+    assert loss_after("8bit") == pytest.approx(right, rel=0.05)
 
 
 @pytest.mark.parametrize(("means", "way"), [(Server.frozen, "sampling"), (Server.cut, "beams")])

@@ -3,6 +3,7 @@
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from transformers import AutoTokenizer, GenerationConfig
 from dedloc_kit.blocks import weights
 from dedloc_kit.blocks.architecture import Layout, configuration, skeleton
 from dedloc_kit.blocks.ends import ends
+from dedloc_kit.blocks.lora import TrainableAdapter
 from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.inference.network import Activations, Network
+from dedloc_kit.inference.tuning import Current, give, within
 
 
 class AutoDistributedModelForCausalLM:
@@ -35,15 +38,18 @@ class AutoDistributedModelForCausalLM:
         told: Callable[[str], None] = lambda text: None,
     ) -> Any:
         """An ordinary model of transformers, of the class that its configuration says; `model.network` is its
-        connection. Raises UserError with what is wrong and what to do.
+        connection. Within `with model.adapted(ADAPTER)` all calls and new sessions of this thread use an adapter, and
+        its parameters get gradients. Raises UserError with what is wrong and what to do.
 
         :param where: the page's URL, an invitation's file, or the model's repository on the Hub
         :param folder: keeps this user's identity and what was fetched
         :param code: what lets this user into a swarm that is not open to all
         :param source: a folder with the model, or `OWNER/NAME@COMMIT`, to take embeddings and head from
-        :param activations: how hidden states travel; float32 is exact
+        :param activations: how hidden states travel; float32 is exact, 8bit is for training, where it takes little
+            more than half the bytes of float16; what is written then travels as float16
         :param told: told what goes on
         """
+        adapter: Current = ContextVar("adapter", default=None)
         network = Network(
             where,
             folder=None if folder is None else Path(folder),
@@ -63,7 +69,7 @@ class AutoDistributedModelForCausalLM:
                 if there["files"]
                 else weights.read_each(Path(there["store"]), manifest, names)
             )
-            model = ends(config, {name: tensor.clone() for name, tensor in found}, _beginning(network))
+            model = ends(config, {name: tensor.clone() for name, tensor in found}, _beginning(network, adapter))
         except BaseException:
             network.close()
             raise
@@ -71,6 +77,7 @@ class AutoDistributedModelForCausalLM:
             model.generation_config = GenerationConfig.from_pretrained(files)
         model.network = network
         model.files = files
+        model.adapted = within(adapter)
         return model
 
 
@@ -79,28 +86,31 @@ def tokenizer_of(model: Any) -> Any:
     return AutoTokenizer.from_pretrained(model.files)
 
 
-def _beginning(network: Network) -> Callable[[int], "DistantLayers"]:
-    return lambda length: DistantLayers(network, length)
+def _beginning(network: Network, adapter: Current) -> Callable[[int], "DistantLayers"]:
+    return lambda length: DistantLayers(network, length, adapter.get())
 
 
 class DistantLayers:
     """All layers of the model, in one session; see `blocks.ends.Through`."""
 
-    def __init__(self, network: Network, length: int) -> None:
+    def __init__(self, network: Network, length: int, adapter: TrainableAdapter | None) -> None:
         self.name = secrets.token_hex(8)
         self.recoveries = 0
         """How often somebody had to take the place of another."""
-        self._network, self._length = network, length
+        self._network, self._length, self._adapter = network, length, adapter
         self._end: Callable[[], object] = lambda: None
 
     def __call__(
         self, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Past | None
     ) -> Tensor:
         if past is None:
-            after: Tensor = _Pass.apply(hidden, attention_mask, position_ids, self._network)  # type: ignore[no-untyped-call]
+            given = hidden, attention_mask, position_ids, self._network, self._adapter
+            parameters = [] if self._adapter is None else self._adapter.parameters()
+            after: Tensor = _Pass.apply(*given, *parameters)  # type: ignore[no-untyped-call]
             return after
         if self._length and not hasattr(self, "_finalizer"):
             self._finalizer = weakref.finalize(self, self._network.begin, "close", {"session": self.name})
+            give(self._network, self.name, self._adapter)
         values = {"session": self.name, "length": self._length, "tokens": past.tokens, "undoable": past.undoable}
         rows = None if past.rows is None else list(past.rows)
         said, (output,) = self._network.ask("step", {**values, "rows": rows}, (hidden, attention_mask, position_ids))
@@ -131,10 +141,18 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, network: Network
+        ctx: Any,
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        network: Network,
+        adapter: TrainableAdapter | None,
+        *parameters: Tensor,
     ) -> Tensor:
         ctx.network, ctx.kept = network, _Kept(network)
-        values = {"session": ctx.kept.name, "keep": ctx.needs_input_grad[0]}
+        ctx.names = [] if adapter is None else list(adapter.named)
+        give(network, ctx.kept.name, adapter)
+        values = {"session": ctx.kept.name, "keep": any(ctx.needs_input_grad)}
         _, (output,) = network.ask("forward", values, (hidden, attention_mask, position_ids))
         assert output is not None
         return output.to(hidden.device, hidden.dtype)
@@ -142,6 +160,11 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        _, (back,) = ctx.network.ask("backward", {"session": ctx.kept.name}, (gradient,))
+        said, (back, *others) = ctx.network.ask("backward", {"session": ctx.kept.name}, (gradient,))
         assert back is not None
-        return back.to(gradient.device, gradient.dtype), None, None, None
+        found = dict(zip(said["names"], others, strict=True))
+        return (
+            back.to(gradient.device, gradient.dtype),
+            *[None] * 4,
+            *(found[name].to(gradient.device) for name in ctx.names),
+        )

@@ -23,7 +23,7 @@ from dedloc_kit.serving.config import ServingConfig, serving_of
 from dedloc_kit.worker import Worker, user_job
 
 JOIN_SECONDS = 180.0
-Activations = Literal["float16", "bfloat16", "float32"]
+Activations = Literal["float16", "bfloat16", "float32", "8bit"]
 
 
 class Lost(UserError):

@@ -26,7 +26,7 @@ _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE_CELL: dict[str, Any] = {"cell_type": "code", "execution_count": None, "outputs": []}
 _TEXT_CELL = {"cell_type": "markdown"}
 CHAT = "chat.ipynb"
-TUTORIALS = ("organize", "use_model", "draw")
+TUTORIALS = ("organize", "use_model", "draw", "fine_tune")
 _PUT_IN = (
     "The organizer gives you two addresses that begin with `http`. Put the invitation between the quotes behind\n"
     "`INVITATION`, and the long one, which ends in the fingerprint of the program, behind `KIT`."

@@ -1,6 +1,7 @@
 """The notebooks for organizers: up to date, and they run from top to bottom as they are."""
 
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -17,6 +18,7 @@ from dedloc_kit.notebook.generate import TUTORIALS, tutorial
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.text_to_image import TextToImage
 from tests.evaluation.language import write_causal
+from tests.served import ServedModel
 from tests.swarm.harness import processes_with
 from tests.tasks.text_to_image_run import run_of, write_codes, write_picture_model
 
@@ -84,6 +86,30 @@ def test_a_model_that_draws_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert names["compared"][0][0].tobytes() == names["drawn"][0].tobytes(), "guidance 1 and seed 0, as the run draws"
     assert [len(row) for row in names["rows"]] == [3] * 6  # at two evaluations, and the real one
     assert [len(line.x) for line in names["figure"].data] == [2, 2, 2]
+
+
+@pytest.mark.slow
+def test_a_served_model_is_taught_a_task_and_a_style(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_causal(tmp_path / "model", ["good", "bad", "The", "moon", "sun", "matey", "be", "the", "film", "it"])
+    notebook = nbformat.read(CHECKOUT / "notebooks" / "fine_tune.ipynb", as_version=4)
+    first, *cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert first.startswith("INVITATION = ")
+    monkeypatch.chdir(tmp_path)
+    with ServedModel(tmp_path, model, span="0:1") as swarm:
+        swarm.wait_until_served(1)
+        names: dict[str, Any] = {"INVITATION": swarm.where, "TARGETS": ("q_proj", "v_proj"), "STEPS": 15}
+        for cell in cells:
+            exec(cell, names)
+    said = capsys.readouterr().out
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
+    assert len(losses) == 30
+    assert losses[14] < losses[0]
+    assert losses[29] < losses[15]
+    after, loaded = said.splitlines()[-2:]
+    assert after == f"after:  {loaded}"
+    assert (tmp_path / "style" / "adapter_model.safetensors").is_file()
 
 
 @pytest.mark.slow

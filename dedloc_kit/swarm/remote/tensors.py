@@ -6,7 +6,7 @@ The receiver says which shape is right before any byte is taken.
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.network.service import SEND_SECONDS, Stream, encode
+from dedloc_kit.swarm.remote import activations
 from dedloc_kit.swarm.transfer.protocol import MESSAGE_BYTES
 
-Form = Literal["float16", "bfloat16", "float32"]
-"""In which activations travel."""
+Form = Literal["float16", "bfloat16", "float32", "8bit"]
+"""In which activations travel; see `activations` for the last one."""
 DTYPES: dict[Form, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _FORMS = {dtype: form for form, dtype in DTYPES.items()}
 _LARGEST = torch.finfo(torch.float16).max
@@ -40,23 +41,24 @@ class BadTensor(ValueError):
 
 
 def in_form(tensor: Tensor, form: Form) -> Tensor:
-    """As it travels: on the CPU; in bfloat16 instead of float16 where a number would become infinite there."""
+    """As it travels: on the CPU; in bfloat16 instead of float16 where a number would become infinite there. What is to
+    travel in 8 bits is float32 until it is sent."""
     tensor = tensor.detach().to("cpu")
     if form == "float16" and tensor.dtype != torch.float16 and not tensor.abs().amax() <= _LARGEST:
         form = "bfloat16"
-    return tensor.to(DTYPES[form]).contiguous()
+    return tensor.to(DTYPES.get(form, torch.float32)).contiguous()
 
 
-async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECONDS) -> None:
+async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECONDS, form: Form | None = None) -> None:
     """Send what `in_form` gave; raises OSError as `Stream.send`.
 
     :param seconds: for the other side to take a message
+    :param form: where that is 8 bits
     """
-    await stream.send(encode(TensorHead(dtype=_FORMS[tensor.dtype], shape=tuple(tensor.shape))))
-    content = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-    for start in range(0, len(content), MESSAGE_BYTES):
-        async with asyncio.timeout(seconds):
-            await stream.send(content[start : start + MESSAGE_BYTES])
+    content: Any = activations.pack(tensor) if form == "8bit" else tensor.reshape(-1).view(torch.uint8).numpy()
+    dtype = form if form == "8bit" else _FORMS[tensor.dtype]
+    await stream.send(encode(TensorHead(dtype=dtype, shape=tuple(tensor.shape))))
+    await send_content(stream, memoryview(content), seconds)
 
 
 async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:
@@ -64,13 +66,32 @@ async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:
     head = await stream.receive_record(TensorHead, _MAX_HEAD_BYTES)
     if head.shape != tuple(shape):
         raise BadTensor("shape", f"a tensor of shape {head.shape} where {tuple(shape)} is right")
+    if head.dtype == "8bit":
+        content = await receive_content(stream, activations.size(shape))
+        try:
+            return activations.unpack(bytes(content), shape)
+        except ValueError as error:
+            raise BadTensor("values", str(error)) from None
     dtype = DTYPES[head.dtype]
-    content, filled = bytearray(math.prod(shape) * dtype.itemsize), 0
-    while filled < len(content):
-        piece = await stream.receive(min(MESSAGE_BYTES, len(content) - filled))
-        content[filled : filled + len(piece)] = piece
-        filled += len(piece)
+    content = await receive_content(stream, math.prod(shape) * dtype.itemsize)
     tensor = torch.frombuffer(content, dtype=dtype).reshape(head.shape)
     if not tensor.isfinite().all():
         raise BadTensor("values", "a tensor with NaN or infinity")
     return tensor
+
+
+async def send_content(stream: Stream, content: memoryview, seconds: float = SEND_SECONDS) -> None:
+    """Bytes in messages; see `send_tensor`."""
+    for start in range(0, len(content), MESSAGE_BYTES):
+        async with asyncio.timeout(seconds):
+            await stream.send(content[start : start + MESSAGE_BYTES])
+
+
+async def receive_content(stream: Stream, size: int) -> bytearray:
+    """So many of them; raises as `Stream.receive`."""
+    content, filled = bytearray(size), 0
+    while filled < size:
+        piece = await stream.receive(min(MESSAGE_BYTES, size - filled))
+        content[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return content

@@ -15,12 +15,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.routes import Hop, NoRoute, route
 from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form
-from dedloc_kit.swarm.serving.leg import Leg, LegFailed
+from dedloc_kit.swarm.serving.leg import Leg, LegFailed, part_of
 from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Pass, call
 
 SHARE = 0.02
@@ -56,6 +57,7 @@ class Work:
     :ivar mask: [1, tokens], or None
     :ivar positions: [1, tokens]
     :ivar output: what it answered for the last tokens, [1, new, hidden]
+    :ivar adapter: the client's, with which it was computed
     """
 
     server: str
@@ -64,6 +66,7 @@ class Work:
     mask: Tensor | None
     positions: Tensor
     output: Tensor
+    adapter: Adapter | None = None
 
 
 class Checker:
@@ -155,6 +158,7 @@ class Checker:
         return {hop.server for hop in hops}, hidden[:, -work.output.shape[1] :]
 
     async def _passed(self, hop: Hop, hidden: Tensor, work: Work, version: str, form: Form) -> Tensor:
+        adapter = part_of(work.adapter, hop.span)
         opened = Open(
             session=secrets.token_hex(16),
             version=version,
@@ -164,8 +168,9 @@ class Checker:
             rows=1,
             form=form,
             neighbours=Neighbours(),
+            adapter="" if adapter is None else adapter.digest,
         )
-        leg = await Leg.open(self._opener, hop.server, opened)
+        leg = await Leg.open(self._opener, hop.server, opened, adapter)
         try:
             await leg.ask(Pass(**call(hidden, work.mask, work.positions)), hidden)
             output, _ = await leg.answer(0, hidden.shape)

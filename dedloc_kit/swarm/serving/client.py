@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.routes import Hop, NoRoute, route
@@ -21,7 +23,7 @@ from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, in_form
 from dedloc_kit.swarm.serving.checking import Checker, Work
 from dedloc_kit.swarm.serving.history import History
-from dedloc_kit.swarm.serving.leg import CountWork, Leg, LegFailed, uncounted
+from dedloc_kit.swarm.serving.leg import CountWork, Leg, LegFailed, part_of, uncounted
 from dedloc_kit.swarm.serving.protocol import Backward, Neighbours, Open, Pass, Step, call
 
 FAILURES = 6
@@ -39,6 +41,7 @@ class SessionConfig:
 
     :ivar version: digest of the model's manifest
     :ivar length: how many tokens it may have in all
+    :ivar adapter: with which all is computed
     """
 
     version: str
@@ -46,6 +49,7 @@ class SessionConfig:
     hidden_size: int
     length: int
     form: Form = "float16"
+    adapter: Adapter | None = None
 
 
 class SessionFailed(Exception):
@@ -118,17 +122,20 @@ class RemoteSession:
             await self._insisting(lambda: self._ahead(asked, inputs, self.config.layers), asked.rows, grow=True)
         return inputs[self.config.layers], inputs
 
-    async def backward(self, inputs: Inputs, mask: Tensor | None, positions: Tensor | None, gradient: Tensor) -> Tensor:
-        """The gradient of what went into the first layer.
+    async def backward(
+        self, inputs: Inputs, mask: Tensor | None, positions: Tensor | None, gradient: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The gradient of what went into the first layer, and those of the adapter's tensors by their names.
 
         :param inputs: of `forward`
         :param gradient: of what came out of the last one
         """
-        gradients = {self.config.layers: gradient}
+        gradients, of_adapter = {self.config.layers: gradient}, dict[str, Tensor]()
         fields = call(inputs[0], mask, positions)
         async with self._lock:
-            await self._insisting(lambda: self._back(fields, inputs, gradients), fields["rows"], grow=True)
-        return gradients[0]
+            work = partial(self._back, fields, inputs, gradients, of_adapter)
+            await self._insisting(work, fields["rows"], grow=True)
+        return gradients[0], of_adapter
 
     async def close(self) -> None:
         legs, self._legs = self._legs, []
@@ -156,6 +163,7 @@ class RemoteSession:
                     None if mask is None else mask[:1],
                     positions[:1],
                     inputs[leg.end][:1],
+                    self.config.adapter,
                 )
                 self._checker.check(self, work, self.config.version, self.config.form)
 
@@ -231,23 +239,22 @@ class RemoteSession:
         places |= {begin: (hop.server, session) for begin, (hop, session) in new.items()}
         around = dict(zip(sorted(places), _neighbours([places[begin] for begin in sorted(places)]), strict=True))
         config, rows = self.config, self._past.rows or rows
-        questions = [
-            (
-                hop.server,
-                Open(
-                    session=session,
-                    version=config.version,
-                    begin=hop.span.begin,
-                    end=hop.span.end,
-                    length=config.length,
-                    rows=rows,
-                    form=config.form,
-                    neighbours=around[hop.span.begin],
-                ),
+        opening = list[asyncio.Task[Leg]]()
+        for hop, session in new.values():
+            begin, end = hop.span.begin, hop.span.end
+            adapter = part_of(config.adapter, hop.span)
+            question = Open(
+                session=session,
+                version=config.version,
+                begin=begin,
+                end=end,
+                length=config.length,
+                rows=rows,
+                form=config.form,
+                neighbours=around[begin],
+                adapter="" if adapter is None else adapter.digest,
             )
-            for hop, session in new.values()
-        ]
-        opening = [asyncio.create_task(Leg.open(self._opener, *question, self._count)) for question in questions]
+            opening.append(asyncio.create_task(Leg.open(self._opener, hop.server, question, adapter, self._count)))
         try:
             await asyncio.wait(opening)
         finally:
@@ -295,15 +302,17 @@ class RemoteSession:
                 assert output is not None
                 inputs[leg.end] = output
 
-    async def _back(self, fields: dict[str, Any], inputs: Inputs, gradients: dict[int, Tensor]) -> None:
+    async def _back(
+        self, fields: dict[str, Any], inputs: Inputs, gradients: dict[int, Tensor], of_adapter: dict[str, Tensor]
+    ) -> None:
         await self._ahead(Pass(**fields), inputs, self._legs[-1].begin)
         for leg in reversed(self._legs):
             if leg.end in gradients and leg.begin not in gradients:
                 given, scale = _scaled(gradients[leg.end])
                 await leg.ask(Backward(**fields), inputs[leg.begin], in_form(given, self.config.form))
-                output, _ = await leg.answer(0, inputs[0].shape)
-                assert output is not None
+                output, own = await leg.gradients(inputs[0].shape)
                 gradients[leg.begin] = output.float() / scale
+                of_adapter |= {name: each / scale for name, each in own.items()}
 
 
 class _Remembered:

@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from dedloc_kit.blocks.adapters import Adapter
+from dedloc_kit.blocks.plan import LayerRange
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
-from dedloc_kit.swarm.remote.tensors import receive_tensor, send_tensor
+from dedloc_kit.swarm.remote.tensors import receive_tensor, send_content, send_tensor
+from dedloc_kit.swarm.serving.adapters import by_name, numbers
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
     Done,
@@ -23,6 +26,7 @@ from dedloc_kit.swarm.serving.protocol import (
     Redirect,
     Refused,
     Step,
+    Wanted,
     receive_reply,
 )
 from dedloc_kit.swarm.serving.server import SpanService
@@ -61,22 +65,31 @@ class Leg:
     :ivar neighbours: what the server was told of them
     """
 
-    def __init__(self, server: str, opened: Open, line: Line, count: CountWork) -> None:
+    def __init__(self, server: str, opened: Open, line: Line, adapter: Adapter | None, count: CountWork) -> None:
         self.server, self.opened = server, opened
         self.begin, self.end = opened.begin, opened.end
         self.neighbours = opened.neighbours
-        self._line, self._count = line, count
+        self._line, self._adapter, self._count = line, adapter, count
         self._patience = MIN_PATIENCE
         self._shapes: dict[int, Sequence[int]] = {}  # of the last steps' outputs, by number
 
     @classmethod
-    async def open(cls, opener: Opener, server: str, question: Open, count: CountWork = uncounted) -> "Leg":
-        """Raises LegFailed, as all that it does."""
+    async def open(
+        cls, opener: Opener, server: str, question: Open, adapter: Adapter | None = None, count: CountWork = uncounted
+    ) -> "Leg":
+        """Raises LegFailed, as all that it does.
+
+        :param adapter: what these layers need of it
+        """
         with _blaming(server):
             line = await Line.open(opener, server, SpanService, encode(question))
-            leg = cls(server, question, line, count)
+            leg = cls(server, question, line, adapter, count)
             try:
-                if not isinstance(reply := await leg._heard(receive_reply(leg._line.stream)), Opened):
+                reply = await leg._heard(receive_reply(leg._line.stream))
+                if isinstance(reply, Wanted) and adapter is not None:
+                    await leg._send(adapter)
+                    reply = await leg._heard(receive_reply(leg._line.stream))
+                if not isinstance(reply, Opened):
                     raise _not_expected(server, reply)
             except BaseException:
                 await leg.close()
@@ -89,7 +102,7 @@ class Leg:
             async with asyncio.timeout(TAKING):
                 await stream.send(encode(record))
             for tensor in tensors:
-                await send_tensor(stream, tensor, TAKING)
+                await send_tensor(stream, tensor, TAKING, self.opened.form)
 
     async def answer(self, number: int, shape: Sequence[int] | None) -> tuple[Tensor | None, bool]:
         """The output of a step, and whether the next server has it as well.
@@ -121,6 +134,17 @@ class Leg:
                         case _:
                             raise _not_expected(self.server, reply)
 
+    async def gradients(self, shape: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The answer to Backward: the gradient of the inputs, and those of the adapter's tensors by their names."""
+        output, _ = await self.answer(0, shape)
+        assert output is not None
+        if self._adapter is None:
+            return output, {}
+        form = self._adapter.form
+        with _blaming(self.server):
+            async with asyncio.timeout(LONGEST_ANSWER):
+                return output, by_name(form, await self._heard(receive_tensor(self._line.stream, (numbers(form),))))
+
     async def redirect(self, neighbours: Neighbours) -> None:
         await self.ask(Redirect(neighbours=neighbours))
         await self.answer(0, None)
@@ -128,6 +152,11 @@ class Leg:
 
     async def close(self) -> None:
         await self._line.close()
+
+    async def _send(self, adapter: Adapter) -> None:
+        async with asyncio.timeout(TAKING):
+            await self._line.stream.send(encode(adapter.form))
+        await send_content(self._line.stream, memoryview(adapter.pack()), TAKING)
 
     async def _heard(self, work: Coroutine[Any, Any, T]) -> T:
         """The result, unless nothing comes for too long."""
@@ -142,6 +171,11 @@ class Leg:
             return task.result()
         finally:
             task.cancel()
+
+
+def part_of(adapter: Adapter | None, span: LayerRange) -> Adapter | None:
+    """What a leg of these layers needs of it."""
+    return None if adapter is None else adapter.part(span.begin, span.end)
 
 
 @contextmanager

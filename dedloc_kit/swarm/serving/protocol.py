@@ -1,9 +1,10 @@
 """What clients and servers of a model's layers say to each other.
 
-A client opens a stream to the service "span" of each server of its route: Open, answered by Opened. Then it sends Steps
-with the hidden states that go into the layers, and gets each answered by an Output with the hidden states after them,
-and Done. A server also hands its output to the next one, on a stream to that one's service "push", with the same Step
-in front; so the client sends to the first server and hears from all.
+A client opens a stream to the service "span" of each server of its route: Open, answered by Opened, where need be after
+the server has Wanted the client's adapter. Then it sends Steps with the hidden states that go into the layers, and gets
+each answered by an Output with the hidden states after them, and Done. A server also hands its output to the next one,
+on a stream to that one's service "push", with the same Step in front; so the client sends to the first server and hears
+from all.
 """
 
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ Kind = Literal[
     "order",
     "push",
     "moving",
+    "adapter",
     "nonsense",
     "failed",
 ]
@@ -72,6 +74,8 @@ class Open(Record):
     form: Form
     """Of the server's output."""
     neighbours: Neighbours
+    adapter: Digest = ""
+    """Of the client's adapter for these layers, with which everything is computed; empty for none."""
 
 
 class Call(Record):
@@ -143,7 +147,8 @@ class Pass(Call):
 
 
 class Backward(Call):
-    """The gradients of outputs come behind the inputs, and those of the inputs are the answer."""
+    """The gradients of outputs come behind the inputs, and those of the inputs are the answer. If the session has an
+    adapter, those of its tensors come behind Done."""
 
     kind: Literal["backward"] = "backward"
 
@@ -164,6 +169,12 @@ class PushOpen(Record):
 
 class Opened(Record):
     kind: Literal["opened"] = "opened"
+
+
+class Wanted(Record):
+    """The session's adapter is not known here: its AdapterForm is to come, and its bytes behind it."""
+
+    kind: Literal["wanted"] = "wanted"
 
 
 class Refused(Record):
@@ -188,7 +199,7 @@ class Done(Record):
 
 
 Request = Step | Pass | Backward | Redirect
-Reply = Opened | Refused | Output | Done
+Reply = Opened | Wanted | Refused | Output | Done
 _REQUESTS: TypeAdapter[Any] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _REPLIES: TypeAdapter[Any] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
 

@@ -2,20 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dedloc_kit.blocks.span import CachedSpan, Span
+from dedloc_kit.blocks import adapted
+from dedloc_kit.blocks.span import Span
 from dedloc_kit.records import MAX_REASON
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.service import Service, Stream, encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
 from dedloc_kit.swarm.remote.tensors import BadTensor, Form, in_form, receive_tensor, send_tensor
+from dedloc_kit.swarm.serving.adapters import Adapters, flat
 from dedloc_kit.swarm.serving.computing import FEW_TOKENS, Computing, Priority
 from dedloc_kit.swarm.serving.protocol import (
     Backward,
@@ -107,6 +108,7 @@ class SpanService(Service):
     ) -> None:
         self.held = held
         self.budget = budget
+        self.adapters = Adapters()
         self.push = PushService(self)
         self.sessions: dict[tuple[str, str], Session] = {}
         self.rejections = Rejections()
@@ -167,7 +169,7 @@ class SpanService(Service):
         with closing(self.budget.reserve(peer, opened.rows * opened.length)) as reservation:
             session = self.sessions[place] = Session(peer, stream, opened, held, reservation)
             try:
-                async with asyncio.timeout(UNUSED_SECONDS) as session.over:
+                async with asyncio.timeout(UNUSED_SECONDS) as session.over, self.adapters.used(session):
                     await stream.send(encode(Opened()))
                     while True:
                         await self._answer(session)
@@ -209,7 +211,7 @@ class SpanService(Service):
             try:
                 output = session.known(step)
                 if output is None:
-                    output = await self._working(session, self._computed(session, step, hidden))
+                    output = await alive_until(session.stream, self._computed(session, step, hidden))
                     if step.number:
                         session.kept = step, output
             except Exception as error:
@@ -227,10 +229,6 @@ class SpanService(Service):
             await session.stream.send(encode(Done(number=step.number, pushed=pushed)))
         session.heard()
 
-    async def _working(self, session: Session, work: Coroutine[Any, Any, Tensor]) -> Tensor:
-        output: Tensor = await alive_until(session.stream, work)
-        return output
-
     async def _computed(self, session: Session, step: Step, hidden: Tensor) -> Tensor:
         """The output of a step, chunk by chunk."""
         dtype = _dtype(session.span)
@@ -244,28 +242,28 @@ class SpanService(Service):
                 None if mask is None else mask[:, : step.past + end],
                 None if positions is None else positions[:, at:end],
             )
-            more = partial(_more, session.past, step if at == 0 else None, *given)
-            outputs.append(await self._computing.run(priority, partial(_sent, more, session.opened.form)))
+            more = partial(_more, session, step if at == 0 else None, *given)
+            outputs.append(await self._computing.run(priority, more))
         self._served(session, step)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
     async def _without_past(self, session: Session, asked: Pass | Backward) -> None:
-        span, form = session.span, session.opened.form
         if asked.past:
             raise Refusal("past", "there is none in such a call")
         asked.check(session.opened.rows, session.opened.length)
-        shape = asked.rows, asked.tokens, span.config.hidden_size
+        shape = asked.rows, asked.tokens, session.span.config.hidden_size
         hidden = await receive_tensor(session.stream, shape)
         gradient = await receive_tensor(session.stream, shape) if isinstance(asked, Backward) else None
         session.heard()
         async with session.lock:
-            function = partial(_call, span, asked, hidden, gradient)
-            work = self._computing.run(Priority.TRAINING, partial(_sent, function, form))
-            output = await self._working(session, work)
+            work = self._computing.run(Priority.TRAINING, partial(_call, session, asked, hidden, gradient))
+            output, of_adapter = await alive_until(session.stream, work)
             self._served(session, asked)
             await session.stream.send(encode(Output(number=0)))
-            await send_tensor(session.stream, output)
+            await send_tensor(session.stream, output, form=session.opened.form)
             await session.stream.send(encode(Done(number=0)))
+            if of_adapter is not None:
+                await send_tensor(session.stream, of_adapter)
 
     def _served(self, session: Session, call: Call) -> None:
         tokens_layers = call.rows * call.tokens * session.span.config.num_hidden_layers
@@ -306,35 +304,33 @@ class SpanService(Service):
 
 
 def _more(
-    past: CachedSpan, begins: Step | None, hidden: Tensor, mask: Tensor | None, positions: Tensor | None
+    session: Session, begins: Step | None, hidden: Tensor, mask: Tensor | None, positions: Tensor | None
 ) -> Tensor:
-    """The output of a chunk.
+    """The output of a chunk, as it travels.
 
     :param begins: the step whose first one it is
     """
     if begins is not None:
         try:
-            past.follow(begins.follows(), begins.rows)
+            session.past.follow(begins.follows(), begins.rows)
         except ValueError as error:
             raise Refusal("past", str(error)) from None
-    return past.more(hidden, mask, positions)
+    return _sent(session.past.more(hidden, mask, positions), session.opened.form)
 
 
-def _call(span: Span, asked: Call, hidden: Tensor, gradient: Tensor | None) -> Tensor:
-    """A span's output, or the gradient of its input."""
-    given = hidden.to(_dtype(span)), asked.attention_mask(), asked.position_ids()
+def _call(session: Session, asked: Call, hidden: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A span's output, or the gradient of its input and that of the adapter, as they travel."""
+    given = hidden.to(_dtype(session.span)), asked.attention_mask(), asked.position_ids()
+    form = session.opened.form
     if gradient is None:
         with torch.no_grad():
-            return span.forward(*given)
-    inputs = given[0].requires_grad_()
-    with torch.enable_grad():
-        output = span.forward(inputs, *given[1:])
-    return torch.autograd.grad(output, inputs, gradient.to(output.dtype))[0]
+            return _sent(session.forward(*given), form), None
+    back, of_adapter = adapted.backward(session.span, *given, session.adapter, gradient)
+    return _sent(back, form), _sent(flat(of_adapter), "float32") if of_adapter else None
 
 
-def _sent(function: Callable[[], Tensor], form: Form) -> Tensor:
-    """What it returns, as it travels."""
-    output = function()
+def _sent(output: Tensor, form: Form) -> Tensor:
+    """As it travels."""
     if not output.isfinite().all():
         raise Refusal("failed", "the layers give NaN or infinity")
     return in_form(output, form)

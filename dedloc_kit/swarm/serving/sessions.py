@@ -3,9 +3,12 @@
 import asyncio
 from collections import Counter
 from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
+from dedloc_kit.blocks import adapted
+from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.swarm.network.service import Stream
 from dedloc_kit.swarm.remote.lines import Line
@@ -79,6 +82,7 @@ class Held:
 class Session:
     """One client's on one server.
 
+    :ivar adapter: with which everything is computed
     :ivar lock: whoever computes for it, answers its client or changes it
     :ivar kept: the last step and its output
     :ivar over: when it is, unless something is heard
@@ -89,7 +93,8 @@ class Session:
         self.opened, self.held = opened, held
         self.neighbours: Neighbours = opened.neighbours
         self.span = held.part(opened.begin, opened.end)
-        self.past = CachedSpan(self.span)
+        self.adapter: Adapter | None = None
+        self.past = CachedSpan(self.span, self.forward)
         self.request_bytes = request_bytes(opened.rows, opened.length)
         self.lock = asyncio.Lock()
         self.kept: tuple[Step, Tensor] | None = None
@@ -97,6 +102,12 @@ class Session:
         self.over: asyncio.Timeout | None = None
         self.dismissed = False
         self._reservation = reservation
+
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Any | None = None
+    ) -> Tensor:
+        """As `Span.forward`."""
+        return adapted.forward(self.span, hidden, mask, positions, cache, self.adapter)
 
     def heard(self) -> None:
         if self.over is not None and not self.over.expired():

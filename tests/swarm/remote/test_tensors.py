@@ -10,6 +10,7 @@ import torch
 
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.network.service import encode
+from dedloc_kit.swarm.remote import activations
 from dedloc_kit.swarm.remote.tensors import BadTensor, Form, TensorHead, in_form, receive_tensor, send_tensor
 from tests.swarm.remote.streams import stream_pair
 
@@ -27,6 +28,30 @@ def test_a_tensor_arrives_as_it_was_sent(form: Form, shape: tuple[int, ...]) -> 
     received = asyncio.run(there(sent))
     assert received.dtype == sent.dtype
     assert torch.equal(received, sent)
+
+
+def test_in_8_bits_a_tensor_arrives_as_it_is_packed() -> None:
+    async def sent() -> torch.Tensor:
+        async with stream_pair() as (one, other):
+            sending = send_tensor(one, in_form(tensor, "8bit"), form="8bit")
+            return (await asyncio.gather(sending, receive_tensor(other, tensor.shape)))[1]
+
+    tensor = torch.randn(2, 3, 700)
+    received = asyncio.run(sent())
+    assert torch.equal(received, activations.unpack(activations.pack(tensor), tensor.shape))
+    assert 0 < (received - tensor).norm() < 0.01 * tensor.norm()
+
+
+def test_packed_nonsense_is_refused() -> None:
+    async def receive() -> None:
+        async with stream_pair() as (one, other):
+            await one.send(encode(TensorHead(dtype="8bit", shape=(2, 64))))
+            await one.send(b"\xff" * activations.size((2, 64)))
+            await receive_tensor(other, (2, 64))
+
+    with pytest.raises(BadTensor, match="channel 65535 is kept") as caught:
+        asyncio.run(receive())
+    assert caught.value.kind == "values"
 
 
 def test_what_would_become_infinite_in_float16_travels_as_bfloat16() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.routes import NoRoute
 from dedloc_kit.blocks.span import CachedSpan, Span
@@ -14,6 +15,7 @@ from dedloc_kit.serving.config import WeightFormat
 from dedloc_kit.swarm.serving.checking import FIRST, Checker, difference
 from dedloc_kit.swarm.serving.client import RemoteSession
 from tests.blocks import tiny
+from tests.blocks.tuned import adapter_for
 from tests.swarm.serving.local_swarm import Swarm
 
 DEADLINE = 60.0
@@ -35,9 +37,11 @@ def swarm() -> Iterator[Swarm]:
 class Checked:
     """A session whose servers are checked."""
 
-    def __init__(self, swarm: Swarm, share: float = 0.0, form: WeightFormat = "float32") -> None:
+    def __init__(
+        self, swarm: Swarm, share: float = 0.0, form: WeightFormat = "float32", adapter: Adapter | None = None
+    ) -> None:
         self.swarm, self.told = swarm, list[str]()
-        self.session: RemoteSession = swarm.remote()
+        self.session: RemoteSession = swarm.remote(adapter=adapter)
         endpoint, avoided = self.session._opener, self.session._avoided
         self.checker = Checker(endpoint, "client", swarm.servers, lambda _: form, avoided, self.told.append, share)
         self.session._checker = self.checker
@@ -159,6 +163,18 @@ def test_honest_servers_agree_and_two_alone_decide_nothing(swarm: Swarm) -> None
         checked.step(number)
     assert not checked.checker.wrong
     assert checked.checker.doubtful
+
+
+def test_honest_servers_agree_on_what_they_have_computed_with_an_adapter(swarm: Swarm) -> None:
+    for name, begin, end in (("a", 0, 2), ("b", 2, 4), ("c", 0, 4)):
+        swarm.add(name, begin, end)
+    swarm.slow.add("c")
+    checked = Checked(swarm, share=1.0, adapter=adapter_for(swarm.whole).adapter())
+    for number in range(3):
+        checked.step(number)
+    assert checked.checker.agreed["a"] >= 2
+    assert not checked.checker.wrong
+    assert not checked.checker.doubtful
 
 
 def test_a_few_large_channels_do_not_hide_a_difference() -> None:

@@ -23,6 +23,7 @@ from dedloc_kit.swarm.serving.protocol import (
     Refused,
     Reply,
     Step,
+    Wanted,
     call,
     receive_reply,
 )
@@ -67,7 +68,7 @@ def refused(swarm: Swarm, act: Act, opening: Open = OPEN) -> str:
     async def stranger() -> str:
         async with swarm.network.endpoint("mallory").open("a", SpanService, encode(opening)) as stream:
             reply: Reply = await receive_reply(stream)
-            if isinstance(reply, Opened):
+            if isinstance(reply, Opened | Wanted):
                 await act(stream)
             while not isinstance(reply, Refused):
                 reply = await receive_reply(stream)
