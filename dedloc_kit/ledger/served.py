@@ -108,7 +108,8 @@ class ServingLedger:
             return added
 
     def close(self) -> None:
-        self._connection.close()
+        with self._lock:
+            self._connection.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

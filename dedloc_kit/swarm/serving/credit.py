@@ -61,9 +61,11 @@ class Credit:
             self._hand_in()
 
     def leave(self) -> None:
-        """Hand in the last ones."""
+        """Hand in the last ones; nothing counts here any more."""
         with suppress(TimeoutError):
             self._hand_in().result(LAST_SECONDS)
+        if self._organizer is not None:
+            self._organizer.close()
 
     def _hand_in(self) -> "Future[None]":
         return self._me.loop.start(self._handed_in())

@@ -116,6 +116,10 @@ class CreditService(RecordService[Claimed, Taken]):
         except (UserError, sqlite3.Error) as error:
             raise ValueError(f"not now: {error}") from None
 
+    def close(self) -> None:
+        """Claims that still come find no ledger, and come again another time."""
+        self._ledger.close()
+
 
 async def claim(endpoint: Endpoint, organizer: str, signed: bytes) -> None:
     """A server's way there; raises NoAnswer."""
