@@ -23,7 +23,7 @@ from dedloc_kit.swarm.serving.history import History
 
 LENGTH, CHUNK = 1024, 256
 """Tokens of a session, computed in such chunks."""
-TOKENS, HISTORIES = 1000, 20
+TOKENS, HISTORIES = 1000, 100
 SESSIONS = 1000
 _NAP_SECONDS = 0.002
 
