@@ -1,6 +1,7 @@
 """The page of a swarm that serves a model, with JSON for programs and what happens as a stream of events."""
 
 import time
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
@@ -38,10 +39,14 @@ class ServingDashboard(Page):
         port: int = 0,
         public: str | None = None,
         certificate: Certificate | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """See `Page`."""
+        """See `Page`.
+
+        :param folder: of whoever began the swarm, with its ledger
+        """
         super().__init__(host, port, public, certificate)
-        self._view = ServingView(serving)
+        self._view = ServingView(serving, folder)
         self._entrance = Entrance(self._view.state)
 
     @property

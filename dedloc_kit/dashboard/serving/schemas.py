@@ -47,6 +47,16 @@ class Stretch(Answer):
     """Tokens a second that each of these layers passes."""
 
 
+class Credited(Answer):
+    """What all servers of one name in one team have computed for others, signed by those."""
+
+    name: str
+    team: str
+    tokens_layers: int
+    """Tokens times layers."""
+    servers: int
+
+
 class ServedPoint(Answer):
     time: float
     tokens: float
@@ -97,6 +107,8 @@ class ServingState(Answer):
     servers: list[Server]
     """First layers first, no more than 200."""
     server_count: int
+    credited: list[Credited]
+    """Since the swarm began, most first, no more than 50."""
     refused: dict[str, int]
     """Requests that were wrong and were refused by whoever serves this page, by kind."""
     history: list[ServedPoint]

@@ -2,25 +2,30 @@
 
 import threading
 import time
+from pathlib import Path
 
 from dedloc_kit.dashboard.serving import schemas
 from dedloc_kit.dashboard.serving.tokens import Tokens
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.events import AnyEvent, Failed, Left, Served, ServerSeen, State
+from dedloc_kit.ledger.served import credit
 from dedloc_kit.serving.config import ServingConfig
 from dedloc_kit.serving.coverage import coverage, speed
 
 SILENCE_SECONDS = 60.0
 """A server that says nothing for so long is taken for lost."""
-SHOWN = 200
-"""Servers."""
+SHOWN, CREDITED = 200, 50
+"""Servers, and names."""
 
 
 class ServingView:
-    """Takes events from one thread and answers questions from any other."""
+    """Takes events from one thread and answers questions from any other.
 
-    def __init__(self, serving: ServingConfig) -> None:
-        self._serving = serving
+    :param folder: of whoever began the swarm: what servers have computed for others is in its ledger
+    """
+
+    def __init__(self, serving: ServingConfig, folder: Path | None) -> None:
+        self._serving, self._folder = serving, folder
         self._lock = threading.Lock()
         self._served: Served | None = None
         self._tokens = Tokens()
@@ -45,6 +50,7 @@ class ServingView:
 
     def state(self) -> schemas.ServingState:
         """How the model is served."""
+        credited = self._credited()
         with self._lock:
             served, serving = self._served, self._serving
             layers = served.layers if served is not None else serving.layers
@@ -79,9 +85,20 @@ class ServingView:
                 tokens_per_second=history[-1].tokens if history else 0.0,
                 servers=[self._row(each) for each in sorted(servers, key=_place)[:SHOWN]],
                 server_count=len(servers),
+                credited=credited,
                 refused=dict(served.refused) if served is not None else {},
                 history=history,
             )
+
+    def _credited(self) -> list[schemas.Credited]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for each in credit(self._folder) if self._folder is not None else ():
+            found.setdefault((each.name, each.team), []).append(each.tokens_layers)
+        rows = [
+            schemas.Credited(name=name, team=team, tokens_layers=sum(given), servers=len(given))
+            for (name, team), given in found.items()
+        ]
+        return sorted(rows, key=lambda row: -row.tokens_layers)[:CREDITED]
 
     def _status(self, bare: int) -> schemas.Status:
         if self._gone or (self._served is not None and time.monotonic() - self._heard > SILENCE_SECONDS):
