@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.lib.network import Line, open_network
+from benchmarks.lib.network import Line, Loopback, Network, open_network
 from benchmarks.lib.peers import Event, Peer
 from dedloc_kit.keys import IDENTITY_FILE, read_key
 from dedloc_kit.records import Invitation
@@ -67,7 +67,8 @@ class ServedOn:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.network = stack.enter_context(open_network(self._line, len(self._spans) + self._users))
+            self.network: Network | Loopback = open_network(self._line, len(self._spans) + self._users)
+            stack.enter_context(self.network)
             self._stack = stack
             self.servers: list[Peer] = []
             begin = {"model": str(self._model), "name": "bench"}
@@ -83,7 +84,7 @@ class ServedOn:
             self.users = [self._user(len(self._spans) + number) for number in range(self._users)]
             for user in self.users:
                 user.peer.wait_for("joined", deadline=START_SECONDS)
-            stack.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:

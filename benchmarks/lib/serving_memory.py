@@ -103,7 +103,8 @@ def _span(form: WeightFormat) -> tuple[int, int, int]:
 
 
 def _history() -> float:
-    size, before = configuration(read_config()).hidden_size, own_memory()
+    size: int = configuration(_read_config()).hidden_size
+    before = own_memory()
     kept = [History() for _ in range(HISTORIES)]
     for _ in range(TOKENS):
         for history in kept:
@@ -111,7 +112,7 @@ def _history() -> float:
     return (own_memory() - before) / (HISTORIES * TOKENS * size * 2)
 
 
-def read_config() -> dict[str, Any]:
+def _read_config() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         return read_model(str(model_folder()), Path(folder)).config
 
