@@ -3,45 +3,40 @@
 import logging
 import os
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 
 from dedloc_kit.blocks.architecture import configuration
 from dedloc_kit.blocks.plan import LayerRange
-from dedloc_kit.blocks.served import ServedModel, read_model
+from dedloc_kit.blocks.served import ServedModel
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights import load
 from dedloc_kit.errors import UserError
-from dedloc_kit.evaluation.pretrained import with_tensors
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import INVITATION_FILE, Invitation, Record
-from dedloc_kit.run import AccessConfig
-from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving, serving_of
+from dedloc_kit.records import Invitation
+from dedloc_kit.serving.config import ServerConfig, ServingConfig, serving_of
 from dedloc_kit.serving.offer import Serving, short_id
 from dedloc_kit.swarm.network.identity import Identity
 from dedloc_kit.swarm.remote.pulse import Pulse, round_trip
+from dedloc_kit.swarm.serving.beginning import Beginning, begun
 from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of
 from dedloc_kit.swarm.serving.choosing import Choice
 from dedloc_kit.swarm.serving.computing import Computing
 from dedloc_kit.swarm.serving.credit import Credit
-from dedloc_kit.swarm.serving.fitting import Sizes, Speeds, guessed_speed, layers_that_fit, measured
+from dedloc_kit.swarm.serving.fitting import Sizes, Speeds, guessed_speed, has_room, layers_that_fit, measured
 from dedloc_kit.swarm.serving.member import Member, member
 from dedloc_kit.swarm.serving.server import SpanService
 from dedloc_kit.swarm.serving.sessions import Budget, Held
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
-from dedloc_kit.tasks import Exportable, create_task
-from dedloc_kit.training.checkpoint import find
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
 
 TELL_SECONDS = 1.0
@@ -55,16 +50,6 @@ NEWCOMER_SECONDS = 20.0
 """For a look at who serves what."""
 
 _log = logging.getLogger(__name__)
-
-
-class Beginning(Record):
-    """What is to be served by a swarm that begins."""
-
-    model: Annotated[str, Field(min_length=1)]
-    """A folder with a model, or of a run that trains one, or `OWNER/NAME@COMMIT` of the Hub."""
-    name: str
-    about: str = ""
-    who: Literal["open", "invite"] = "open"
 
 
 def server(
@@ -84,14 +69,12 @@ def server(
         given_up.append(reason)
         stop.set()
 
-    served = read_model(_model_of(job.model, peer), _made(peer)) if isinstance(job, Beginning) else None
-    if served is not None:
-        assert isinstance(job, Beginning)
-        serving = _configuration(job, served)
+    served: ServedModel | None = None
+    if isinstance(job, Beginning):
+        serving, served = begun(job, peer)
         emit(Began(serving=serving.model_dump(mode="json")))
         peers, organizer = recall(peer.folder, serving.run_id).peers, None
     else:
-        assert isinstance(job, Invitation)
         serving = serving_of(job)
         peers, organizer = initial_peers(job, peer.folder), job.organizer
         if job.organizer == str(Identity(peer.folder / "identity.key").peer_id):
@@ -116,46 +99,6 @@ def server(
     emit(Left(step=0, session_samples=0))
 
 
-def _model_of(where: str, peer: ServerConfig) -> str:
-    """Of a run's folder the model in its newest checkpoint, which is written into this peer's folder; else as it is."""
-    folder = Path(where)
-    if not ((folder / INVITATION_FILE).is_file() and (folder / "checkpoints").is_dir()):
-        return where
-    run = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8")).run_config()
-    tensors, info = find(folder)
-    model = _made(peer) / f"model-{run.run_id}-{info.step}"
-    if not model.is_dir():
-        task = create_task(run, peer.task_module)
-        if not isinstance(task, Exportable):
-            raise UserError(f"the task '{run.task.name}' trains no language model of transformers; serve one that does")
-        unfinished = model.with_suffix(".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        task.export(with_tensors(task, run, tensors, folder), unfinished, run.name)
-        unfinished.rename(model)
-    return str(model)
-
-
-def _made(peer: ServerConfig) -> Path:
-    try:
-        peer.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{peer.folder} cannot be written ({error.strerror}); choose another with --folder") from None
-    return peer.folder
-
-
-def _configuration(job: Beginning, served: ServedModel) -> ServingConfig:
-    values = {
-        "name": job.name,
-        "about": job.about,
-        "access": AccessConfig(who=job.who).model_dump(mode="json"),
-        "model": job.model if "@" in job.model else served.folder.resolve().name,
-        "config": served.config,
-        "manifest": served.manifest.digest,
-        "files": dict(served.files),
-    }
-    return parse_serving(values)
-
-
 class _Server:
     """
     :param device: in words
@@ -174,6 +117,8 @@ class _Server:
         self._span: LayerRange | None = None
         """What it serves, or is about to."""
         self._begun = False
+        self._mover, self._move = ThreadPoolExecutor(1, thread_name_prefix="mover"), Future[None]()
+        self._move.set_result(None)
         self._speeds = Speeds(0.0, 0.0, 0.0)
         self._round_trips: dict[str, float] = {}
         self._measure_due = self._balance_due = 0.0
@@ -226,7 +171,7 @@ class _Server:
 
     def _take(self, span: LayerRange) -> None:
         """Load these layers and serve them from then on."""
-        self._span = span
+        self._span = self._span or span
         self._me.offers.tell()
         self._emit(State(text=f"loading the layers {span}"))
         module = Span(self._config, span.begin, span.end)
@@ -240,13 +185,10 @@ class _Server:
         module.requires_grad_(False)
         load(module, ((wanted[name], tensor) for name, tensor in self._belongings.tensors(wanted)), self._peer.weights)
         self._speeds = measured(module, torch.bfloat16 if self._peer.weights == "bfloat16" else torch.float32)
-        self._serve_from_now_on(Held(module, self._serving.manifest))
-
-    def _serve_from_now_on(self, held: Held) -> None:
-        self._me.loop.soon(self._spans.hold, held)
-        self._state = "online"
+        self._me.loop.soon(self._spans.hold, Held(module, self._serving.manifest))
+        self._span, self._state = span, "online"
         self._me.offers.tell()
-        self._emit(State(text=f"serving the layers {held.begin}:{held.end}"))
+        self._emit(State(text=f"serving the layers {span}"))
 
     def serve(self, stop: threading.Event) -> None:
         """Until told to stop: tell how it stands, and move to where this server is needed more."""
@@ -271,6 +213,7 @@ class _Server:
             if time.monotonic() >= self._measure_due:
                 self._measure_due = time.monotonic() + MEASURE_SECONDS
                 self._measure()
+        self._mover.shutdown(wait=False, cancel_futures=True)
         self._emit(State(text="leaving"))
         self._state = "leaving"
         self._me.offers.tell()
@@ -294,21 +237,38 @@ class _Server:
             time.sleep(0.1)
 
     def _balance(self) -> None:
-        if self._peer.span is not None or self._span is None:
+        """Begin a move if it is this server's turn; it takes a thread of its own, for loading may take minutes."""
+        if self._peer.span is not None or self._span is None or not self._move.done():
             return
+        self._move.result()
         before = self._choice.announced(self._begun)
         target = self._choice.next(self._span, self._speeds.decoding)
         if target is not None:
             self._emit(State(text=f"moving from the layers {self._span} to {target}, which lack servers"))
             self._begun, self._state = True, "moving"
+            self._move = self._mover.submit(self._move_to, target)
+        if self._choice.announced(self._begun) != before:
             self._me.offers.tell()
+
+    def _move_to(self, target: LayerRange) -> None:
+        """Serve these layers instead; until they are loaded those of before, where the memory holds both."""
+        before, held = self._span, self._held if has_room(self._sizes, len(target)) else None
+        assert before is not None
+        if held is None:
             self._dismiss()
-            try:
-                self._take(target)
-            finally:
-                self._begun = False
-                self._choice.done()
-        elif self._choice.announced(self._begun) != before:
+            self._span, self._state = target, "joining"
+        try:
+            self._take(target)
+            if held is not None:
+                self._me.loop.soon(self._spans.dismiss, held)
+        except UserError as error:  # nobody gives the weights
+            self._emit(Warned(text=f"this server stays with the layers {before}: {error}"))
+            self._span, self._state = before, "online"
+            if held is None:
+                self._take(before)
+        finally:
+            self._begun = False
+            self._choice.done()
             self._me.offers.tell()
 
     def _measure(self) -> None:

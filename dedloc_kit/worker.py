@@ -195,7 +195,7 @@ def reach_job(run_id: str, peers: Sequence[str], folder: Path, port: int) -> dic
 
 
 def beginning_job(begin: Mapping[str, str], peer: ServerConfig) -> dict[str, Any]:
-    """What the server needs to know that begins a serving swarm, as plain values; see `dedloc_kit.server.Beginning`."""
+    """What the server needs to know that begins a serving swarm, as plain values; see `swarm.serving.beginning`."""
     return {"begin": dict(begin), "peer": peer.model_dump(mode="json")}
 
 
@@ -326,7 +326,8 @@ def _role(role: Role) -> Callable[[dict[str, Any], PeerConfig, Callable[[AnyEven
         return lambda job, peer, emit, stop: emit(find_reach(peer, job["run_id"], job["peers"]))
 
     if role == "server":
-        from dedloc_kit.server import Beginning, server
+        from dedloc_kit.server import server
+        from dedloc_kit.swarm.serving.beginning import Beginning
 
         def serve(
             job: dict[str, Any], peer: PeerConfig, emit: Callable[[AnyEvent], None], stop: threading.Event

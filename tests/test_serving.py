@@ -15,6 +15,7 @@ from dedloc_kit.blocks.lora import LoraConfig
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights import load
 from dedloc_kit.errors import UserError
+from dedloc_kit.events import Served as Seen
 from dedloc_kit.inference import tuning
 from dedloc_kit.machine.isolation import isolated
 from tests import fork_server
@@ -246,3 +247,16 @@ def test_a_server_that_answers_wrongly_is_found_and_told_of(served: Served) -> N
         written(model, max_new_tokens=2)
     assert torch.equal(written(model), written(served.whole))
     liar.kill()
+
+
+@pytest.mark.slow
+def test_a_server_moves_to_the_layers_that_nobody_serves_any_more(tmp_path: Path) -> None:
+    with serving(tmp_path, {"span": "2:4"}, {"span": None, "blocks": 2}) as served:
+        mover = served.swarm.servers[2]
+        mine = mover.now.mine
+        assert mine is not None
+        gone = next(server for server in served.swarm.servers[:2] if server.now.mine.begin != mine.begin)
+        gone.kill()
+        moved = mover.wait_for(Seen, lambda now: now.mine.begin != mine.begin and now.mine.state == "online", 240.0)
+        assert (moved.mine.begin, moved.mine.end) == (gone.now.mine.begin, gone.now.mine.end)
+        assert torch.equal(written(served.model), written(served.whole))

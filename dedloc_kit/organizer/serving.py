@@ -46,7 +46,7 @@ class PageSettings:
 class FirstServer:
     """The first server with the page; a context manager that ends both.
 
-    :param begin: what is served; see `dedloc_kit.server.Beginning`
+    :param begin: what is served; see `swarm.serving.beginning.Beginning`
     :param say: told what goes on, in words, with a style
     """
 

@@ -66,6 +66,11 @@ def layers_that_fit(sizes: Sizes, cache_tokens: int) -> int:
     return count
 
 
+def has_room(sizes: Sizes, layers: int) -> bool:
+    """Whether so many layers fit beside what is held already, without further caches."""
+    return psutil.virtual_memory().available * MEMORY_SHARE >= layers * sizes.held
+
+
 def guessed_speed(sizes: Sizes, layers: int) -> float:
     """Tokens a second one by one, before anything is loaded: a token takes as long as reading the weights."""
     width = 1024

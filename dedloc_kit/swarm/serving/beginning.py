@@ -1,0 +1,68 @@
+"""What a swarm begins with that serves a model: which model that is, and the configuration that follows."""
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dedloc_kit.blocks.served import ServedModel, read_model
+from dedloc_kit.errors import UserError
+from dedloc_kit.evaluation.pretrained import with_tensors
+from dedloc_kit.records import INVITATION_FILE, Invitation, Record
+from dedloc_kit.run import AccessConfig
+from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving
+from dedloc_kit.tasks import Exportable, create_task
+from dedloc_kit.training.checkpoint import find
+
+
+class Beginning(Record):
+    """What is to be served by a swarm that begins."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """A folder with a model, or of a run that trains one, or `OWNER/NAME@COMMIT` of the Hub."""
+    name: str
+    about: str = ""
+    who: Literal["open", "invite"] = "open"
+
+
+def begun(job: Beginning, peer: ServerConfig) -> tuple[ServingConfig, ServedModel]:
+    """Read the model that is to be served; raises UserError."""
+    try:
+        peer.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{peer.folder} cannot be written ({error.strerror}); choose another with --folder") from None
+    served = read_model(_model_of(job.model, peer), peer.folder)
+    return _configuration(job, served), served
+
+
+def _model_of(where: str, peer: ServerConfig) -> str:
+    """Of a run's folder the model in its newest checkpoint, which is written into this peer's folder; else as it is."""
+    folder = Path(where)
+    if not ((folder / INVITATION_FILE).is_file() and (folder / "checkpoints").is_dir()):
+        return where
+    run = Invitation.parse((folder / INVITATION_FILE).read_text(encoding="utf-8")).run_config()
+    tensors, info = find(folder)
+    model = peer.folder / f"model-{run.run_id}-{info.step}"
+    if not model.is_dir():
+        task = create_task(run, peer.task_module)
+        if not isinstance(task, Exportable):
+            raise UserError(f"the task '{run.task.name}' trains no language model of transformers; serve one that does")
+        unfinished = model.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        task.export(with_tensors(task, run, tensors, folder), unfinished, run.name)
+        unfinished.rename(model)
+    return str(model)
+
+
+def _configuration(job: Beginning, served: ServedModel) -> ServingConfig:
+    values = {
+        "name": job.name,
+        "about": job.about,
+        "access": AccessConfig(who=job.who).model_dump(mode="json"),
+        "model": job.model if "@" in job.model else served.folder.resolve().name,
+        "config": served.config,
+        "manifest": served.manifest.digest,
+        "files": dict(served.files),
+    }
+    return parse_serving(values)
