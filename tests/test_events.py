@@ -61,6 +61,22 @@ EVERY_EVENT: list[events.AnyEvent] = [
         device="Tesla T4",
         cost=events.SampleCost(flops=1e9, kept_bytes=1000, microbatch=8, samples_per_second=2.5),
     ),
+    events.Began(serving={"name": "toy"}),
+    events.Served(
+        layers=4,
+        mine=None,
+        servers=(
+            events.ServerSeen.model_validate(
+                {
+                    **{"peer": "12D3Koo", "name": "ada", "team": "", "device": "CPU", "begin": 0, "end": 2},
+                    **{"form": "int8", "version": "ab", "state": "online", "decoding": 1.5, "prompts": 2.0},
+                    **{"passes": 0.0, "cache_tokens": 8, "free_tokens": 4, "sessions": 1, "served": 9},
+                    "client_mode": True,
+                }
+            ),
+        ),
+        refused={"span": 1},
+    ),
     events.Reached(reachable=None, text="nobody could tell"),
     events.Warned(text="two lines\nstay one line of JSON"),
     events.Failed(text="no address answered"),

@@ -12,6 +12,7 @@ import torch
 
 from dedloc_kit import worker
 from dedloc_kit.blocks.lora import LoraConfig
+from dedloc_kit.blocks.routes import NoRoute
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.blocks.weights import load
 from dedloc_kit.errors import UserError
@@ -251,12 +252,26 @@ def test_a_server_that_answers_wrongly_is_found_and_told_of(served: Served) -> N
 
 @pytest.mark.slow
 def test_a_server_moves_to_the_layers_that_nobody_serves_any_more(tmp_path: Path) -> None:
-    with serving(tmp_path, {"span": "2:4"}, {"span": None, "blocks": 2}) as served:
-        mover = served.swarm.servers[2]
-        mine = mover.now.mine
-        assert mine is not None
-        gone = next(server for server in served.swarm.servers[:2] if server.now.mine.begin != mine.begin)
-        gone.kill()
-        moved = mover.wait_for(Seen, lambda now: now.mine.begin != mine.begin and now.mine.state == "online", 240.0)
-        assert (moved.mine.begin, moved.mine.end) == (gone.now.mine.begin, gone.now.mine.end)
-        assert torch.equal(written(served.model), written(served.whole))
+    """Be it that whoever began the swarm is gone."""
+    with serving(tmp_path, {"span": "2:4"}) as served:
+        mover = served.swarm.join(span=None, blocks=2, source=str(tmp_path / "model"))
+        served.swarm.join(span="0:2" if layers_of(mover.now) == (0, 2) else "2:4")
+        served.swarm.wait_until_known()
+        before = layers_of(mover.now)
+        for server in served.swarm.servers:
+            if layers_of(server.now) != before:
+                server.kill()
+        mover.wait_for(Seen, lambda now: layers_of(now) not in (None, before), 240.0)
+        deadline, answer = time.monotonic() + 60, None
+        while answer is None:
+            try:
+                answer = written(served.model)
+            except NoRoute:  # until the user hears of it
+                assert time.monotonic() < deadline
+        assert torch.equal(answer, written(served.whole))
+
+
+def layers_of(now: Seen) -> tuple[int, int] | None:
+    """Those that a server serves."""
+    mine = now.mine
+    return (mine.begin, mine.end) if mine is not None and mine.state == "online" else None
