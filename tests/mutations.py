@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "one peer takes all cache tokens with many sessions",
+        "swarm/serving/sessions.py",
+        "(self.tokens // SPARED if self._held[peer] else 0)",
+        "0",
+        "tests/swarm/serving/test_sessions.py -k all_the_room",
+    ),
+    Mutation(
         "receipts come without end to a server's credit",
         "swarm/serving/receipts.py",
         "if not self._allowance.allows(peer):",

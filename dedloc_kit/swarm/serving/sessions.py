@@ -15,6 +15,8 @@ from dedloc_kit.swarm.remote.lines import Line
 from dedloc_kit.swarm.serving.protocol import Neighbours, Open, Refusal, Step, request_bytes
 
 SESSIONS_OF_A_PEER = 32
+SPARED = 4
+"""One part in so many of the room no peer takes with its further sessions."""
 _PARTS = 8
 UNUSED_SECONDS, SILENT_SECONDS = 30.0, 600.0
 """After which a session is over that has not begun, and one of which nothing is heard."""
@@ -27,6 +29,7 @@ class Budget:
         self.tokens, self.free = tokens, tokens
         self._sessions_of_a_peer = sessions_of_a_peer
         self._sessions: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # tokens of each peer
 
     def reserve(self, peer: str, tokens: int) -> "Reservation":
         """Raises Refusal if there is no room now."""
@@ -37,13 +40,19 @@ class Budget:
         self._sessions[peer] += 1
         return reservation
 
-    def _take(self, tokens: int) -> None:
-        if tokens > self.free:
-            raise Refusal("full", f"{self.free} cache tokens are free, not {tokens}")
+    def _take(self, peer: str, tokens: int) -> None:
+        # Who has something already leaves a part of the room to others.
+        free = self.free - (self.tokens // SPARED if self._held[peer] else 0)
+        if tokens > free:
+            raise Refusal("full", f"{max(0, free)} cache tokens are free for this peer, not {tokens}")
         self.free -= tokens
+        self._held[peer] += tokens
 
     def _give_back(self, peer: str, tokens: int) -> None:
         self.free += tokens
+        self._held[peer] -= tokens
+        if not self._held[peer]:
+            del self._held[peer]
         self._sessions[peer] -= 1
         if not self._sessions[peer]:
             del self._sessions[peer]
@@ -59,7 +68,7 @@ class Reservation:
     def grow(self, tokens: int) -> None:
         """Have at least so many; raises Refusal if there is no room for them."""
         if tokens > self._tokens:
-            self._budget._take(tokens - self._tokens)
+            self._budget._take(self._peer, tokens - self._tokens)
             self._tokens = tokens
 
     def close(self) -> None:

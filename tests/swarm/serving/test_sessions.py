@@ -38,3 +38,15 @@ def test_one_peer_has_its_part_of_the_sessions() -> None:
     budget.reserve("other", 1)
     first[0].close()
     budget.reserve("one", 1)
+
+
+def test_no_peer_takes_all_the_room_with_many_sessions() -> None:
+    budget = Budget(100)
+    first = [budget.reserve("one", 25) for _ in range(3)]
+    with pytest.raises(Refusal, match="0 cache tokens are free for this peer"):
+        budget.reserve("one", 25)
+    budget.reserve("other", 25).close()
+    for reservation in first:
+        reservation.close()
+    budget.reserve("one", 100).close()  # a long text alone may
+    assert budget.free == 100
