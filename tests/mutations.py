@@ -784,7 +784,7 @@ MUTATIONS = (
     Mutation(
         "caches take more than there is",
         "swarm/serving/sessions.py",
-        "if tokens > self.free:",
+        "if tokens > free:",
         "if False:",
         "tests/swarm/serving/test_sessions.py -k more_than",
     ),
