@@ -44,7 +44,7 @@ class Budget:
         # Who has something already leaves a part of the room to others.
         free = self.free - (self.tokens // SPARED if self._held[peer] else 0)
         if tokens > free:
-            raise Refusal("full", f"{max(0, free)} cache tokens are free for this peer, not {tokens}")
+            raise Refusal("full", f"{max(0, free)} cache tokens are free, not {tokens}")
         self.free -= tokens
         self._held[peer] += tokens
 
