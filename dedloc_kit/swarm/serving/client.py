@@ -28,6 +28,8 @@ from dedloc_kit.swarm.serving.protocol import Backward, Neighbours, Open, Pass, 
 
 FAILURES = 6
 """Of servers in one step; then it is given up."""
+NEWS_SECONDS = 4.0
+"""For so long a server is waited for that has just come: who looks every two seconds knows it by then."""
 AVOIDED = 60.0
 """Seconds for which a server that has failed is not asked, if there is another."""
 
@@ -209,7 +211,7 @@ class RemoteSession:
         """Have a server for each layer, with the past and the right neighbours."""
         if missing := self._missing():
             self.recoveries += bool(self._legs or self._past.tokens)
-            hops = [hop for span in missing for hop in self._route(span, failures)]
+            hops = [hop for span in missing for hop in await self._awaited_route(span, failures)]
             await self._open(hops, rows)
         for leg, neighbours in zip(
             self._legs, _neighbours([(x.server, x.opened.session) for x in self._legs]), strict=True
@@ -220,6 +222,17 @@ class RemoteSession:
     def _missing(self) -> list[LayerRange]:
         edges = [0, *(edge for leg in self._legs for edge in (leg.begin, leg.end)), self.config.layers]
         return [LayerRange(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+
+    async def _awaited_route(self, span: LayerRange, failures: Mapping[str, int]) -> tuple[Hop, ...]:
+        """The same, perhaps by a server of which nothing has been heard yet."""
+        until = time.monotonic() + NEWS_SECONDS
+        while True:
+            try:
+                return self._route(span, failures)
+            except NoRoute:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(NEWS_SECONDS / 10)
 
     def _route(self, span: LayerRange, failures: Mapping[str, int]) -> tuple[Hop, ...]:
         now, servers, trips = time.monotonic(), self._servers(), self._round_trips()
