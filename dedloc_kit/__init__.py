@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dedloc_kit.notebook.chat import Conversation
-    from dedloc_kit.notebook.join import Participation
-    from dedloc_kit.session.serving import ServingSession
+    from dedloc_kit.notebook.taking_part import Participation
 
 
 def join(
@@ -90,7 +89,7 @@ def serve(
     folder: str | Path | None = None,
     code: str | None = None,
     block: bool | None = None,
-) -> ServingSession | None:
+) -> Participation | None:
     """Let this machine hold some layers of a model that its community serves, and show how it goes.
 
     In Jupyter the cell returns, and the panel's buttons pause and leave; on Colab the cell runs until its stop button

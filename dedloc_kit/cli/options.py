@@ -90,13 +90,36 @@ def code_for(options: argparse.Namespace) -> str:
     return personal_code(options.invitation, file=options.code_file, ask=sys.stdin.isatty())
 
 
+def add_reach(parser: argparse.ArgumentParser) -> None:
+    """Whether others can connect to this machine, as `client_mode`."""
+    reach = parser.add_mutually_exclusive_group()
+    reach.add_argument(
+        "--client-mode",
+        action="store_const",
+        const=True,
+        help="make outgoing connections only; default: do so if a test finds that others cannot reach this machine",
+    )
+    reach.add_argument(
+        "--reachable",
+        action="store_const",
+        const=False,
+        dest="client_mode",
+        help="do not test: others can reach this machine, at --swarm-port and, if need be, --announce-host",
+    )
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Where the swarm listens."""
+    parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
+    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
+    parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
+
+
 def add_peer(parser: argparse.ArgumentParser, folder_help: str) -> None:
     """What every peer has; `peer_settings` reads it."""
     parser.add_argument("--folder", type=Path, metavar="DIR", help=folder_help)
     add_devices(parser)
-    parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
-    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
-    parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
+    add_place(parser)
     add_task_module(parser)
     parser.add_argument("--until-step", type=positive, metavar="N", help="leave after this global step")
 

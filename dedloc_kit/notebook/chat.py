@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from dedloc_kit.access.personal_code import personal_code
 from dedloc_kit.inference.turns import ChatSnapshot
 from dedloc_kit.machine.account import token
-from dedloc_kit.notebook.join import has_front_end, platform
+from dedloc_kit.notebook.taking_part import has_front_end, platform
 
 if TYPE_CHECKING:
     from dedloc_kit.inference.chat import Chat

@@ -1,18 +1,13 @@
-"""`serve`: one call in a notebook cell, or in a script, and this machine holds some layers of a served model."""
+"""`serve`: this machine holds some layers of a served model."""
 
-import threading
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from dedloc_kit.access.personal_code import personal_code
-from dedloc_kit.errors import UserError
-from dedloc_kit.machine.account import token
-from dedloc_kit.notebook.join import REFRESH_SECONDS, has_front_end, platform
+from dedloc_kit.notebook.taking_part import Participation, Views, take_part
 from dedloc_kit.session.serving import ServingSession, ServingSnapshot, lines
 
 _sessions: dict[str, ServingSession] = {}
-"""Those of this kernel that go on, by invitation: a cell that is run again shows the same session again."""
 
 
 class ServingPanel:
@@ -79,70 +74,22 @@ def serve(
     folder: str | Path | None = None,
     code: str | None = None,
     block: bool | None = None,
-) -> ServingSession | None:
+) -> Participation | None:
     """See `dedloc_kit.serve`."""
-    where = platform()
-    if block is None:
-        block = where in ("colab", "kaggle batch", "terminal") or not has_front_end()
-    session = _sessions.get(invitation)
-    if session is None or session.ended.is_set():
-        if where == "colab":
-            token()  # the notebook may ask its owner for it, which only the main thread can
-        settings = {"name": name, "team": team, "weights": weights, "blocks": blocks}
-        given = {key: value for key, value in settings.items() if value is not None}
-        if code is None:
-            code = personal_code(invitation, ask=where != "kaggle batch")
-        try:
-            session = ServingSession(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
-        except UserError as error:
-            _show_refusal(str(error), where)
-            return None
-        _sessions[invitation] = session
-    if where == "terminal":
-        from dedloc_kit.session.serving_display import watch
+    settings = {"name": name, "team": team, "weights": weights, "blocks": blocks}
+    given = {key: value for key, value in settings.items() if value is not None}
 
-        watch(session)
-        return None
+    def start(code: str) -> ServingSession:
+        return ServingSession(invitation, folder=Path(folder) if folder else None, settings=given, code=code)
 
-    from IPython.display import display
-
-    panel = ServingPanel(None if block else session)
-    panel.show(session.snapshot())
-    display(panel.widget)
-    if block:
-        _wait(session, panel)
-        return None
-    threading.Thread(target=_keep_up_to_date, args=(session, panel), name="panel", daemon=True).start()
-    return session
+    return take_part(invitation, _sessions, start, Views(ServingPanel, _watch, _refused), code=code, block=block)
 
 
-def _show_refusal(problem: str, where: str) -> None:
-    """What keeps a session from even beginning."""
-    if where == "terminal":
-        from dedloc_kit.display.console import complain
+def _watch(session: ServingSession) -> None:
+    from dedloc_kit.session.serving_display import watch
 
-        complain(problem)
-        return
-    from IPython.display import display
-
-    panel = ServingPanel(None)
-    panel.show(ServingSnapshot(phase="failed", text="this machine cannot take part now", problem=problem))
-    display(panel.widget)
+    watch(session)
 
 
-def _keep_up_to_date(session: ServingSession, panel: ServingPanel) -> None:
-    while not session.ended.wait(REFRESH_SECONDS):
-        panel.show(session.snapshot())
-    panel.show(session.snapshot())
-
-
-def _wait(session: ServingSession, panel: ServingPanel) -> None:
-    """Until it has ended; an interrupt leaves. On Colab only the main thread can update a panel, so here."""
-    while True:
-        try:
-            while not session.ended.wait(REFRESH_SECONDS):
-                panel.show(session.snapshot())
-            break
-        except KeyboardInterrupt:
-            session.leave()
-    panel.show(session.snapshot())
+def _refused(problem: str) -> ServingSnapshot:
+    return ServingSnapshot(phase="failed", text="this machine cannot take part now", problem=problem)

@@ -17,7 +17,7 @@ from dedloc_kit.memory import of_first_peers
 from dedloc_kit.organizer.launch import write_invitation
 from dedloc_kit.records import Invitation
 from dedloc_kit.serving.config import ServerConfig, ServingConfig, parse_serving
-from dedloc_kit.serving.coverage import coverage, served_by
+from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.steering.alerts import Alert
 from dedloc_kit.steering.serving_alerts import ServingAlerts
 from dedloc_kit.steering.webhook import Webhook
@@ -151,7 +151,7 @@ class FirstServer:
         now = served_by(0, coverage(layers, servers, self._serving.manifest))
         if now != self._gaps:
             self._gaps = now
-            bare = f"nobody serves the layers {', '.join(now)} of {layers}"
+            bare = f"nobody serves {named(now)} of {layers}"
             self._say(bare if now else f"all {layers} layers are served", "yellow" if now else "green")
 
 

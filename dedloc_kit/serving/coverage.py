@@ -69,6 +69,12 @@ def served_by(servers: int, stretches: Iterable[Stretch]) -> tuple[str, ...]:
     return tuple(map(str, found))
 
 
+def named(layers: Collection[str]) -> str:
+    """As `served_by` gives them, in a sentence."""
+    one = len(layers) == 1 and " " not in "".join(layers)
+    return f"layer {''.join(layers)}" if one else f"the layers {', '.join(layers)}"
+
+
 def speed(stretches: Collection[Stretch]) -> float:
     """Tokens a second that the whole model passes: those of its worst-served layer."""
     return min((stretch.speed for stretch in stretches), default=0.0)

@@ -13,7 +13,7 @@ from dedloc_kit.events import Joined, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.serving.config import parse_server, serving_of
-from dedloc_kit.serving.coverage import coverage, served_by
+from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.worker import server_job
 
@@ -70,7 +70,7 @@ def lines(now: ServingSnapshot) -> list[tuple[str, str]]:
         found.append(("answering", f"{mine.sessions} now, with {used:,} of {mine.cache_tokens:,} tokens to remember"))
     found.append(("given", f"{now.served:,} tokens x layers"))
     if now.servers:
-        bare = f"; nobody serves the layers {', '.join(now.gaps)}" if now.gaps else ""
+        bare = f"; nobody serves {named(now.gaps)}" if now.gaps else ""
         found.append(("servers", f"{len(now.servers)}{bare}"))
     if now.url:
         found.append(("live page", now.url))

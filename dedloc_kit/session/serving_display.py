@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dedloc_kit.display.console import Console
+from dedloc_kit.serving.coverage import named
 from dedloc_kit.session.serving import ServingSession, ServingSnapshot, lines
 
 REFRESH_SECONDS = 0.5
@@ -47,7 +48,7 @@ class _Lines:
         if now.phase != "failed" and now.text != before.text:
             self._line(now.text)
         if now.servers and now.gaps != before.gaps:
-            bare = f"nobody serves the layers {', '.join(now.gaps)}"
+            bare = f"nobody serves {named(now.gaps)}"
             self._line(bare if now.gaps else f"all {now.layers} layers are served")
         for warning in now.warnings:
             if warning not in before.warnings:

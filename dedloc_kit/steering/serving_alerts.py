@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dedloc_kit.events import AnyEvent, Failed, Served
-from dedloc_kit.serving.coverage import coverage, served_by
+from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.steering.alerts import LOG, Alert, Kind
 from dedloc_kit.steering.journal import Journal
 
@@ -66,10 +66,10 @@ class ServingAlerts:
         bare, single = served_by(0, stretches), served_by(1, stretches)
         now = time.monotonic()
         if self._bare.news(bare, now):
-            told = f"nobody serves the layers {', '.join(bare)} of {served.layers}, so no answer can come"
+            told = f"nobody serves {named(bare)} of {served.layers}, so no answer can come"
             self._raise("layers", told if bare else "each layer has a server again")
         if self._single.news(single, now):
-            told = f"one server alone serves the layers {', '.join(single)} of {served.layers}"
+            told = f"one server alone serves {named(single)} of {served.layers}"
             self._raise("layers", f"{told}: find another" if single else "no layer has one server only any more")
 
     def _raise(self, kind: Kind, text: str) -> None:

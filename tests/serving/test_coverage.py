@@ -1,7 +1,7 @@
 import pytest
 
 from dedloc_kit.events import ServerSeen
-from dedloc_kit.serving.coverage import coverage, served_by, speed
+from dedloc_kit.serving.coverage import coverage, named, served_by, speed
 from tests.dashboard.served_model import GAP, LAYERS, SERVING, server
 
 
@@ -38,3 +38,10 @@ def test_layers_that_few_serve_are_named_as_people_read_them() -> None:
     assert served_by(1, stretches) == ("20 to 21", "26 to 29")
     assert served_by(1, coverage(3, (server(0, 0, 1), server(1, 1, 2)), SERVING.manifest)) == ("0 to 1",)
     assert served_by(0, coverage(3, (server(0, 0, 2),), SERVING.manifest)) == ("2",)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"), [(("1",), "layer 1"), (("1 to 2",), "the layers 1 to 2"), (("1", "4"), "the layers 1, 4")]
+)
+def test_one_layer_is_named_as_one(layers: tuple[str, ...], words: str) -> None:
+    assert named(layers) == words

@@ -2,7 +2,16 @@
 
 import argparse
 
-from dedloc_kit.cli.options import INVITATION, Commands, add_code, add_microbatch, add_peer, code_for, peer_settings
+from dedloc_kit.cli.options import (
+    INVITATION,
+    Commands,
+    add_code,
+    add_microbatch,
+    add_peer,
+    add_reach,
+    code_for,
+    peer_settings,
+)
 from dedloc_kit.display.console import complain
 
 
@@ -25,20 +34,7 @@ def add(commands: Commands) -> None:
         help="do not compute again what others have computed, where the organizer has the work checked",
     )
     add_code(parser)
-    reach = parser.add_mutually_exclusive_group()
-    reach.add_argument(
-        "--client-mode",
-        action="store_const",
-        const=True,
-        help="make outgoing connections only; default: do so if a test finds that others cannot reach this machine",
-    )
-    reach.add_argument(
-        "--reachable",
-        action="store_const",
-        const=False,
-        dest="client_mode",
-        help="do not test: others can reach this machine, at --swarm-port and, if need be, --announce-host",
-    )
+    add_reach(parser)
     add_peer(parser, folder_help="keeps your identity; default: one in your home folder")
     parser.set_defaults(call=run)
 

@@ -4,7 +4,7 @@ import argparse
 import re
 from pathlib import Path
 
-from dedloc_kit.cli.options import Commands, add_code, add_devices, code_for, positive, url
+from dedloc_kit.cli.options import Commands, add_code, add_devices, add_place, add_reach, code_for, positive, url
 from dedloc_kit.errors import UserError
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?"
@@ -59,9 +59,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keeps the identity and what was fetched")
     add_devices(parser)
-    parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="where the swarm listens")
-    parser.add_argument("--swarm-port", type=int, default=0, metavar="PORT", help="default: a free one")
-    parser.add_argument("--announce-host", metavar="HOST", help="the public address, if this machine has another one")
+    add_place(parser)
     page = parser.add_argument_group("to begin: the live page, and who is told when layers lack servers")
     page.add_argument("--dashboard-host", default="0.0.0.0", metavar="ADDRESS")
     page.add_argument("--port", type=int, default=8000, help="of the live page; 0 takes a free one")
@@ -69,20 +67,7 @@ def add(commands: Commands) -> None:
     page.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve the page over TLS, without a proxy")
     page.add_argument("--tls-key", type=Path, metavar="FILE", help="of that certificate")
     page.add_argument("--webhook-file", type=Path, metavar="FILE", help="holds the secret address of a webhook")
-    reach = parser.add_mutually_exclusive_group()
-    reach.add_argument(
-        "--client-mode",
-        action="store_const",
-        const=True,
-        help="make outgoing connections only; default: do so if a test finds that others cannot reach this machine",
-    )
-    reach.add_argument(
-        "--reachable",
-        action="store_const",
-        const=False,
-        dest="client_mode",
-        help="do not test: others can reach this machine",
-    )
+    add_reach(parser)
     add_code(parser)
     parser.set_defaults(call=run)
 

@@ -70,7 +70,7 @@ def _show_serving(state: "ServingState", console: Console) -> None:
     for few, text in ((0, "nobody serves"), (1, "one server alone serves")):
         lacking = [_layers(each.begin, each.end) for each in state.stretches if each.servers == few]
         if lacking:
-            console.print(f"{text} the layers {', '.join(lacking)} of {state.layers}")
+            console.print(f"{text} {named(lacking)} of {state.layers}")
     room = f"{state.free_tokens:,} of {state.cache_tokens:,} tokens free"
     console.print(f"{count(state.sessions, 'session')}, {room}, {state.served:,} tokens x layers served")
     table = Table("server", "layers", "state", "tokens/s", "sessions")

@@ -13,9 +13,7 @@ _SLOWEST = 1e-3
 """For who has not measured yet."""
 
 
-def servers_of(
-    others: Mapping[str, Serving], offers: Offers, version: str, *, ready: bool, outdated: bool = False
-) -> list[Server]:
+def servers_of(others: Mapping[str, Serving], offers: Offers, version: str, *, ready: bool) -> list[Server]:
     """As the plans want them.
 
     :param ready: only those that answer now, each with what it serves; else all, with what they will serve

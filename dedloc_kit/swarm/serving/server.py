@@ -126,12 +126,6 @@ class SpanService(Service):
         for session in self.sessions.values():
             session.dismissed = session.dismissed or session.held is held
 
-    def drop(self, peer: str) -> None:
-        """End the sessions of a client at once."""
-        for session in self.sessions.values():
-            if session.peer == peer:
-                session.stream.close()
-
     async def serve(self, peer: str, stream: Stream) -> None:
         try:
             with self.counted():

@@ -76,7 +76,8 @@ function alertText(connected) {
     return "The server that tells this page is not heard any more. The others may well go on. Below is what it last told.";
   if (state.status === "incomplete") {
     const bare = state.stretches.filter(({ servers: number }) => number === 0).map(range);
-    return `Nobody serves the layers ${bare.join(", ")}, so no answer can come. Serve them, and it goes on at once.`;
+    const which = state.bare_layers === 1 ? `layer ${bare[0]}` : `the layers ${bare.join(", ")}`;
+    return `Nobody serves ${which}, so no answer can come. Once somebody does, it goes on.`;
   }
   return "";
 }

@@ -1,0 +1,169 @@
+"""One call in a notebook cell, or in a script, and this machine takes part: the same for all ways to do so."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from dedloc_kit.access.personal_code import personal_code
+from dedloc_kit.errors import UserError
+from dedloc_kit.machine.account import token
+from dedloc_kit.machine.hosted import hosted
+
+REFRESH_SECONDS = 0.5
+
+
+class Session(Protocol):
+    """What goes on in the background, until `ended` is set."""
+
+    ended: threading.Event
+
+    def snapshot(self) -> Any: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+S = TypeVar("S", bound=Session)
+
+
+class Participation:
+    """What a call returns in a notebook: the same as the panel's buttons, for other cells."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def pause(self) -> None:
+        """Free this machine for a while; what is finished counts."""
+        self._session.pause()
+
+    def resume(self) -> None:
+        """Take part again."""
+        self._session.resume()
+
+    def leave(self, timeout: float = 60.0) -> None:
+        """Leave, and wait until nothing runs any more."""
+        self._session.leave()
+        self._session.ended.wait(timeout)
+
+    def wait(self) -> None:
+        """Block the cell until it is over; interrupting the cell leaves."""
+        _wait(self._session)
+
+    def _ipython_display_(self) -> None:
+        """Nothing: as a cell's last value it would show below the panel otherwise."""
+
+
+@dataclass(frozen=True)
+class Views(Generic[S]):
+    """How sessions of one kind are shown.
+
+    :ivar panel: makes the notebook's, with buttons if there is a session
+    :ivar watch: in a terminal, until it has ended
+    :ivar refused: a snapshot that says why a session could not even begin
+    """
+
+    panel: Callable[[S | None], Any]
+    watch: Callable[[S], None]
+    refused: Callable[[str], Any]
+
+
+def take_part(
+    invitation: str,
+    sessions: dict[str, S],
+    start: Callable[[str], S],
+    views: Views[S],
+    *,
+    code: str | None,
+    block: bool | None,
+) -> Participation | None:
+    """Begin, or show again what goes on.
+
+    :param sessions: those of this kernel that go on, by invitation: a cell that is run again shows the same one again
+    :param start: begins one with a personal code, empty for none; raises UserError
+    """
+    where = platform()
+    if block is None:
+        block = where in ("colab", "kaggle batch", "terminal") or not has_front_end()
+    session = sessions.get(invitation)
+    if session is None or session.ended.is_set():
+        if where == "colab":
+            token()  # the notebook may ask its owner for it, which only the main thread can
+        if code is None:
+            code = personal_code(invitation, ask=where != "kaggle batch")
+        try:
+            session = sessions[invitation] = start(code)
+        except UserError as error:
+            _show_refusal(str(error), where, views)
+            return None
+    if where == "terminal":
+        views.watch(session)
+        return None
+
+    from IPython.display import display
+
+    panel = views.panel(None if block else session)
+    panel.show(session.snapshot())
+    display(panel.widget)
+    if block:
+        _wait(session, panel)
+        return None
+    threading.Thread(target=_keep_up_to_date, args=(session, panel), name="panel", daemon=True).start()
+    return Participation(session)
+
+
+def platform() -> Literal["colab", "kaggle batch", "kaggle", "jupyter", "terminal"]:
+    """Where this runs. A Kaggle batch is a notebook that runs from top to bottom, with nobody before it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None or not hasattr(shell, "kernel"):
+        return "terminal"
+    service = hosted()
+    if service == "kaggle" and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
+        return "kaggle batch"
+    return service or "jupyter"
+
+
+def has_front_end() -> bool:
+    """Whether somebody sits before the notebook: what only executes it (nbconvert, papermill) takes no questions from
+    the kernel, and ends the kernel with the last cell."""
+    request: dict[str, Any] = sys.modules["IPython"].get_ipython().kernel.get_parent("shell")
+    return bool(request.get("content", {}).get("allow_stdin", True))
+
+
+def _show_refusal(problem: str, where: str, views: Views[S]) -> None:
+    """What keeps a session from even beginning, in the place where the panel would be."""
+    if where == "terminal":
+        from dedloc_kit.display.console import complain
+
+        complain(problem)
+        return
+    from IPython.display import display
+
+    panel = views.panel(None)
+    panel.show(views.refused(problem))
+    display(panel.widget)
+
+
+def _keep_up_to_date(session: Session, panel: Any) -> None:
+    while not session.ended.wait(REFRESH_SECONDS):
+        panel.show(session.snapshot())
+    panel.show(session.snapshot())
+
+
+def _wait(session: Session, panel: Any = None) -> None:
+    """Until the session has ended; an interrupt leaves. On Colab only the main thread can update a panel, so here."""
+    while True:
+        try:
+            while not session.ended.wait(REFRESH_SECONDS):
+                if panel is not None:
+                    panel.show(session.snapshot())
+            break
+        except KeyboardInterrupt:
+            session.leave()
+    if panel is not None:
+        panel.show(session.snapshot())
