@@ -9,6 +9,7 @@ from rich.table import Table
 from dedloc_kit.cli.options import INVITATION, Commands
 from dedloc_kit.display.console import Console
 from dedloc_kit.display.human import count
+from dedloc_kit.serving.coverage import named
 
 if TYPE_CHECKING:
     from dedloc_kit.client import LeftOut, RunState, SentAway, ServingState
@@ -91,9 +92,9 @@ def _layers(begin: int, end: int) -> str:
 def _absent(step: "LeftOut") -> str:
     """Who was left out of a step and why, in words: the rows, and of many peers only the first."""
     rows = [f"a row of {count(row.peers, 'peer')} {row.why}" for row in step.rows]
-    named = [f"{peer.name or f'...{peer.peer[-4:]}'} {peer.why}" for peer in step.some[:SHOWN_ABSENT]]
-    more = step.count - sum(row.peers for row in step.rows) - len(named)
-    return ", ".join(rows + named) + (f", and {more:,} more" if more > 0 else "")
+    peers = [f"{peer.name or f'...{peer.peer[-4:]}'} {peer.why}" for peer in step.some[:SHOWN_ABSENT]]
+    more = step.count - sum(row.peers for row in step.rows) - len(peers)
+    return ", ".join(rows + peers) + (f", and {more:,} more" if more > 0 else "")
 
 
 def _away(one: "SentAway") -> str:
