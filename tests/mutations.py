@@ -2212,8 +2212,8 @@ MUTATIONS = (
     Mutation(
         "a row that failed is not in the status",
         "cli/commands/status.py",
-        '", ".join(rows + named)',
-        '", ".join(named)',
+        '", ".join(rows + peers)',
+        '", ".join(peers)',
         "tests/swarm/hostile/test_terminal.py -k rows_that_failed",
     ),
     Mutation(
