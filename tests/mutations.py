@@ -3995,6 +3995,34 @@ MUTATIONS = (
         'build("li", {}, document.createRange().createContextualFragment(kind),',
         "tests/dashboard/serving/test_serving_in_browser.py",
     ),
+    Mutation(
+        "a round begins before it is known how much its batch holds",
+        "swarm/rounds/rounds.py",
+        "elif (samples >= self.batch.wanted and self._grouping.enough_samples(samples)) or group.called:",
+        "elif self._grouping.enough_samples(samples) or group.called:",
+        "tests/swarm/rounds/test_optimizer.py -k somebody_says",
+    ),
+    Mutation(
+        "a part is fixed before it is known how much the batch holds",
+        "swarm/rounds/batch.py",
+        "if told + untold < wanted:",
+        "if told + untold < self._run.global_batch:",
+        "tests/swarm/rounds/test_optimizer.py -k somebody_says",
+    ),
+    Mutation(
+        "a round with less than its batch was to hold is no worse than one with a global batch",
+        "swarm/averaging/service.py",
+        "if samples < least or not",
+        "if not",
+        "tests/swarm/averaging/test_averager.py -k more_than_a_global_batch",
+    ),
+    Mutation(
+        "a part of a run takes records of another part",
+        "swarm/network/keeper.py",
+        "places = {kind.key(names): _Place(of, kind)}",
+        "places = {kind.key(names): _Place((parts or (run_id,))[0], kind)}",
+        "tests/swarm/network/test_keeper.py -k averaged_apart",
+    ),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -77,6 +77,56 @@ class Checkable(Task, Protocol):
 
     def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
         """What was read as batches of `microbatch` samples, the last one of fewer; `seed` decides the rest."""
+        ...
+
+
+class StageTask(Protocol):
+    """Some consecutive layers of a model, as one part of a run."""
+
+    number: int
+    """From 0 on."""
+    count: int
+    """Of all stages."""
+    width: int
+    """Channels of what travels from stage to stage."""
+    takes: tuple[str, ...]
+    """Which tensors of a batch it needs beside hidden states."""
+    share: float
+    """Of the model's computation; of all stages together it is 1."""
+
+    def build_model(self) -> torch.nn.Module:
+        """This stage alone, untrained, on the CPU, the same weights on every peer; the other stages are never held."""
+        ...
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """As `Task.parameter_groups`."""
+        ...
+
+    def check(self, batch: Batch) -> None:
+        """Raises ValueError for tensors that can be of no batch: of other types or shapes, or out of range."""
+        ...
+
+    def forward(self, model: torch.nn.Module, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Hidden states after this stage, float32 [rows, tokens, width]; of the last one the mean loss of the rows.
+
+        :param hidden: those after the stage before; none for the first
+        :param batch: what `takes` names
+        """
+        ...
+
+
+@runtime_checkable
+class Divisible(Task, Protocol):
+    """A task whose model can be cut into the stages of a pipeline, unless its settings are against it."""
+
+    def why_undivided(self) -> str:
+        """What in the run's settings is against it, with the fix; empty if nothing is."""
+        ...
+
+    def stage(self, number: int) -> StageTask: ...
+
+    def whole(self, stages: Sequence[torch.nn.Module]) -> torch.nn.Module:
+        """The model that all stages are, which shares their tensors."""
         ...
 
 
