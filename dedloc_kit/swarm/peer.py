@@ -49,7 +49,7 @@ from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, St
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
-from dedloc_kit.tasks import Divisible, Task, create_task, first_model
+from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
@@ -60,6 +60,14 @@ from dedloc_kit.training.optimizers.build import build_optimizer, local_optimize
 from dedloc_kit.training.optimizers.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
+
+
+class Modelled(Protocol):
+    """What is trained: a task, or a stage of one."""
+
+    def build_model(self) -> torch.nn.Module: ...
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,9 @@ class SwarmPeer:
     def beginning(self) -> Found:
         """The state that the run began with; raises UserError if the model that it went on from is not there."""
         run = self.optimizer.run
-        return TrainingState(first_model(self.task), lambda model: _shared_optimizer(run, self.task, model), run).copy()
+        trained = _trained(self.task, run)
+        model = first_model(self.task) if run.stage is None else trained.build_model()
+        return TrainingState(model, lambda model: _shared_optimizer(run, trained, model), run).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -144,7 +154,7 @@ def connected(
     )
     with _inside(run, peer, entry, initial_peers) as inside:
         caller = Caller(stop, peer.last_step(run), on_step, on_loading)
-        with _taking_part(inside, [inside.part(run, inside.task, follower, caller)]) as (me,):
+        with _taking_part(inside, [inside.part(run, follower, caller)]) as (me,):
             yield me
 
 
@@ -154,12 +164,13 @@ def connected_to_stages(
     peer: PeerConfig,
     entry: Entry,
     initial_peers: Sequence[str],
-    stages: Sequence[int],
-    callers: Callable[[int], Caller],
+    choose: Callable[[Node], Sequence[int]],
+    callers: Callable[[int, StageTask], Caller],
     follower: bool,
-) -> Iterator[tuple[SwarmPeer, ...]]:
+) -> Iterator[tuple[Divisible, tuple[SwarmPeer, ...]]]:
     """The same for some stages of a pipeline, each a part of the run; one process of its own averages each.
 
+    :param choose: which stages, in a swarm that this node is in
     :param callers: who is told of a stage's steps, by its number
     """
     with _inside(run, peer, entry, initial_peers) as inside:
@@ -167,17 +178,10 @@ def connected_to_stages(
             raise UserError(f'task.name = "{run.task.name}" cannot be cut into stages; remove [pipeline]')
         if why := inside.task.why_undivided():
             raise UserError(f"this model cannot be cut into stages: {why}")
-        parts = [inside.part(run.of_stage(k), inside.task.stage(k), follower, callers(k)) for k in stages]
+        chosen = [(number, inside.task.stage(number)) for number in choose(inside.node)]
+        parts = [inside.part(run.of_stage(k), follower, callers(k, stage)) for k, stage in chosen]
         with _taking_part(inside, parts) as peers:
-            yield tuple(peers)
-
-
-class Modelled(Protocol):
-    """What is trained: a task, or a stage of one."""
-
-    def build_model(self) -> torch.nn.Module: ...
-
-    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]: ...
+            yield inside.task, tuple(peers)
 
 
 @dataclass(frozen=True)
@@ -192,9 +196,11 @@ class _Inside:
     """Of the organizer."""
     task: Task
     devices: Sequence[torch.device]
+    incidents: Incidents
 
-    def part(self, run: RunConfig, trained: Modelled, follower: bool, caller: Caller) -> SwarmPeer:
+    def part(self, run: RunConfig, follower: bool, caller: Caller) -> SwarmPeer:
         """What averages the run, or a part of it, with others. It forks."""
+        trained = _trained(self.task, run)
         node, signer, peer, gate = self.node, self.entry.signer, self.peer, self.entry.gate
         state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run)
         source = StateSource(state.for_newcomer, lambda: state.info)
@@ -215,7 +221,7 @@ class _Inside:
         )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
         tracker = Tracker(
-            node, signer, run.run_id, run.global_batch, self.initial_peers, Incidents(), belief, profile.session
+            node, signer, run.run_id, run.global_batch, self.initial_peers, self.incidents, belief, profile.session
         )
         optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
         return SwarmPeer(self.task, replicas, profile, signer, node, exchange, optimizer, parameters)
@@ -234,7 +240,7 @@ def _inside(run: RunConfig, peer: PeerConfig, entry: Entry, initial_peers: Seque
         if entry.gate.organizer == signer.peer:
             office = Office(run, peer.folder, signer.peer)
             node.run_coroutine(partial(serve, run, office, signer))
-        yield _Inside(peer, entry, initial_peers, node, office, task, devices)
+        yield _Inside(peer, entry, initial_peers, node, office, task, devices, Incidents())
     finally:
         node.shutdown()
 
@@ -353,6 +359,14 @@ def _kept_parameters(state: TrainingState, peer: PeerConfig, audited: int) -> Ke
     parameters.keep()
     state.listen(parameters.keep)
     return parameters
+
+
+def _trained(task: Task, run: RunConfig) -> Modelled:
+    """The task, or the stage of it that this part of the run is."""
+    if run.stage is None:
+        return task
+    assert isinstance(task, Divisible)
+    return task.stage(run.stage)
 
 
 def _shared_optimizer(run: RunConfig, task: Modelled, model: torch.nn.Module) -> SharedOptimizer:
