@@ -832,7 +832,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a silent server is waited for",
-        "swarm/serving/leg.py",
+        "swarm/remote/listening.py",
         "if left <= 0:",
         "if False:",
         "tests/swarm/serving/test_client.py -k says_nothing",

@@ -47,7 +47,7 @@ ROOMS = (
     {"directory", "transfer"},
     {"membership", "averaging"},
     {"rounds", "remote"},
-    {"serving"},
+    {"serving", "pipeline"},
     {"peer", "observer"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

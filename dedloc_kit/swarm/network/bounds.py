@@ -52,10 +52,10 @@ class AtATime:
 
     def __init__(self, each: int, together: int) -> None:
         self._each, self._together = each, together
-        self._held: Counter[PeerID] = Counter()
+        self._held: Counter[PeerID | str] = Counter()
 
     @contextmanager
-    def place(self, peer: PeerID) -> Iterator[None]:
+    def place(self, peer: PeerID | str) -> Iterator[None]:
         """While one thing is done for a peer; raises TooMuch if it has its share already."""
         free = self._together - self._held.total()
         if not free or self._held[peer] >= min(self._each, 1 + free // 8):

@@ -33,6 +33,7 @@ from dedloc_kit.swarm.network.kinds import (
     NOTICE,
     PROGRESS,
     SERVING,
+    STAGES,
     SUMMARIES,
     Kind,
     cell_of,
@@ -76,7 +77,7 @@ class Keeper(RecordValidatorBase):
         self._signer = signer
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
-        kinds: list[tuple[Kind[Any], str]] = [(SERVING, run_id), (NOTICE, run_id)]
+        kinds: list[tuple[Kind[Any], str]] = [(kind, run_id) for kind in (SERVING, STAGES, NOTICE)]
         for part in parts or (run_id,):
             kinds += [(PROGRESS, part), (SUMMARIES, part), (CONTRIBUTIONS, part)]
         for kind, of in kinds:

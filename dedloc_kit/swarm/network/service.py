@@ -87,6 +87,8 @@ class Stream:
 
     async def send(self, content: bytes | memoryview) -> None:
         """Raises OSError if the other side is gone or does not take it."""
+        if self.writer.is_closing():  # uvloop raises a RuntimeError
+            raise ConnectionResetError("the stream is closed")
         self.writer.write(len(content).to_bytes(4, "big"))
         if content:
             self.writer.write(content)

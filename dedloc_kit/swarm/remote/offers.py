@@ -6,16 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from hivemind.utils import get_dht_time
 
+from dedloc_kit.records import StageOffer
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.directory.directory import Directory
 from dedloc_kit.swarm.incidents import Rejections
 from dedloc_kit.swarm.network.connections import Connections
 from dedloc_kit.swarm.network.identity import Signer
-from dedloc_kit.swarm.network.kinds import SERVING
+from dedloc_kit.swarm.network.kinds import Kind
 from dedloc_kit.swarm.network.node import Node
 
 LOOK_SECONDS, TELL_SECONDS = 2.0, 10.0
@@ -26,37 +27,40 @@ DHT_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
+Offer = TypeVar("Offer", Serving, StageOffer)
 
-class Offers(threading.Thread):
-    """One peer's part of the directory of servers, in a thread of its own.
+
+class Offers(threading.Thread, Generic[Offer]):
+    """One peer's part of the directory of what is offered, in a thread of its own.
 
     :param known: addresses of the peers that this one joined through
     :param mine: what this peer says of itself now; none if it offers nothing
     """
 
     def __init__(
-        self, node: Node, signer: Signer, known: Sequence[str], mine: Callable[[], Serving | None] = lambda: None
+        self, kind: Kind[Offer], node: Node, signer: Signer, known: Sequence[str], mine: Callable[[], Offer | None]
     ) -> None:
         super().__init__(name="offers", daemon=True)
-        self._node, self._signer, self._mine = node, signer, mine
+        self._node, self._signer = node, signer
+        self._mine: Callable[[], Offer | None] = mine
         self.rejections = Rejections()
         """Of records that are ignored, by reason."""
-        self._directory = Directory(
-            node, SERVING, node.gate.run_id, reject=self.ignore, check=_check, seconds=LIFE_SECONDS
+        self._directory: Directory[Offer] = Directory(
+            node, kind, node.gate.run_id, reject=self.ignore, check=_check, seconds=LIFE_SECONDS
         )
         self.connections = Connections(node, signer.peer, known, node.gate)
-        self._seen: dict[str, Serving] = {}
+        self._seen: dict[str, Offer] = {}
         self._first_seen: dict[tuple[str, object], float] = {}
-        self._told: Serving | None = None
+        self._told: Offer | None = None
         self._told_at = 0.0
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._looked = threading.Condition()
         self._begun = self._done = 0  # the number of the newest look that has begun, and of the newest that is done
 
-    def others(self) -> dict[str, Serving]:
-        """Who serves, this peer left out, by peer id; nobody whom the organizer has sent away."""
+    def others(self) -> dict[str, Offer]:
+        """Who offers something, this peer left out, by peer id; nobody whom the organizer has sent away."""
         notice = self._node.gate.notice
-        return {peer: serving for peer, serving in self._seen.items() if not notice.refuses(peer)}
+        return {peer: offer for peer, offer in self._seen.items() if not notice.refuses(peer)}
 
     def ignore(self, reason: str) -> None:
         """Count a record that is ignored."""
@@ -66,7 +70,7 @@ class Offers(threading.Thread):
         """Say soon what has changed."""
         self._wake.set()
 
-    def look(self, seconds: float) -> dict[str, Serving]:
+    def look(self, seconds: float) -> dict[str, Offer]:
         """The same as `others`, after a new look; raises TimeoutError."""
         with self._looked:
             newer = self._begun + 1
@@ -90,7 +94,7 @@ class Offers(threading.Thread):
             try:
                 self._turn()
             except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
-                _log.info("the directory of servers does not answer: %r", error)
+                _log.info("the directory of offers does not answer: %r", error)
             self._wake.wait(LOOK_SECONDS)
 
     def stop(self) -> None:
@@ -110,7 +114,7 @@ class Offers(threading.Thread):
             self._store(mine).result(DHT_SECONDS)
         found = self._directory.look(peers=len(self._seen), timeout=DHT_SECONDS)
         found.pop(self._signer.peer, None)
-        self._seen = {peer: serving for peer, serving in found.items() if serving is not None}
+        self._seen = {peer: offer for peer, offer in found.items() if offer is not None}
         gone = [key for key in self._first_seen if key[0] not in self._seen]
         for key in gone:
             del self._first_seen[key]
@@ -119,17 +123,23 @@ class Offers(threading.Thread):
             self._done = self._begun
             self._looked.notify_all()
 
-    def _store(self, serving: Serving | None) -> Any:
-        return self._directory.store(self._signer, serving, peers=len(self._seen))
+    def _store(self, offer: Offer | None) -> Any:
+        return self._directory.store(self._signer, offer, peers=len(self._seen))
 
 
-def _changed(new: Serving, old: Serving | None) -> bool:
+_SLOWLY = {
+    *("time", "free_tokens", "sessions", "served", "round_trips", "decoding", "prompts", "passes"),
+    *("microbatches_per_second", "queue", "driven"),
+}
+"""What nobody acts on at once."""
+
+
+def _changed(new: Offer, old: Offer | None) -> bool:
     """In what others act on."""
-    same = {"time", "free_tokens", "sessions", "served", "round_trips", "decoding", "prompts", "passes"}
-    return old is None or new.model_dump(exclude=same) != old.model_dump(exclude=same)
+    return old is None or new.model_dump(exclude=_SLOWLY) != old.model_dump(exclude=_SLOWLY)
 
 
-def _check(serving: Serving) -> None:
-    """Raises ValueError for a record that can be no server's."""
-    if serving.time > get_dht_time() + LIFE_SECONDS:
-        raise ValueError("Serving: from the future")
+def _check(offer: Serving | StageOffer) -> None:
+    """Raises ValueError for a record that can be nobody's."""
+    if offer.time > get_dht_time() + LIFE_SECONDS:
+        raise ValueError(f"{type(offer).__name__}: from the future")

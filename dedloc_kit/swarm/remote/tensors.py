@@ -6,7 +6,7 @@ The receiver says which shape is right before any byte is taken.
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -49,16 +49,36 @@ def in_form(tensor: Tensor, form: Form) -> Tensor:
     return tensor.to(DTYPES.get(form, torch.float32)).contiguous()
 
 
+class Packed(NamedTuple):
+    """A tensor as its bytes travel."""
+
+    head: TensorHead
+    content: memoryview
+
+
+def packed(tensor: Tensor, form: Form | None = None) -> Packed:
+    """What `in_form` gave; raises ValueError if 8 bits cannot hold it.
+
+    :param form: where that is 8 bits
+    """
+    content: Any = activations.pack(tensor) if form == "8bit" else tensor.reshape(-1).view(torch.uint8).numpy()
+    dtype = form if form == "8bit" else _FORMS[tensor.dtype]
+    return Packed(TensorHead(dtype=dtype, shape=tuple(tensor.shape)), memoryview(content))
+
+
 async def send_tensor(stream: Stream, tensor: Tensor, seconds: float = SEND_SECONDS, form: Form | None = None) -> None:
     """Send what `in_form` gave; raises OSError as `Stream.send`.
 
     :param seconds: for the other side to take a message
     :param form: where that is 8 bits
     """
-    content: Any = activations.pack(tensor) if form == "8bit" else tensor.reshape(-1).view(torch.uint8).numpy()
-    dtype = form if form == "8bit" else _FORMS[tensor.dtype]
-    await stream.send(encode(TensorHead(dtype=dtype, shape=tuple(tensor.shape))))
-    await send_content(stream, memoryview(content), seconds)
+    await send_packed(stream, packed(tensor, form), seconds)
+
+
+async def send_packed(stream: Stream, tensor: Packed, seconds: float = SEND_SECONDS) -> None:
+    """The same of what `packed` gave."""
+    await stream.send(encode(tensor.head))
+    await send_content(stream, tensor.content, seconds)
 
 
 async def receive_tensor(stream: Stream, shape: Sequence[int]) -> Tensor:

@@ -13,7 +13,7 @@ _SLOWEST = 1e-3
 """For who has not measured yet."""
 
 
-def servers_of(others: Mapping[str, Serving], offers: Offers, version: str, *, ready: bool) -> list[Server]:
+def servers_of(others: Mapping[str, Serving], offers: Offers[Serving], version: str, *, ready: bool) -> list[Server]:
     """As the plans want them.
 
     :param ready: only those that answer now, each with what it serves; else all, with what they will serve
@@ -35,7 +35,7 @@ class Choice:
     :param layers: of the model
     """
 
-    def __init__(self, me: str, layers: int, version: str, offers: Offers) -> None:
+    def __init__(self, me: str, layers: int, version: str, offers: Offers[Serving]) -> None:
         self._me, self._layers, self._version, self._offers = me, layers, version, offers
         self._intention: Intention | None = None
         self._moved: float | None = None

@@ -1,10 +1,8 @@
 """One server's part of a client's session."""
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from dedloc_kit.blocks.adapters import Adapter
 from dedloc_kit.blocks.plan import LayerRange
 from dedloc_kit.swarm.network.service import encode
 from dedloc_kit.swarm.remote.lines import Line, Opener
+from dedloc_kit.swarm.remote.listening import Listening
 from dedloc_kit.swarm.remote.tensors import receive_tensor, send_content, send_tensor
 from dedloc_kit.swarm.serving.adapters import by_name, numbers
 from dedloc_kit.swarm.serving.protocol import (
@@ -39,7 +38,6 @@ TAKING = 10.0
 LONGEST_ANSWER = 300.0
 """Seconds, also for one that says all the time that it is still here."""
 
-T = TypeVar("T")
 CountWork = Callable[[str, int], None]
 """Told which server has computed how many tokens times layers."""
 
@@ -70,7 +68,7 @@ class Leg:
         self.begin, self.end = opened.begin, opened.end
         self.neighbours = opened.neighbours
         self._line, self._adapter, self._count = line, adapter, count
-        self._patience = MIN_PATIENCE
+        self._listening = Listening(line.stream, MIN_PATIENCE, MAX_PATIENCE)
         self._shapes: dict[int, Sequence[int]] = {}  # of the last steps' outputs, by number
 
     @classmethod
@@ -85,10 +83,10 @@ class Leg:
             line = await Line.open(opener, server, SpanService, encode(question))
             leg = cls(server, question, line, adapter, count)
             try:
-                reply = await leg._heard(receive_reply(leg._line.stream))
+                reply = await leg._listening.heard(receive_reply(leg._line.stream))
                 if isinstance(reply, Wanted) and adapter is not None:
                     await leg._send(adapter)
-                    reply = await leg._heard(receive_reply(leg._line.stream))
+                    reply = await leg._listening.heard(receive_reply(leg._line.stream))
                 if not isinstance(reply, Opened):
                     raise _not_expected(server, reply)
             except BaseException:
@@ -116,12 +114,12 @@ class Leg:
         with _blaming(self.server):
             async with asyncio.timeout(LONGEST_ANSWER):
                 while True:
-                    match reply := await self._heard(receive_reply(stream)):
+                    match reply := await self._listening.heard(receive_reply(stream)):
                         case Output(number=given):  # of the last step again, if it came from two sides
                             expected = shape if given == number else self._shapes.get(given)
                             if expected is None:
                                 raise ValueError("an output that was not asked for")
-                            tensor = await self._heard(receive_tensor(stream, expected))
+                            tensor = await self._listening.heard(receive_tensor(stream, expected))
                             output = tensor if given == number else output
                         case Done(number=given, pushed=pushed) if given == number:
                             if shape is not None and output is None:
@@ -143,7 +141,9 @@ class Leg:
         form = self._adapter.form
         with _blaming(self.server):
             async with asyncio.timeout(LONGEST_ANSWER):
-                return output, by_name(form, await self._heard(receive_tensor(self._line.stream, (numbers(form),))))
+                return output, by_name(
+                    form, await self._listening.heard(receive_tensor(self._line.stream, (numbers(form),)))
+                )
 
     async def redirect(self, neighbours: Neighbours) -> None:
         await self.ask(Redirect(neighbours=neighbours))
@@ -157,20 +157,6 @@ class Leg:
         async with asyncio.timeout(TAKING):
             await self._line.stream.send(encode(adapter.form))
         await send_content(self._line.stream, memoryview(adapter.pack()), TAKING)
-
-    async def _heard(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result, unless nothing comes for too long."""
-        stream, task, began = self._line.stream, asyncio.ensure_future(work), time.monotonic()
-        try:
-            while not task.done():
-                left = max(stream.heard, began) + self._patience - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"it has said nothing for {self._patience:.0f} s")
-                await asyncio.wait({task}, timeout=left)
-            self._patience = min(max(self._patience, 4 * stream.silence), MAX_PATIENCE)
-            return task.result()
-        finally:
-            task.cancel()
 
 
 def part_of(adapter: Adapter | None, span: LayerRange) -> Adapter | None:

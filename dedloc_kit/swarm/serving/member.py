@@ -17,6 +17,7 @@ from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.membership.notices import Membership, NoticeFollower, NoticeWriter
 from dedloc_kit.swarm.network.gate import Gate
 from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.network.kinds import SERVING
 from dedloc_kit.swarm.network.node import Node, addresses_of
 from dedloc_kit.swarm.network.service import Endpoint, Service, Stream
 from dedloc_kit.swarm.remote.calling import Caller
@@ -41,7 +42,7 @@ class Member:
     caller: Caller
     """To others' services, by way of others if need be."""
     greeter: Greeter
-    offers: Offers
+    offers: Offers[Serving]
 
     @property
     def peer(self) -> str:
@@ -118,7 +119,7 @@ def member(
         gate.follow(entry.gate.token, entry.gate.notice)
         p2p: P2P = loop.run(node.replicate_p2p(gate))
         stack.callback(lambda: loop.run(p2p.shutdown()))
-        offers = Offers(node, signer, initial_peers, mine)
+        offers = Offers(SERVING, node, signer, initial_peers, mine)
 
         def tell(newer: Gate) -> None:
             loop.soon(gate.follow, newer.token, newer.notice)

@@ -13,7 +13,7 @@ from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.plan import LayerRange, Server
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.swarm.serving.client import RemoteSession, SessionConfig
-from dedloc_kit.swarm.serving.computing import Computing, Priority
+from dedloc_kit.swarm.serving.computing import Computing
 from dedloc_kit.swarm.serving.server import SpanService
 from dedloc_kit.swarm.serving.sessions import Budget, Held
 from tests.swarm.local_network import LocalEndpoint, LocalNetwork
@@ -134,7 +134,7 @@ class At(Computing):
         self._number, self._act = number, act
         self.calls = 0
 
-    async def run(self, priority: Priority, function: Callable[[], T]) -> T:
+    async def run(self, priority: int, function: Callable[[], T]) -> T:
         self.calls += 1
         if self.calls == self._number:
             self._act()

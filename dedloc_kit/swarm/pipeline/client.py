@@ -1,0 +1,157 @@
+"""A stage peer, as a driver calls it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from dedloc_kit.records import Begun
+from dedloc_kit.swarm.network.service import Stream, encode
+from dedloc_kit.swarm.pipeline.pace import Pace
+from dedloc_kit.swarm.pipeline.protocol import (
+    Answer,
+    Call,
+    Content,
+    Cut,
+    Held,
+    Kind,
+    Refused,
+    receive_hidden,
+    receive_reply,
+    send_call,
+    unscaled,
+)
+from dedloc_kit.swarm.pipeline.service import LOOK_SECONDS, FollowingService, StageService
+from dedloc_kit.swarm.remote.lines import Line, Opener
+from dedloc_kit.swarm.remote.listening import Listening
+
+MIN_PATIENCE, MAX_PATIENCE = 5.0, 30.0
+"""Seconds of silence after which a stage peer is taken for gone; see `Listening`."""
+LONGEST_ANSWER = 600.0
+"""Seconds, also for one that says all the time that it is still here."""
+
+
+class CallFailed(Exception):
+    """A stage peer did not answer, or not rightly."""
+
+
+class CallRefused(Exception):
+    """A stage peer refuses a call.
+
+    :ivar step: that it holds
+    """
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(f"it refuses ({refused.why}): {refused.text}")
+        self.why: Kind = refused.why
+        self.step = refused.step
+
+
+class Answered:
+    """What a stage peer answers to a call."""
+
+    def __init__(self, answer: Answer, output: Tensor | None) -> None:
+        self.loss, self.output = answer.loss, output
+
+
+class StageClient:
+    """One peer of a stage. Lines to it stay open.
+
+    :ivar step: that it holds; -1 before it has said so
+    """
+
+    def __init__(self, opener: Opener, peer: str, stage: Cut) -> None:
+        self.peer, self.stage = peer, stage
+        self.step = -1
+        self.pace = Pace()
+        self._opener = opener
+        self._idle: list[tuple[Line, Listening]] = []
+        self._session = ""
+
+    async def follow(self, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
+        """Hear which step it holds, and tell it what this driver has begun, until it is gone: raises CallFailed.
+
+        :param heard: called when it has said something new
+        """
+        with _failing():
+            line = await Line.open(self._opener, self.peer, FollowingService, encode(begun()))
+            try:
+                await self._follow(line.stream, begun, heard)
+            finally:
+                await line.close()
+
+    async def call(self, call: Call, content: Content) -> Answered:
+        """Raises CallRefused or CallFailed."""
+        with self.pace.measured(), _failing():
+            async with asyncio.timeout(LONGEST_ANSWER):
+                return await self._call(call, content)
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, []
+        for line, _ in idle:
+            await line.close()
+
+    async def _follow(self, stream: Stream, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
+        telling = asyncio.create_task(_tell(stream, begun))
+        try:
+            while True:
+                listening = Listening(stream, MIN_PATIENCE, MIN_PATIENCE)
+                held = await listening.heard(stream.receive_record(Held))
+                if held.stage != self.stage.number or held.session != (self._session or held.session):
+                    raise ConnectionError("it has lost what it was sent")
+                self.step, self._session = held.step, held.session
+                heard()
+        finally:
+            telling.cancel()
+
+    async def _call(self, call: Call, content: Content) -> Answered:
+        line, listening = await self._line()
+        try:
+            await send_call(line.stream, call, content)
+            reply = await listening.heard(receive_reply(line.stream))
+            if isinstance(reply, Refused):
+                raise CallRefused(reply)
+            output = await listening.heard(self._output(call, reply, line.stream))
+            if (reply.loss is None) == self._last:
+                raise ValueError("a loss of another stage than the last")
+        except BaseException:
+            await line.close()
+            raise
+        self._idle.append((line, listening))
+        return Answered(reply, output)
+
+    async def _line(self) -> tuple[Line, Listening]:
+        if self._idle:
+            return self._idle.pop()
+        line = await Line.open(self._opener, self.peer, StageService, b"")
+        return line, Listening(line.stream, MIN_PATIENCE, MAX_PATIENCE)
+
+    async def _output(self, call: Call, answer: Answer, stream: Stream) -> Tensor | None:
+        if call.what == "forward":
+            return None if self._last else await receive_hidden(stream, call, self.stage)
+        if not self.stage.number:
+            return None
+        return unscaled(await receive_hidden(stream, call, self.stage), answer.exponent)
+
+    @property
+    def _last(self) -> bool:
+        return self.stage.number == self.stage.count - 1
+
+
+async def _tell(stream: Stream, begun: Callable[[], Begun]) -> None:
+    """Each time something else is begun."""
+    told = begun()
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        if (now := begun()) != told:
+            await stream.send(encode(now))
+            told = now
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:
+        raise CallFailed(str(error) or repr(error)) from None

@@ -1,0 +1,201 @@
+"""What drivers and stage peers say to each other.
+
+A driver opens streams to the service "stage" of a stage peer. On each it sends Calls, one after the other: first what
+the stage needs of the batch, then the hidden states that go into it, in a backward call of any stage but the last the
+gradient of what came out of it. Each is answered by an Answer, with hidden states or the gradient of the input behind
+it, or by a Refused, after which the stream is closed. On one more stream, to the service "following", the stage peer
+says which step it holds, and the driver what it has begun.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor, nn
+
+from dedloc_kit.records import Count, Digest, Reason, Record, Seconds, Stage
+from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream, decode, encode
+from dedloc_kit.swarm.remote.tensors import (
+    Form,
+    Packed,
+    in_form,
+    packed,
+    receive_content,
+    receive_tensor,
+    send_content,
+    send_packed,
+)
+
+FORMS: Mapping[str, Form] = {"8bit": "8bit", "float16": "float16", "none": "float32"}
+"""In which hidden states travel, by the run's `pipeline.activations`."""
+MAX_EXPONENT = 1000
+
+Batch = Mapping[str, Tensor]
+Kind = Literal[
+    "stage",
+    "stale",
+    "closed",
+    "full",
+    "barred",
+    "shape",
+    "values",
+    "absurd",
+    "batch",
+    "nonsense",
+    "failed",
+]
+"""Why a call is refused. `stale`: of another step than the peer holds; `closed`: this step's batch takes no more;
+`full`: there is no room now; `barred`: who calls has sent nonsense again and again."""
+
+
+class Cut(Protocol):
+    """What the calls need of a task's stage (`tasks.StageTask`)."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def takes(self) -> tuple[str, ...]: ...
+
+    def check(self, batch: Any) -> None: ...
+
+    def forward(self, model: nn.Module, hidden: Tensor | None, batch: Any) -> Tensor: ...
+
+
+class Refusal(ValueError):
+    """A peer asks for what it does not get.
+
+    :ivar step: that is held
+    """
+
+    def __init__(self, kind: Kind, text: str, step: int = 0) -> None:
+        super().__init__(text)
+        self.kind: Kind = kind
+        self.step = step
+
+
+class Call(Record):
+    """A microbatch [rows, length] at one stage."""
+
+    what: Literal["forward", "backward"]
+    stage: Stage
+    number: Count
+    """Of the microbatch, by its driver; a driver uses no number twice."""
+    step: Count
+    """Whose parameters it wants."""
+    rows: Annotated[int, Field(ge=1, le=2**20)]
+    length: Annotated[int, Field(ge=1, le=2**20)]
+    exponent: Annotated[int, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT)] = 0
+    """The gradient is divided by two to the power of this on its way, so that a small one does not vanish."""
+
+    @property
+    def samples(self) -> int:
+        return self.rows
+
+
+class Answer(Record):
+    kind: Literal["answer"] = "answer"
+    exponent: Annotated[int, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT)] = 0
+    """As of a call."""
+    loss: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
+    """Of the last stage."""
+    seconds: Seconds
+    """That it computed."""
+    waiting: Count
+    """Calls that wait there now."""
+
+
+class Refused(Record):
+    kind: Literal["refused"] = "refused"
+    why: Kind
+    text: Reason = ""
+    step: Count = 0
+    """That is held."""
+
+
+class Held(Record):
+    """What a stage peer holds now."""
+
+    stage: Stage
+    step: Count
+    session: Digest
+    """Of this process: whoever begins anew has lost what it had been sent."""
+
+
+Reply = Answer | Refused
+_REPLIES: TypeAdapter[Any] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
+
+
+async def receive_reply(stream: Stream) -> Reply:
+    """Raises as `Stream.receive_record`."""
+    try:
+        reply: Reply = _REPLIES.validate_python(decode(await stream.receive(MAX_RECORD_BYTES)))
+    except ValidationError as error:
+        raise ValueError(f"no answer to a call: {error!s:.200}") from None
+    return reply
+
+
+class Content(NamedTuple):
+    """What comes behind a call: `batch` as it travels, hidden states, and the gradient of what came out."""
+
+    batch: bytes
+    hidden: Packed | None
+    gradient: Packed | None
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        tensors = (self.hidden, self.gradient)
+        return len(self.batch) + sum(len(tensor.content) for tensor in tensors if tensor is not None)
+
+
+def part_of(batch: Batch, stage: Cut) -> bytes:
+    """What a stage needs of a batch, as it travels: int32, little-endian, one tensor after the other."""
+    return b"".join(batch[name].to("cpu").numpy().astype("<i4").tobytes() for name in stage.takes)
+
+
+async def send_call(stream: Stream, call: Call, content: Content) -> None:
+    await stream.send(encode(call))
+    if content.batch:
+        await send_content(stream, memoryview(content.batch))
+    for tensor in (content.hidden, content.gradient):
+        if tensor is not None:
+            await send_packed(stream, tensor)
+
+
+async def receive_batch(stream: Stream, call: Call, stage: Cut) -> Batch:
+    """The tensors that the stage takes, int64 [rows, length]; they are not checked."""
+    if not stage.takes:
+        return {}
+    size = len(stage.takes) * call.rows * call.length
+    values = torch.from_numpy(np.frombuffer(await receive_content(stream, 4 * size), "<i4").astype(np.int64))
+    return dict(zip(stage.takes, values.view(-1, call.rows, call.length), strict=True))
+
+
+async def receive_hidden(stream: Stream, call: Call, stage: Cut) -> Tensor:
+    """float32; raises as `receive_tensor`."""
+    return (await receive_tensor(stream, (call.rows, call.length, stage.width))).float()
+
+
+def scaled(gradient: Tensor, form: Form) -> tuple[Packed, int]:
+    """A gradient of finite numbers as it travels, and the exponent that its head has to name."""
+    largest = float(gradient.abs().amax())
+    exponent = max(-MAX_EXPONENT, min(math.frexp(largest)[1], MAX_EXPONENT))
+    return packed(in_form(torch.ldexp(gradient, torch.tensor(-exponent)), form), form), exponent
+
+
+def unscaled(gradient: Tensor, exponent: int) -> Tensor:
+    """The way back; raises ValueError if a number is too large."""
+    gradient = torch.ldexp(gradient, torch.tensor(exponent))
+    if not gradient.isfinite().all():
+        raise Refusal("values", "a gradient with infinity")
+    return gradient
