@@ -137,6 +137,13 @@ def why_unchecked(task: Task) -> str:
     return f"the task {type(task).__name__} does not promise that its loss depends on parameters, batch and step alone"
 
 
+def why_undivided(task: Task) -> str:
+    """Why a task's model cannot be cut into stages, in one line; empty if it can."""
+    if isinstance(task, Divisible):
+        return task.why_undivided()
+    return f"the task {type(task).__name__} does not say how its model is cut into stages"
+
+
 @dataclass(frozen=True)
 class Usage:
     """How to use an exported model, for its model card."""
@@ -225,7 +232,7 @@ def first_model(task: Task) -> torch.nn.Module:
 
 def create_task(run: RunConfig, module: str | None = None) -> Task:
     """The task that a run names; raises UserError if there is none of that name, if its options are wrong, or if the
-    run wants checks that it cannot give.
+    run wants checks or stages that it cannot give.
 
     `module` is a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
     it, never the network. It is found where other modules are, and last in the current folder: a volunteer that names
@@ -246,6 +253,8 @@ def create_task(run: RunConfig, module: str | None = None) -> Task:
     task = tasks[run.task.name](run)
     if run.trust.checks == "on" and (against := why_unchecked(task)):
         raise UserError(f'trust.checks = "on" is not possible: {against}; or remove trust.checks')
+    if run.pipeline is not None and (against := why_undivided(task)):
+        raise UserError(f"[pipeline] is not possible: {against}")
     return task
 
 
