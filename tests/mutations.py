@@ -1113,8 +1113,8 @@ MUTATIONS = (
     Mutation(
         "a stage peer moves though its download takes too long",
         "blocks/stages.py",
-        "if seconds >= left:",
-        "if False:",
+        "* min(trial.rates), left - seconds",
+        "* min(trial.rates), left",
         "tests/blocks/test_stages.py -k pay_off",
     ),
     Mutation(

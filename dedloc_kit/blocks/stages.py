@@ -201,8 +201,6 @@ def _pays(trial: "_Trial", index: int, stage: int) -> bool:
     passed, left = 0.0, HORIZON
     for _ in range(MOVES):
         seconds = trial.seconds(index, stage)
-        if seconds >= left:
-            return False
         passed, left = passed + seconds * min(trial.rates), left - seconds
         trial.move(index, stage)
         if passed + left * min(trial.rates) >= enough:

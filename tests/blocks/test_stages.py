@@ -111,15 +111,12 @@ def test_nobody_moves_to_a_stage_that_its_memory_does_not_hold() -> None:
     assert useful_moves(THREE, there, 0.0) == {"a1": 2}
 
 
-def test_a_move_has_to_raise_the_bottleneck_by_a_tenth() -> None:
-    def there(small: float) -> list[StagePeer]:
-        return [*peers(1, 1, 1), StagePeer("small", 1, small, LINE), StagePeer("more", 2, small, LINE)]
-
+@pytest.mark.parametrize(("small", "moves"), [(0.09, {}), (0.11, {"small": 0})])
+def test_a_move_has_to_raise_the_bottleneck_by_a_tenth(small: float, moves: dict[str, int]) -> None:
     assert GAIN == 1.1
     two = [Stage(1 / 2, 0.0)] * 2
-    assert useful_moves(two, [*peers(1, 1), StagePeer("s", 1, 0.05, LINE), StagePeer("t", 1, 0.04, LINE)], 0.0) == {}
-    assert useful_moves(two, [*peers(1, 1), StagePeer("s", 1, 0.2, LINE), StagePeer("t", 1, 0.2, LINE)], 0.0)
-    assert useful_moves(THREE, there(0.2), 0.0) == {}
+    there = [*peers(1), StagePeer("large", 1, 2.0, LINE), StagePeer("small", 1, small, LINE)]
+    assert useful_moves(two, there, 0.0) == moves
 
 
 def test_moves_that_gain_only_together_are_begun() -> None:
