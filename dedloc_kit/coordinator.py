@@ -285,12 +285,12 @@ class _Role:
         """Keep the current state, and that of the step which is still being evaluated."""
         if self._me.optimizer.state.info == self._saved:
             return
-        tensors, info = self._me.optimizer.state.copy()
         try:
+            tensors, info = self._me.optimizer.state.copy()
             self._lasting.checkpoint((tensors, info), self._evaluator.under_way)
             self._saved = info
         except (UserError, ValueError) as error:  # a full disk must not end the run
-            _log.warning("no checkpoint of step %d: %s", info.step, error)
+            _log.warning("no checkpoint of step %d: %s", self._me.optimizer.step, error)
 
     def _rescue(self) -> None:
         """Write anew what has to last and is gone, from what is held here, and tell the organizer."""

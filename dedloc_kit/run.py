@@ -423,6 +423,8 @@ class PeerConfig(Section):
     """Samples that go through the model at once; 0 tries what suits the device."""
     task_module: str | None = None
     """A Python module on this machine with a `TASKS` dictionary of further tasks; never taken from the network."""
+    stage: Annotated[int, Field(ge=0, lt=MAX_STAGES)] | None = None
+    """Of a run in stages: the one to hold, from 0 on; without a value the one that lacks peers most."""
     client_mode: bool | None = None
     """Only outgoing connections, for machines that nobody can reach; without a value a test decides."""
     host: str = "0.0.0.0"

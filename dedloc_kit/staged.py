@@ -3,6 +3,7 @@
 Each stage is a part of the run that is averaged for itself. The run has taken a step when all stages have.
 """
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,6 +130,7 @@ class StagedOptimizer:
 
     def begin(self) -> None:
         for part in self._parts:
+            part.fills(lambda: math.inf)  # it follows: what a batch holds is known to those who compute
             part.begin()
 
     def leave(self) -> None:

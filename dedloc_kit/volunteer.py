@@ -13,11 +13,13 @@ from functools import partial
 from dedloc_kit.data.losses import Loss, Losses
 from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import Announced, AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation
+from dedloc_kit.minding import Organizer, Twin, await_twin, remember
+from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
+from dedloc_kit.stage_volunteer import stage_volunteer
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer
@@ -31,11 +33,6 @@ from dedloc_kit.training.microbatch import largest_microbatch
 
 FLUSH_SECONDS = 10.0
 """How long a volunteer that leaves helps to fill the batch that its last samples are part of."""
-
-TWIN = "this machine's identity.key is also at work on another one, and what both give would be lost or counted wrongly"
-OWN_KEY = "to train on both, remove identity.key on one of them, which then gets a key of its own"
-PAUSED_SECONDS = 0.5
-"""Between two looks whether a paused run goes on."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +50,9 @@ def volunteer(
     """
     run = invitation.run_config()
     emit(State(text="connecting"))
+    if run.pipeline is not None:
+        stage_volunteer(invitation, run, peer, emit, stop, stopped)
+        return
 
     lossy: list[Losses] = []
 
@@ -96,7 +96,7 @@ def volunteer(
             emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
-        _await_twin(me, stop, emit)
+        await_twin(me, stop, emit)
         count = len(me.replicas)
         seed = seed_of(run.run_id, me.signer.peer, me.profile.session)
         size = peer.microbatch or run.microbatch
@@ -128,13 +128,13 @@ def volunteer(
             emit(me.joined())
             emit(State(text="training"))
             answer = _answering(peer, me, recomputer)
-            organizer, twin = _Organizer(me, invitation, peer.last_step(run), emit), _Twin(me, emit)
+            organizer, twin = Organizer(me, invitation, peer.last_step(run), emit), Twin(me, emit)
             while not stop.is_set() and not organizer.ends_the_run():
                 organizer.wait_while_paused(stop)
                 twin.check()
                 answer()
                 _train_on(devices, me, run, emit)
-                _remember(memory, me)
+                remember(memory, me)
             emit(State(text="leaving"))
             until = time.monotonic() + FLUSH_SECONDS
             while stop.is_set() and me.optimizer.tally.samples:
@@ -182,81 +182,6 @@ def _pass(trial: Trial, devices: Devices, step: int, emit: Callable[[AnyEvent], 
             "for a microbatch whose answer is known, and has given nothing to the run; train on another device "
             "(--devices cpu instead of a GPU), or undo overclocking, check the memory and update the driver"
         )
-
-
-class _Organizer:
-    """What the organizer wants, as the coordinator says it; nobody else is believed."""
-
-    def __init__(self, me: SwarmPeer, invitation: Invitation, last_step: int, emit: Callable[[AnyEvent], None]) -> None:
-        """:param last_step: without an order of the organizer"""
-        self._me, self._emit = me, emit
-        self._peer, self._last_step = invitation.organizer, last_step
-        self._announcement = ""
-
-    def ends_the_run(self) -> bool:
-        """Whether this peer has nothing more to do."""
-        self._listen()
-        return self._me.optimizer.step >= self._me.optimizer.last_step
-
-    def wait_while_paused(self, stop: threading.Event) -> None:
-        """Compute nothing while the run is paused."""
-        if not self._paused():
-            return
-        self._emit(State(text="the organizer has paused the run; this machine goes on when the run does"))
-        while self._paused() and not stop.wait(PAUSED_SECONDS):
-            self._me.optimizer.boundary()
-        self._emit(State(text="training"))
-
-    def _paused(self) -> bool:
-        instructions = self._listen()
-        return instructions is not None and instructions.paused
-
-    def _listen(self) -> Instructions | None:
-        """The instructions of the moment; a coordinator that is gone has none, and what it said of the end stays."""
-        progress = self._me.optimizer.tracker.others().get(self._peer)
-        if progress is None or progress.instructions is None:
-            return None
-        said = progress.instructions
-        self._me.optimizer.end_after(
-            self._last_step if said.last_step is None else min(self._last_step, said.last_step)
-        )
-        if said.announcement != self._announcement:
-            self._announcement = said.announcement
-            self._emit(Announced(text=said.announcement))
-        return said
-
-
-def _await_twin(me: SwarmPeer, stop: threading.Event, emit: Callable[[AnyEvent], None]) -> None:
-    """Two with one key spoil each other's rounds: who comes second waits until the other one has left."""
-
-    def waiting() -> None:
-        emit(Warned(text=f"{TWIN}: this one waits until the other has left; {OWN_KEY}"))
-        emit(State(text="waiting until the other machine with this identity.key has left"))
-
-    me.optimizer.tracker.await_twin(stop, waiting)
-
-
-class _Twin:
-    """A second machine with this peer's key that came later, or at the same moment."""
-
-    def __init__(self, me: SwarmPeer, emit: Callable[[AnyEvent], None]) -> None:
-        self._twin, self._emit, self._told = me.optimizer.tracker.twin, emit, False
-
-    def check(self) -> None:
-        """Tell of it, once; raises UserError if it is this peer that has to give way."""
-        if self._twin.second:
-            raise UserError(f"{TWIN}: this one gives way and waits until the other has left; {OWN_KEY}")
-        if self._twin.certain and not self._told:
-            self._told = True
-            self._emit(Warned(text=f"{TWIN}: this one goes on and the other waits; {OWN_KEY}"))
-
-
-def _remember(memory: Memory, me: SwarmPeer) -> None:
-    """Keep who can be reached, so that this peer can join again through any of them."""
-    try:
-        memory.update(me.reachable(), me.optimizer.tracker.belief.taken)
-    except OSError as error:
-        _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)
 
 
 def _try_microbatch(devices: Devices, emit: Callable[[AnyEvent], None]) -> None:

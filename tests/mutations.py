@@ -2821,7 +2821,7 @@ MUTATIONS = (
     Mutation(
         "a twin does not wait",
         "volunteer.py",
-        "        _await_twin(me, stop, emit)\n",
+        "        await_twin(me, stop, emit)\n",
         "",
         "tests/swarm/directory/test_twin.py -k second_machine_waits",
     ),
@@ -4110,8 +4110,8 @@ MUTATIONS = (
     Mutation(
         "a round begins before it is known how much its batch holds",
         "swarm/rounds/rounds.py",
-        "elif (samples >= self.batch.wanted and self._grouping.enough_samples(samples)) or group.called:",
-        "elif self._grouping.enough_samples(samples) or group.called:",
+        "return samples >= self.batch.wanted and self._grouping",
+        "return self._grouping",
         "tests/swarm/rounds/test_optimizer.py -k somebody_says",
     ),
     Mutation(

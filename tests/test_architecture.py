@@ -30,6 +30,8 @@ ORDER = (
     {"access"},
     {"swarm", "lasting", "start_line"},
     {"resuming", "publishing", "evaluator", "auditing", "staged"},
+    {"minding"},
+    {"stage_volunteer"},
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
     {"worker"},
     {"session", "dashboard", "inference"},
@@ -57,7 +59,8 @@ FOUNDATION = {
     *("memory", "hub", "client", "display", "regions", "steering", "access", "serving"),
 }
 ROLES = {
-    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line", "staged"),
+    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line", "staged", "minding"),
+    "stage_volunteer",
     *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

@@ -303,7 +303,7 @@ def exchange_of(
         torch.get_num_threads()
         # All modules stand to the end. Looking through them for garbage would hold up a round by 0.2 to 0.4 s.
         gc.freeze()
-        p2p = await node.replicate_p2p()
+        p2p = await node.replicate_p2p(process="averager" if run.stage is None else f"averager of stage {run.stage}")
         pledges = None
         if run.trust.checks == "on":
             pledges = Pledges(Kept(folder / "pledged", LOTS), IntroducedRounds(folder / "introduced-rounds"))

@@ -123,6 +123,11 @@ class Divisible(Task, Protocol):
         """What in the run's settings is against it, with the fix; empty if nothing is."""
         ...
 
+    @property
+    def sample_tokens(self) -> int:
+        """Of a sample, at most."""
+        ...
+
     def stage(self, number: int) -> StageTask: ...
 
     def whole(self, stages: Sequence[torch.nn.Module]) -> torch.nn.Module:

@@ -87,6 +87,10 @@ class Causal(PackedTask):
             return f"{error}; choose another task.architecture"
         return ""
 
+    @property
+    def sample_tokens(self) -> int:
+        return self.options.sequence_length
+
     def stage(self, number: int) -> StageTask:
         length, unlabelled = self.options.sequence_length, self.begin != self.end
         return DecoderStage(self._cut(), number, length, unlabelled, self.parameter_groups, self._loss)

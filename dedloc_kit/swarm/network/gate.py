@@ -171,7 +171,7 @@ class GatedP2P(BoundedP2P):
     def behind(cls, gate: Gate, service: str) -> type[Self]:
         """The class for one process of a peer, for hivemind makes the objects; services only meet their like.
 
-        :param service: `directory` or `averager`
+        :param service: this process, and whom it asks: `directory`, `averager`, or what a part of a run has
         """
         return type(cls.__name__, (cls,), {"gate": gate, "service": service})
 

@@ -100,13 +100,13 @@ class Node(DHT):
         await ending
         await p2p.shutdown()
 
-    async def replicate_p2p(self, gate: Gate | None = None) -> P2P:
+    async def replicate_p2p(self, gate: Gate | None = None, process: str = "averager") -> P2P:
         """For what answers beside the directory, in a process or a thread of its own, which asks for it once.
 
         :param gate: that of a thread, which needs its own
         """
         daemon = self.run_coroutine(DHT._get_p2p_daemon_listen_maddr)
-        return await GatedP2P.behind(gate or self.gate, "averager").replicate(daemon)
+        return await GatedP2P.behind(gate or self.gate, process).replicate(daemon)
 
     async def averagers(self) -> P2P:
         """For asking others' averagers in the node's process, where there is none of its own."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from dedloc_kit.swarm.pipeline.pace import averaged
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut, Refusal
 
 
@@ -66,10 +67,17 @@ class StageComputer:
         self._step = -1
         self._added: set[tuple[str, int]] = set()
         self._samples: Counter[str] = Counter()  # of `_step`, by driver
+        self._seconds: dict[str, float] = {}  # of a call, by what it was
 
     @property
     def step(self) -> int:
         return self._gradients.step
+
+    @property
+    def microbatches_per_second(self) -> float:
+        """Forward and backward; 0 before it is known."""
+        known = self._seconds.values()
+        return 1.0 / sum(known) if len(known) == 2 and sum(known) > 0 else 0.0
 
     def check(self, call: Call) -> None:
         """Raises Refusal for a call of another step."""
@@ -88,7 +96,9 @@ class StageComputer:
         output, loss = compute(given)
         if output is not None and not output.isfinite().all():
             raise Refusal("failed", "the stage gives NaN or infinity")
-        return Computed(output, loss, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._seconds[given.call.what] = averaged(self._seconds.get(given.call.what), seconds)
+        return Computed(output, loss, seconds)
 
     @torch.no_grad()
     def _forward(self, given: Given) -> tuple[Tensor | None, float | None]:

@@ -9,6 +9,11 @@ WEIGHT = 0.2
 """Of the newest in an exponential average."""
 
 
+def averaged(before: float | None, newest: float) -> float:
+    """The exponential average with one more."""
+    return newest if before is None else (1 - WEIGHT) * before + WEIGHT * newest
+
+
 class Pace:
     """Of one stage peer.
 
@@ -27,7 +32,7 @@ class Pace:
         try:
             yield
             seconds = (time.monotonic() - began) / self.in_flight
-            self.seconds = seconds if self.seconds is None else (1 - WEIGHT) * self.seconds + WEIGHT * seconds
+            self.seconds = averaged(self.seconds, seconds)
         finally:
             self.in_flight -= 1
 

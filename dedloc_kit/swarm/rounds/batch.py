@@ -57,7 +57,7 @@ class Batch:
         self._run, self._state, self._counting = state.run, state, counting
         self._accumulator, self._tally = accumulator, accumulator.tally
         self._vector, self._tracker = vector, tracker
-        self._wanted: Callable[[], float] = lambda: state.run.global_batch
+        self._wanted: Callable[[], float] | None = None
         self.fixed = False
         self._fixed_at = 0.0
         self._distrusted_until = 0  # a global step
@@ -68,9 +68,14 @@ class Batch:
         self._wanted = wanted
 
     @property
+    def follows(self) -> bool:
+        """May it be that others know that it is full, and this peer does not?"""
+        return self._wanted is None or math.isinf(self._wanted())
+
+    @property
     def wanted(self) -> float:
         """Samples of all peers; infinity while that is not known yet."""
-        return self._wanted()
+        return self._run.global_batch if self._wanted is None else self._wanted()
 
     @property
     def samples(self) -> int:
@@ -103,7 +108,8 @@ class Batch:
             return
         told, now = samples_of(self._counting, self.samples, in_sync, rows), time.monotonic()
         wanted = self.wanted
-        trusted = self._state.step >= self._distrusted_until
+        # Where it is known what the batch holds nobody has to guess.
+        trusted = self._state.step >= self._distrusted_until and self._wanted is None
         untold = self._untold(in_sync.values(), late) + sum(map(self._row_since, rows)) if trusted else 0.0
         if told + untold < wanted:
             self.open()

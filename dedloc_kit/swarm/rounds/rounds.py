@@ -249,7 +249,7 @@ class Rounds:
         # Without those who leave the group cannot average, and one half of a swarm must not.
         if self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
-        elif (samples >= self.batch.wanted and self._grouping.enough_samples(samples)) or group.called:
+        elif self._full(samples) or (group.called and self.batch.follows):
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
@@ -262,6 +262,9 @@ class Rounds:
             wanted = self.batch.wanted
             least = 0 if math.isinf(wanted) else int(wanted)  # who is called may not know it
             self._averager.begin(group, contribution, patience, limit, work=self._tally.work, least=least)
+
+    def _full(self, samples: int) -> bool:
+        return samples >= self.batch.wanted and self._grouping.enough_samples(samples)
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""

@@ -1,0 +1,93 @@
+"""What a volunteer minds beside its work: the organizer's orders, a second machine with its key, who can be reached."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from dedloc_kit.errors import UserError
+from dedloc_kit.events import Announced, AnyEvent, State, Warned
+from dedloc_kit.memory import Memory
+from dedloc_kit.records import Instructions, Invitation
+from dedloc_kit.swarm.peer import SwarmPeer
+
+TWIN = "this machine's identity.key is also at work on another one, and what both give would be lost or counted wrongly"
+OWN_KEY = "to train on both, remove identity.key on one of them, which then gets a key of its own"
+PAUSED_SECONDS = 0.5
+"""Between two looks whether a paused run goes on."""
+
+_log = logging.getLogger(__name__)
+
+
+class Organizer:
+    """What the organizer wants, as the coordinator says it; nobody else is believed."""
+
+    def __init__(self, me: SwarmPeer, invitation: Invitation, last_step: int, emit: Callable[[AnyEvent], None]) -> None:
+        """:param last_step: without an order of the organizer"""
+        self._me, self._emit = me, emit
+        self._peer, self._last_step = invitation.organizer, last_step
+        self._announcement = ""
+
+    def ends_the_run(self) -> bool:
+        """Whether this peer has nothing more to do."""
+        self._listen()
+        return self._me.optimizer.step >= self._me.optimizer.last_step
+
+    def wait_while_paused(self, stop: threading.Event) -> None:
+        """Compute nothing while the run is paused."""
+        if not self._paused():
+            return
+        self._emit(State(text="the organizer has paused the run; this machine goes on when the run does"))
+        while self._paused() and not stop.wait(PAUSED_SECONDS):
+            self._me.optimizer.boundary()
+        self._emit(State(text="training"))
+
+    def _paused(self) -> bool:
+        instructions = self._listen()
+        return instructions is not None and instructions.paused
+
+    def _listen(self) -> Instructions | None:
+        """The instructions of the moment; a coordinator that is gone has none, and what it said of the end stays."""
+        progress = self._me.optimizer.tracker.others().get(self._peer)
+        if progress is None or progress.instructions is None:
+            return None
+        said = progress.instructions
+        self._me.optimizer.end_after(
+            self._last_step if said.last_step is None else min(self._last_step, said.last_step)
+        )
+        if said.announcement != self._announcement:
+            self._announcement = said.announcement
+            self._emit(Announced(text=said.announcement))
+        return said
+
+
+def await_twin(me: SwarmPeer, stop: threading.Event, emit: Callable[[AnyEvent], None]) -> None:
+    """Two with one key spoil each other's rounds: who comes second waits until the other one has left."""
+
+    def waiting() -> None:
+        emit(Warned(text=f"{TWIN}: this one waits until the other has left; {OWN_KEY}"))
+        emit(State(text="waiting until the other machine with this identity.key has left"))
+
+    me.optimizer.tracker.await_twin(stop, waiting)
+
+
+class Twin:
+    """A second machine with this peer's key that came later, or at the same moment."""
+
+    def __init__(self, me: SwarmPeer, emit: Callable[[AnyEvent], None]) -> None:
+        self._twin, self._emit, self._told = me.optimizer.tracker.twin, emit, False
+
+    def check(self) -> None:
+        """Tell of it, once; raises UserError if it is this peer that has to give way."""
+        if self._twin.second:
+            raise UserError(f"{TWIN}: this one gives way and waits until the other has left; {OWN_KEY}")
+        if self._twin.certain and not self._told:
+            self._told = True
+            self._emit(Warned(text=f"{TWIN}: this one goes on and the other waits; {OWN_KEY}"))
+
+
+def remember(memory: Memory, me: SwarmPeer) -> None:
+    """Keep who can be reached, so that this peer can join again through any of them."""
+    try:
+        memory.update(me.reachable(), me.optimizer.tracker.belief.taken)
+    except OSError as error:
+        _log.warning("the swarm's addresses cannot be kept (%s)", error.strerror)

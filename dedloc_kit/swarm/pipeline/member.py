@@ -1,0 +1,200 @@
+"""A peer's place in a pipeline: what it says of itself, how it answers others and drives microbatches of its own."""
+
+import asyncio
+import math
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Literal
+
+from hivemind.p2p import P2P
+from hivemind.utils import get_dht_time
+
+from dedloc_kit.records import StageOffer
+from dedloc_kit.run import MAX_BATCHES, RunConfig
+from dedloc_kit.swarm.directory.profile import Profile
+from dedloc_kit.swarm.network.gate import Gate
+from dedloc_kit.swarm.network.identity import Signer
+from dedloc_kit.swarm.network.kinds import STAGES
+from dedloc_kit.swarm.network.node import Node
+from dedloc_kit.swarm.network.service import Endpoint
+from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
+from dedloc_kit.swarm.pipeline.computing import StageComputer
+from dedloc_kit.swarm.pipeline.driver import Driver, Driving
+from dedloc_kit.swarm.pipeline.protocol import FORMS, Batch, Cut
+from dedloc_kit.swarm.pipeline.service import Limits, StageService
+from dedloc_kit.swarm.remote.calling import Caller
+from dedloc_kit.swarm.remote.forwarded import ForwardedService
+from dedloc_kit.swarm.remote.forwarding import ForwardingService
+from dedloc_kit.swarm.remote.greeting import Greeter
+from dedloc_kit.swarm.remote.loop import Loop
+from dedloc_kit.swarm.remote.offers import Offers
+from dedloc_kit.swarm.remote.turns import Turns
+
+LOOK_SECONDS = 0.1
+"""How often it is looked what a batch holds in all."""
+BESIDE = 1
+"""Microbatches that a driver has on their way beside one for each stage."""
+
+
+class PipelineMember:
+    """One peer. It answers and drives in a loop of its own; the stage is computed in the thread that takes `turns`.
+
+    :param known: addresses of the peers that this one joined through
+    :param cuts: all stages, in their order
+    :param held: what this peer computes
+    :param pinned: whether its owner has chosen the stage
+    :ivar gone: peers of which a driver has seen that they are
+    :ivar losses: of the microbatches that this peer has driven, with their samples
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        node: Node,
+        signer: Signer,
+        profile: Profile,
+        known: Sequence[str],
+        cuts: Sequence[Cut],
+        held: StageComputer,
+        *,
+        pinned: bool,
+    ) -> None:
+        assert run.pipeline is not None
+        self._run, self._node, self._signer, self._profile = run, node, signer, profile
+        self._held, self._cuts, self._pinned = held, cuts, pinned
+        self._began = float(get_dht_time())
+        self._form, self._tokens = FORMS[run.pipeline.activations], run.pipeline.microbatch_tokens
+        self._state: Literal["joining", "online", "leaving"] = "joining"
+        self.turns = Turns()
+        self.gone: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.losses: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self.offers = Offers(STAGES, node, signer, known, self._offer)
+        self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
+        self._service: StageService | None = None
+        self._driver: Driver | None = None
+        self._full: tuple[int, float] = (-1, math.inf)
+        self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
+
+    def wanted(self) -> float:
+        """How many samples the batch of the next step has in all; infinity while that is not known."""
+        step, samples = self._full
+        return samples if step == self._held.step else math.inf
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be driven; empty if it can."""
+        return "" if self._driver is None else self._driver.missing
+
+    @property
+    def driven(self) -> int:
+        """Samples through all stages, in this session."""
+        return 0 if self._driver is None else self._driver.driven
+
+    def say(self, state: Literal["online", "leaving"]) -> None:
+        """Let the others know at once."""
+        self._state = state
+        self.offers.tell()
+
+    def follow(self) -> None:
+        """Take over who may take part from the node's gate; call it now and then."""
+        self.loop.soon(self._gate.follow, self._node.gate.token, self._node.gate.notice)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Answer others, and say so."""
+        with ExitStack() as stack:
+            self.loop = stack.enter_context(Loop())
+            self._gate.follow(self._node.gate.token, self._node.gate.notice)
+            p2p: P2P = self.loop.run(self._node.replicate_p2p(self._gate, "pipeline"))
+            stack.callback(lambda: self.loop.run(p2p.shutdown()))
+            endpoint, greeter = Endpoint(p2p, self._run.run_id), Greeter(self._gate, self._signer)
+            self._caller = Caller(endpoint, greeter, self._forwarders)
+            service = StageService(self._held, self.turns, Limits(self._tokens), self._form, self._drivers)
+            self._service = service
+            own: list[Any] = [service, service.following]
+            own.append(ForwardedService(greeter, own))
+            if self._forwards:
+                own.append(ForwardingService(endpoint, self._gate))
+            for each in own:
+                self.loop.run(endpoint.add(each))
+            counting = self.loop.start(self._count())
+            stack.callback(counting.cancel)
+            self.offers.start()
+            stack.callback(self.offers.stop)
+            yield
+
+    @contextmanager
+    def driving(self, next_batch: Callable[[], Batch]) -> Iterator[None]:
+        """Send microbatches through all stages until this ends.
+
+        :param next_batch: called in a thread of its own
+        """
+        settings = Driving(self._run.global_batch, self._form, len(self._cuts) + BESIDE)
+        driver = Driver(
+            *(self._caller, self._cuts, settings, self.offers.others, lambda: self._drivers.told().values()),
+            gone=self.gone.put,
+            done=lambda loss, samples: self.losses.put((loss, samples)),
+        )
+        self._driver = driver
+
+        async def batch() -> Batch:
+            return await asyncio.get_running_loop().run_in_executor(None, next_batch)
+
+        running = self.loop.start(driver.run(batch))
+        try:
+            yield
+        finally:
+            running.cancel()
+            with suppress(Exception):
+                running.result(LOOK_SECONDS)
+
+    def stop_driving(self) -> None:
+        """Begin no more; what has been begun goes on."""
+        if self._driver is not None:
+            self.loop.soon(self._driver.stop)
+
+    @property
+    def idle(self) -> bool:
+        """Is there nothing left that needs this driver?"""
+        return self._driver is None or self._driver.idle
+
+    async def _count(self) -> None:
+        while True:
+            begun = [*self._drivers.told().values()]
+            begun += [] if self._driver is None else [self._driver.begun]
+            step = self._held.step
+            self._full = step, wanted(begun, step, self._run.global_batch)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def _forwards(self) -> bool:
+        return not self._profile.client_mode
+
+    def _forwarders(self) -> list[str]:
+        return [peer for peer, offer in self.offers.others().items() if offer.forwards]
+
+    def _offer(self) -> StageOffer:
+        profile = self._profile
+        return StageOffer(
+            run_id=self._run.run_id,
+            stage=self._held.stage.number,
+            state=self._state,
+            step=max(0, self._held.step),
+            microbatches_per_second=self._held.microbatches_per_second,
+            queue=self.turns.waiting,
+            begun=None if self._driver is None else self._driver.begun,
+            driven=self.driven,
+            served=self._held.served,
+            moved=self._began,
+            pinned=self._pinned,
+            forwards=self._forwards,
+            client_mode=profile.client_mode,
+            addresses=profile.addresses,
+            reached=profile.reached,
+            device=profile.device,
+            name=profile.name,
+            team=profile.team,
+            session=profile.session,
+            time=get_dht_time(),
+        )
