@@ -31,7 +31,7 @@ from dedloc_kit.records import (
     Standing,
     Time,
 )
-from dedloc_kit.run import HUB_REPOSITORY, PLAIN_TEXT
+from dedloc_kit.run import HUB_REPOSITORY, MAX_STAGES, PLAIN_TEXT
 from dedloc_kit.serving.config import swarm_of
 
 TIMEOUT = 10.0
@@ -184,6 +184,21 @@ class RunState(Shown):
     problem: ProblemText | None = None
     checks: ProblemText | None = None
     audits: Checks | None = None
+    stages: Count | None = None
+    """Of a model that is cut into some."""
+
+
+class ShownStage(Shown):
+    number: Count
+    holders: Count
+    throughput: float
+    queue: Count
+    step: Count
+
+
+class Pipeline(Shown):
+    bottleneck: ProblemText | None
+    stages: Annotated[tuple[ShownStage, ...], Field(max_length=MAX_STAGES)]
 
 
 class Person(Shown):
@@ -273,6 +288,11 @@ def fetch_state(where: str) -> RunState:
 def fetch_serving(where: str) -> ServingState:
     """How a model is served, as its page shows it; raises as `fetch_state`."""
     return _fetch(where, "serving", ServingState)
+
+
+def fetch_pipeline(where: str) -> Pipeline:
+    """The stages of the run's model; raises NotThere if it is whole, UserError if they cannot be had."""
+    return _fetch(where, "pipeline", Pipeline)
 
 
 def fetch_people(where: str) -> People:

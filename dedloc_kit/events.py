@@ -1,10 +1,13 @@
 """What a worker process tells whoever started it: one JSON line per event on its standard output."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
+from dedloc_kit.pipeline import MAX_TOLD, DriverSeen, Offered, StageSeen, bottleneck, drivers_seen, stages_seen
 from dedloc_kit.records import Announcement, Checks, Decay, GlobalStep, Progress
+from dedloc_kit.run import MAX_STAGES
 from dedloc_kit.serving.offer import Serving
 
 
@@ -117,6 +120,32 @@ class Peers(Event):
     """How many volunteers are in which country (ISO 3166), as far as it is known, if the organizer wants it shown."""
     countries_title: str = ""
     """The title of the database that says so."""
+
+
+class PipelineState(Event):
+    """How the stages of the model stand, as the coordinator sees them."""
+
+    event: Literal["pipeline"] = "pipeline"
+    stages: Annotated[tuple[StageSeen, ...], Field(min_length=2, max_length=MAX_STAGES)]
+    """All of them, first stage first."""
+    drivers: Annotated[tuple[DriverSeen, ...], Field(max_length=MAX_TOLD)] = ()
+
+    @classmethod
+    def of(cls, offers: Mapping[str, Offered], stages: int) -> Self:
+        """As the peers of a pipeline of so many stages say of themselves."""
+        return cls(stages=stages_seen(offers, stages), drivers=drivers_seen(offers))
+
+    @field_validator("stages")
+    @classmethod
+    def _in_order(cls, stages: tuple[StageSeen, ...]) -> tuple[StageSeen, ...]:
+        if [stage.number for stage in stages] != list(range(len(stages))):
+            raise ValueError("the stages are not numbered from 0")
+        return stages
+
+    @property
+    def bottleneck(self) -> str:
+        """What limits the run, in a sentence."""
+        return bottleneck(self.stages)
 
 
 class Announced(Event):
@@ -282,6 +311,7 @@ AnyEvent = Annotated[
     | LocalProgress
     | StepDone
     | Peers
+    | PipelineState
     | Announced
     | Evaluated
     | Pushed

@@ -20,7 +20,7 @@ ORDER = (
     {"keys", "machine", "resources"},
     {"run", "distribution", "regions"},
     {"records"},
-    {"serving"},
+    {"serving", "pipeline"},
     {"events", "memory", "hub", "pipe"},
     {"client", "display"},
     {"data", "training"},
@@ -56,7 +56,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 LEVEL = {part: level for level, parts in enumerate(ORDER) for part in parts}
 FOUNDATION = {
     *("version", "errors", "validation", "keys", "machine", "resources", "run", "distribution", "records", "events"),
-    *("memory", "hub", "client", "display", "regions", "steering", "access", "serving"),
+    *("memory", "hub", "client", "display", "regions", "steering", "access", "serving", "pipeline"),
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line", "staged", "minding"),

@@ -4,6 +4,7 @@ import pytest
 
 from dedloc_kit import events
 from dedloc_kit.records import Announcement, GlobalStep
+from tests.dashboard.staged_run import LIMITED
 
 EVERY_EVENT: list[events.AnyEvent] = [
     events.State(text="connecting"),
@@ -46,6 +47,7 @@ EVERY_EVENT: list[events.AnyEvent] = [
         last_step=5,
         announcement=Announcement(text="Half way!", time=1.0),
     ),
+    LIMITED,
     events.Announced(text="শুভ নববর্ষ!"),
     events.Evaluated(
         step=4,

@@ -109,6 +109,10 @@ class RunState(Answer):
     """Why nobody can join now."""
     wheel: str | None = None
     """The file of the kit to install, below `/wheel/`, with its digest; null if it is not to be had here."""
+    stages: int | None = None
+    """That the model is cut into; null where it is whole."""
+    bottleneck: str | None = None
+    """Which stage limits the run, in a sentence; null while that is not known."""
     total_steps: int
     decay: Decaying | None = None
     """Once the learning rate falls."""

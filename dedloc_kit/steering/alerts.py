@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from dedloc_kit.display.human import count, duration, size
-from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, Pushed, PushFailed, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Failed, Joined, Peers, PipelineState, Pushed, PushFailed, StepDone, Warned
+from dedloc_kit.pipeline import held_by, named
 from dedloc_kit.records import Record, Time
 from dedloc_kit.steering.journal import Journal
+from dedloc_kit.steering.settled import Settled
 
 SPIKE_SPREADS = 8.0
 """A loss so many standard deviations above the recent median is a spike."""
@@ -31,7 +33,7 @@ FREE_BYTES = 1e9
 """Less than this, or than three checkpoints need, is an almost full disk."""
 LOG = "alerts.jsonl"
 
-Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record", "divergence", "layers", "server"]
+Kind = Literal["loss", "progress", "disk", "coordinator", "hub", "record", "divergence", "layers", "server", "stages"]
 
 
 class Alert(Record):
@@ -69,6 +71,8 @@ class Alerts:
         self._moved: float | None = None
         """When the last step was done, or whenever there was no reason to wait for one; none before anyone came."""
         self._volunteers = 0
+        self._over = False
+        self._bare, self._single = Settled(), Settled()
         self._push_failing: float | None = None
         self._push_failure = ""
 
@@ -89,6 +93,8 @@ class Alerts:
                     self._stepped(step.step, step.loss, now)
                 case Peers():
                     self._seen(event, now)
+                case PipelineState():
+                    self._look_at_stages(event, now)
                 case PushFailed(text=text):
                     self._push_failure, self._push_failing = text, self._push_failing or now
                 case Pushed(step=step):
@@ -143,9 +149,22 @@ class Alerts:
             self._begin("divergence", f"{peers.problem}; go back to the checkpoint of an earlier STEP with: {back}")
         else:
             self._end("divergence", "nothing tells any more that the training has diverged")
-        over = self._step >= (self._last_step if peers.last_step is None else peers.last_step)
-        if over or peers.paused or (self._moved is None and self._volunteers):
+        self._over = self._step >= (self._last_step if peers.last_step is None else peers.last_step)
+        if self._over or peers.paused or (self._moved is None and self._volunteers):
             self._moved = now
+
+    def _look_at_stages(self, pipeline: PipelineState, now: float) -> None:
+        """Notice which stages have too few peers, from the first volunteer to the last global step."""
+        if self._moved is None or self._over:
+            return
+        stages = pipeline.stages
+        bare, single = held_by(0, stages), held_by(1, stages)
+        if self._bare.news(bare, now):
+            told = f"nobody holds {named(bare, len(stages))}, so no microbatch gets through"
+            self._raise("stages", told if bare else "each stage has a peer again")
+        if self._single.news(single, now):
+            told = f"one peer alone holds {named(single, len(stages))}"
+            self._raise("stages", f"{told}: find another" if single else "no stage has one peer only any more")
 
     def _look_for_progress(self, now: float) -> None:
         here = count(self._volunteers, "volunteer")

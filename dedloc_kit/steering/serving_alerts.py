@@ -10,30 +10,7 @@ from dedloc_kit.events import AnyEvent, Failed, Served
 from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.steering.alerts import LOG, Alert, Kind
 from dedloc_kit.steering.journal import Journal
-
-SETTLED_SECONDS = 60.0
-"""So long it has to stay so before it is told: servers come, go and start again."""
-
-
-class _Layers:
-    """What was last told of some layers, and what there is to tell."""
-
-    def __init__(self) -> None:
-        self._told: tuple[str, ...] = ()
-        self._seen: tuple[str, ...] = ()
-        self._changed = self._begun = 0.0
-
-    def news(self, layers: tuple[str, ...], now: float) -> bool:
-        """Whether that is to be told: it has stayed so, or some of it for as long while nothing is told yet."""
-        if layers and not self._seen:
-            self._begun = now
-        if layers != self._seen:
-            self._seen, self._changed = layers, now
-        since = self._begun if layers and not self._told else self._changed
-        if layers == self._told or now - since < SETTLED_SECONDS:
-            return False
-        self._told = layers
-        return True
+from dedloc_kit.steering.settled import Settled
 
 
 class ServingAlerts:
@@ -48,7 +25,7 @@ class ServingAlerts:
         self._version, self._tell = version, tell
         self._journal = Journal(folder / LOG, Alert)
         self._lock = threading.Lock()
-        self._bare, self._single = _Layers(), _Layers()
+        self._bare, self._single = Settled(), Settled()
 
     def hear(self, event: AnyEvent) -> None:
         """Learn from one event."""

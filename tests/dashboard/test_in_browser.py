@@ -45,6 +45,9 @@ from tests.dashboard.community import (
     similar_pictures,
     write_ledger,
 )
+from tests.dashboard.runs import HOSTILE_NAMES
+from tests.dashboard.staged_run import GAP as STAGES_LACK
+from tests.dashboard.staged_run import LIMITED, STAGED
 from tests.invitations import invited
 
 DEADLINE, LONG_DEADLINE = 20_000, 120_000
@@ -270,6 +273,35 @@ def test_how_the_run_stands_is_told_in_words(page: Page, tmp_path: Path) -> None
     expect(page.locator(".notice")).to_be_hidden()
     page.close()
     changing.stop()
+
+
+def test_the_stages_of_a_pipeline_are_columns_in_which_gaps_and_moves_are_seen(page: Page, tmp_path: Path) -> None:
+    served = Dashboard(STAGED, tmp_path / "ledger.sqlite")
+    served.start()
+    served.publish(EVERYONE)
+    served.publish(LIMITED)
+    opened(page, served)
+    page.get_by_role("link", name="Pipeline", exact=True).click()
+    expect(page.locator(".lede")).to_have_text("Stage 2 of 4 limits the run: 3.1 of 7.8 microbatches/s.")
+    expect(page.locator(".limits h3")).to_contain_text("Stage 2")
+    expect(page.locator(".stage-peers .name").first).to_contain_text(HOSTILE_NAMES[0])
+    expect(page.locator(".stage-peers .moving")).to_contain_text("moves to stage 2, 1.5/s")
+    heights = (
+        page.get_by_role("list", name="Who holds stage 3")
+        .locator("li")
+        .evaluate_all("boxes => boxes.map((box) => parseFloat(box.style.minHeight.split(',')[1]))")
+    )
+    assert heights == sorted(heights, reverse=True)
+    assert heights[0] == pytest.approx(10 * heights[1], rel=0.02)
+    page.get_by_text("Their peers as a table").click()
+    expect(page.get_by_role("region", name="Their peers as a table").get_by_role("row")).to_have_count(11)
+    assert_fits_and_has_no_barriers(page, "pipeline")
+    served.publish(STAGES_LACK)
+    expect(page.locator(".stage-peers .gap")).to_have_text("nobody")
+    expect(page.locator(".lede")).to_have_text("Stage 2 of 4 has nobody.")
+    photograph(page, "pipeline-gap")
+    page.close()
+    served.stop()
 
 
 def test_a_finished_run_thanks_everyone_and_leads_to_the_model(page: Page, tmp_path: Path) -> None:

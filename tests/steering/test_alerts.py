@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dedloc_kit.events import Failed, Joined, Peers, PeerSeen, Pushed, PushFailed, StepDone, Warned
+from dedloc_kit.events import Failed, Joined, Peers, PeerSeen, PipelineState, Pushed, PushFailed, StepDone, Warned
 from dedloc_kit.records import GlobalStep
 from dedloc_kit.steering import alerts
 from dedloc_kit.steering.alerts import Alert, Alerts, raised_alerts
+from dedloc_kit.steering.settled import SETTLED_SECONDS
+from tests.dashboard.staged_run import GAP, WHOLE, pipeline
 
 STALL = 600.0
 
@@ -231,3 +233,36 @@ def test_a_training_that_has_diverged_is_told_once_with_the_way_out_and_when_it_
     assert begun.text.startswith("the training has diverged: so; ")
     assert "dedloc rewind STEP" in begun.text
     assert "nothing tells any more that the training has diverged" in over.text
+
+
+def wait_with(watched: Watched, pipeline: PipelineState, seconds: float) -> list[str]:
+    """What is told while the coordinator says every second that the stages stand so."""
+    before = len(watched.told)
+    for _ in range(int(seconds) + 1):
+        watched.alerts.hear(pipeline)
+        watched.clock.pass_by(1.0)
+    assert {alert.kind for alert in watched.told} <= {"stages"}
+    return watched.texts()[before:]
+
+
+def test_a_stage_that_nobody_or_one_peer_alone_holds_is_told_once_and_when_it_is_well_again(watched: Watched) -> None:
+    watched.alerts.hear(HERE)
+    assert wait_with(watched, WHOLE, 300) == []
+    assert wait_with(watched, GAP, SETTLED_SECONDS - 5) == []
+    assert wait_with(watched, GAP, 10) == [
+        "nobody holds stage 2 of 4, so no microbatch gets through",
+        "one peer alone holds stage 3 of 4: find another",
+    ]
+    assert wait_with(watched, GAP, 300) == []
+    assert wait_with(watched, WHOLE, SETTLED_SECONDS / 2) == []
+    assert wait_with(watched, WHOLE, SETTLED_SECONDS) == [
+        "each stage has a peer again",
+        "no stage has one peer only any more",
+    ]
+
+
+def test_before_the_first_volunteer_and_after_the_last_step_empty_stages_are_no_alert(watched: Watched) -> None:
+    nobody = pipeline()
+    assert wait_with(watched, nobody, 300) == []
+    watched.alerts.hear(Peers(peers=(), last_step=0))
+    assert wait_with(watched, nobody, 300) == []

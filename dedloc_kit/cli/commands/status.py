@@ -12,7 +12,7 @@ from dedloc_kit.display.human import count
 from dedloc_kit.serving.coverage import named
 
 if TYPE_CHECKING:
-    from dedloc_kit.client import LeftOut, RunState, SentAway, ServingState
+    from dedloc_kit.client import LeftOut, Pipeline, RunState, SentAway, ServingState
 
 SHOWN_PEOPLE, SHOWN_STEPS, SHOWN_ABSENT, SHOWN_AWAY = 20, 5, 5, 10
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _show_run(state: "RunState", invitation: str, console: Console) -> None:
-    from dedloc_kit.client import fetch_people, fetch_rounds
+    from dedloc_kit.client import fetch_people, fetch_pipeline, fetch_rounds
 
     console.print(f"{state.run_id}: {state.status}, step {state.step} of {state.total_steps}")
     if state.decay is not None:
@@ -46,6 +46,8 @@ def _show_run(state: "RunState", invitation: str, console: Console) -> None:
         console.print(state.checks)
     if state.problem:
         console.print(f"problem: {state.problem}")
+    if state.stages is not None:
+        _show_stages(fetch_pipeline(invitation), console)
     people, rounds = fetch_people(invitation), fetch_rounds(invitation, state.step)
     table = Table("volunteer", "samples", "steps")
     for person in people.people[:SHOWN_PEOPLE]:
@@ -63,6 +65,16 @@ def _show_run(state: "RunState", invitation: str, console: Console) -> None:
         console.print(_away(one))
     if rounds.sent_away_count > SHOWN_AWAY:
         console.print(f"and {rounds.sent_away_count - SHOWN_AWAY:,} more")
+
+
+def _show_stages(pipeline: "Pipeline", console: Console) -> None:
+    console.print(pipeline.bottleneck or "nothing is heard of the stages now")
+    table = Table("stage", "peers", "microbatches/s", "waiting", "step")
+    for stage in pipeline.stages:
+        peers = str(stage.holders or "nobody")
+        table.add_row(str(stage.number), peers, f"{stage.throughput:.3g}", str(stage.queue), str(stage.step))
+    if pipeline.stages:
+        console.print(table)
 
 
 def _show_serving(state: "ServingState", console: Console) -> None:

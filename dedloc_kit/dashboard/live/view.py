@@ -14,9 +14,10 @@ from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.live.losses import left_out
 from dedloc_kit.dashboard.live.milestones import Milestone, milestones
 from dedloc_kit.dashboard.live.recorded import Recorded
+from dedloc_kit.dashboard.pipeline.schemas import Pipeline, pipeline
 from dedloc_kit.display.human import without_hosts
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, Pushed, State, Warned
+from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Peers, PeerSeen, PipelineState, Pushed, State, Warned
 from dedloc_kit.ledger import Ledger, Person, Visit
 from dedloc_kit.ledger.schema import DAY_SECONDS, MAX_SAMPLES
 from dedloc_kit.records import Checks, Drawing, GlobalStep, LeftOut, Neighbours, Picture, Standing
@@ -61,6 +62,7 @@ class RunView:
         self._recorded = Recorded(ledger)
         self._lock = threading.Lock()  # guards what events change; the ledger has its own
         self._peers: tuple[PeerSeen, ...] = ()
+        self._pipeline: PipelineState | None = None
         self._joined = False
         self._gone = False
         self._wanted = Peers(peers=())  # what the organizer wants, as the coordinator said last
@@ -83,7 +85,7 @@ class RunView:
         with self._lock:
             self._heard = time.monotonic()
             self._events += 1
-            before = self._peers, self._wanted.countries
+            before = self._peers, self._wanted.countries, self._pipeline
             match event:
                 case State(text=text):
                     if self._gone:  # a new coordinator has been started
@@ -94,6 +96,8 @@ class RunView:
                 case Peers(peers=peers):
                     self._joined, self._gone, self._peers, self._wanted = True, False, peers, event
                     self._notice_of_data(left_out(peers))
+                case PipelineState():
+                    self._pipeline = event
                 case Pushed(step=step, url=url):
                     self._checkpoint = schemas.Checkpoint(step=step, url=url)
                 case Warned(text=text):
@@ -102,7 +106,7 @@ class RunView:
                     self._gone, self._peers, self._message = True, (), text
                 case Left(step=step):
                     self._gone, self._peers, self._message = True, (), f"the coordinator left at global step {step}"
-            self._peers_changed |= (self._peers, self._wanted.countries) != before
+            self._peers_changed |= (self._peers, self._wanted.countries, self._pipeline) != before
 
     def _notice_of_data(self, text: str) -> None:
         """It stays one notice, of the time when its words changed."""
@@ -287,6 +291,13 @@ class RunView:
             title=title,
         )
 
+    def pipeline(self) -> Pipeline:
+        """The stages that the model is cut into; raises UserError if it is whole."""
+        if self._run.pipeline is None:
+            raise UserError("the model of this run is not cut into stages")
+        with self._lock:
+            return pipeline(self._run.pipeline.count, self._seen_pipeline())
+
     def rounds(self, after: int) -> schemas.Rounds:
         """The rounds after a global step, thinned, and what went wrong."""
 
@@ -356,6 +367,9 @@ class RunView:
     def _lost(self) -> bool:
         return self._gone or (self._joined and time.monotonic() - self._heard > SILENCE_SECONDS)
 
+    def _seen_pipeline(self) -> PipelineState | None:
+        return None if self._lost() else self._pipeline
+
     def _newest_step(self, last: int) -> int:
         """The step that the swarm is at; a peer that is behind cannot give to its batch."""
         return max([last, *(peer.step for peer in self._peers)])
@@ -379,6 +393,8 @@ class RunView:
             "status": status,
             "message": self._message[:NOTICE_LENGTH],
             "notices": [*self._notices, *filter(None, [self._data_notice])],
+            "stages": None if self._run.pipeline is None else self._run.pipeline.count,
+            "bottleneck": None if (seen := self._seen_pipeline()) is None else seen.bottleneck,
             "total_steps": self._run.optimizer.total_steps,
             "decay": self._decay(known["step"]),
             "global_batch": self._run.global_batch,

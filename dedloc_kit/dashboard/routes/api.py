@@ -10,6 +10,7 @@ from dedloc_kit.dashboard import schemas
 from dedloc_kit.dashboard.http.caching import Answers
 from dedloc_kit.dashboard.http.openapi import UNCHANGED
 from dedloc_kit.dashboard.live.view import MAX_PEERS, RunView
+from dedloc_kit.dashboard.pipeline.schemas import Pipeline
 from dedloc_kit.records import PeerId, Standing
 from dedloc_kit.run import RunConfig
 
@@ -78,6 +79,11 @@ def routes(
     def regions(request: Request) -> Response:
         """How many volunteers are in which country, if the organizer has turned it on."""
         return kept.answer(request, view.regions)
+
+    @router.get("/pipeline", response_model=Pipeline, responses={404: {"model": schemas.Message}})
+    def pipeline(request: Request) -> Response:
+        """The stages that the model is cut into, who holds them and what limits the run; 404 where it is whole."""
+        return kept.answer(request, view.pipeline)
 
     @router.get("/rounds", response_model=schemas.Rounds)
     def rounds(request: Request, after: Step = 0) -> Response:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from dedloc_kit.dashboard.http.openapi import answering
 from dedloc_kit.dashboard.live.view import RunView
+from dedloc_kit.dashboard.pipeline.metrics import pipeline_metrics
 from dedloc_kit.dashboard.schemas import Rounds, RunState
 from dedloc_kit.records import Checks
 
@@ -65,6 +66,8 @@ class RunCollector(Collector):
             yield CounterMetricFamily(f"dedloc_{name}", about, value)
         if state.audits is not None:
             yield from _checked(state.audits, rounds)
+        if state.stages is not None:
+            yield from pipeline_metrics(self._view.pipeline())
 
 
 def _checked(audits: Checks, rounds: Rounds) -> Iterator[Metric]:

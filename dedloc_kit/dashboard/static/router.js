@@ -1,7 +1,7 @@
 // Which view belongs to which address, and the way from one to the other without loading the page anew.
 
 import { build, setText } from "./dom.js";
-import { answered, run } from "./run.js";
+import { answered, known, run } from "./run.js";
 import { ROOT, addressOf } from "./server.js";
 
 const VIEWS = [
@@ -9,6 +9,13 @@ const VIEWS = [
   { name: "People", path: "people", pattern: /^people$/, open: () => import("./views/people.js") },
   { path: "people", pattern: /^people\/([0-9A-Za-z]+)$/, open: () => import("./views/person.js") },
   { name: "Swarm", path: "swarm", pattern: /^swarm$/, open: () => import("./views/swarm.js") },
+  {
+    name: "Pipeline",
+    path: "pipeline",
+    pattern: /^pipeline$/,
+    open: () => import("./views/pipeline.js"),
+    of: (state) => state.stages !== null,
+  },
   { name: "Organizer", path: "organizer", pattern: /^organizer$/, open: () => import("./views/organizer.js") },
 ];
 
@@ -17,9 +24,11 @@ let title = "";
 
 /** Fills the navigation, shows the view of the present address and follows the links from then on. */
 export function begin(nav) {
-  nav.append(
-    ...VIEWS.filter((view) => view.name).map((view) => build("a", { href: addressOf(view.path), text: view.name })),
-  );
+  for (const { name, path, of } of VIEWS.filter((view) => view.name)) {
+    const link = build("a", { href: addressOf(path), text: name, hidden: Boolean(of) });
+    if (of) known.then(() => (link.hidden = !of(run.state))); // only some runs have it
+    nav.append(link);
+  }
   addEventListener("click", follow);
   addEventListener("popstate", () => show({ fromLink: false }));
   show({ fromLink: false });
