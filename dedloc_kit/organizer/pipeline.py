@@ -101,29 +101,31 @@ def predict_pipeline(
     stages, rows = rehearsed.stages, rehearsed.cost.microbatch
     borders = len(stages) - 1
     travelling = VALUE_BYTES[run.pipeline.activations] * stages[0].tokens * stages[0].width
-    dealt = _dealt(stages, volunteers)
+    sizes = [travelling * _tensors(number, borders) for number in range(len(stages))]
+    dealt = _dealt(stages, sizes, volunteers)
     computing = tuple(
         sum(each.count * _computed(each, stage) for each in there) for stage, there in zip(stages, dealt, strict=True)
     )
-    line = tuple(
-        sum(each.count * each.line for each in there) * SHARE_OF_LINE / (travelling * _tensors(k, borders))
-        for k, there in enumerate(dealt)
-    )
+    line = tuple(sum(each.count * _carried(each, at) for each in there) for at, there in zip(sizes, dealt, strict=True))
+    passed = [
+        sum(each.count * min(_computed(each, stage), _carried(each, at)) for each in there)
+        for stage, at, there in zip(stages, sizes, dealt, strict=True)
+    ]
     usable = [each for there in dealt for each in there]
     all_lines = sum(each.count * each.line for each in usable) * SHARE_OF_LINE / (5 * borders * travelling)
     carried = min(*line, all_lines)
-    passed = min(*computing, carried)
+    most = min(*passed, all_lines)
     holders = tuple(sum(each.count for each in there) for there in dealt)
     width = math.ceil(stages[0].width * (min(computing) / carried) ** (1 / RISE)) if carried else 0
     averaging = max(_averaging(stage, there, coordinator_line) for stage, there in zip(stages, dealt, strict=True))
-    step = run.global_batch / (rows * passed) + averaging if passed else math.inf
+    step = run.global_batch / (rows * most) + averaging if most else math.inf
     return PipelinePrediction(
         holders=holders,
         computing=computing,
         line=line,
         all_lines=all_lines,
-        rate=passed,
-        limit=_limit(holders, computing, line, all_lines),
+        rate=most,
+        limit=_limit(holders, computing, passed, all_lines),
         width=width,
         step=step,
         averaging=averaging,
@@ -131,20 +133,22 @@ def predict_pipeline(
     )
 
 
-def _limit(holders: Sequence[int], computing: Sequence[float], line: Sequence[float], all_lines: float) -> str:
+def _limit(holders: Sequence[int], computing: Sequence[float], passed: Sequence[float], all_lines: float) -> str:
     stages = len(holders)
     if bare := [k for k, number in enumerate(holders) if not number]:
         return f"nobody for stage {bare[0]} of {stages}: too few volunteers that hold it"
-    slowest = min(range(stages), key=computing.__getitem__)
-    if computing[slowest] > min(*line, all_lines):
+    slowest = min(range(stages), key=passed.__getitem__)
+    if min(passed[slowest], all_lines) < computing[slowest]:
         return "the lines"
     # One volunteer more or less at a stage makes that much of a difference where there are few.
-    if computing[slowest] < 0.8 * sum(computing) / stages:
+    if passed[slowest] < 0.8 * sum(passed) / stages:
         return f"too few at stage {slowest} of {stages}"
     return "computing"
 
 
-def _dealt(stages: Sequence[StageCost], volunteers: Sequence[Volunteers]) -> list[list[Volunteers]]:
+def _dealt(
+    stages: Sequence[StageCost], sizes: Sequence[float], volunteers: Sequence[Volunteers]
+) -> list[list[Volunteers]]:
     """Who is at which stage: those that hold few stages first, and of them the fastest, to the slowest stage."""
     together = math.ceil(sum(each.count for each in volunteers) / _MOST)
     pieces = [
@@ -157,7 +161,7 @@ def _dealt(stages: Sequence[StageCost], volunteers: Sequence[Volunteers]) -> lis
     for each in sorted(pieces, key=lambda e: (len(fitting[e.device]), -e.count * _computed(e, stages[0]))):
         if fits := fitting[each.device]:
             k = min(fits, key=rates.__getitem__)
-            rates[k] += each.count * _computed(each, stages[k])
+            rates[k] += each.count * min(_computed(each, stages[k]), _carried(each, sizes[k]))
             dealt[k].append(each)
     return dealt
 
@@ -167,6 +171,11 @@ def _computed(each: Volunteers, stage: StageCost) -> float:
     kind = DEVICES.get(each.device)
     alone = 1 / stage.seconds if kind is None else kind.peak * kind.share / stage.flops
     return COLLABORATING * each.devices * alone
+
+
+def _carried(each: Volunteers, size: float) -> float:
+    """Microbatches a second that its line carries, of so many bytes each."""
+    return SHARE_OF_LINE * each.line / size
 
 
 def _tensors(stage: int, borders: int) -> int:

@@ -112,6 +112,13 @@ def test_what_limits_is_said(mix: str, words: str) -> None:
     assert (found.rate == 0) == (mix == "2xCPU@1gbit")
 
 
+def test_a_fast_volunteer_on_a_slow_line_is_not_left_alone_at_a_stage() -> None:
+    found = predict_pipeline(
+        run(), rehearsed(*[stage(kept_bytes=0)] * 3), read_volunteers("3xT4@20mbit,30xCPU@1gbit"), 1e8
+    )
+    assert min(found.holders) >= 5
+
+
 def test_many_volunteers_are_dealt_out_all() -> None:
     found = predict_pipeline(run(), rehearsed(stage(), stage(), stage()), read_volunteers("2500xCPU,3xT4"), 1e8)
     assert sum(found.holders) == 2503
