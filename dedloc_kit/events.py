@@ -193,6 +193,26 @@ class SampleCost(BaseModel):
     """On this machine, while nobody else uses it."""
 
 
+class StageCost(BaseModel):
+    """What one stage of a pipeline takes."""
+
+    parameters: int
+    gradient_bytes: int
+    """Of all its gradients as they travel once."""
+    average_bytes: int
+    """Of their average."""
+    width: int
+    """Channels of what travels from stage to stage."""
+    tokens: int
+    """Of a microbatch."""
+    flops: float
+    """Floating point operations of a microbatch's forward and backward call; the latter computes forward again."""
+    kept_bytes: int
+    """Memory that a microbatch's forward pass keeps for the backward pass, in float32."""
+    seconds: float
+    """Of a microbatch's forward and backward call on this machine, while nobody else uses it."""
+
+
 class GoingOn(BaseModel):
     """How a run begins that goes on from a model that exists."""
 
@@ -220,6 +240,8 @@ class Rehearsed(Event):
     """None where no data could be read."""
     going_on: GoingOn | None = None
     """None if the run begins untrained."""
+    stages: tuple[StageCost, ...] = ()
+    """Of a run with [pipeline] whose data could be read; then `cost` is of them together."""
 
 
 class Reached(Event):

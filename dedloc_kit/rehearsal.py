@@ -19,11 +19,12 @@ from dedloc_kit.data.shards import Warn
 from dedloc_kit.data.survey import Survey, survey
 from dedloc_kit.data.tokenizers.tokenizer import load_tokenizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, State, Warned
+from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, SampleCost, StageCost, State, Warned
 from dedloc_kit.hub import public_name
 from dedloc_kit.run import PeerConfig, RunConfig, Source, TaskConfig, seed_of
+from dedloc_kit.stage_costs import rows_of, stage_costs
 from dedloc_kit.swarm.averaging.compression import codec_of
-from dedloc_kit.tasks import Batch, Continuing, Task, create_task
+from dedloc_kit.tasks import Batch, Continuing, Divisible, Task, create_task
 from dedloc_kit.tasks.mixtures import batches_of, run_on
 from dedloc_kit.tasks.text.start import Undescribed
 from dedloc_kit.training.compute import Compute
@@ -53,8 +54,11 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
     except Undescribed as error:
         emit(State(text=error.lines))
         raise
-    model = task.build_model()
     readable = _read_sources(run, peer, emit, warn)
+    if run.pipeline is not None:
+        emit(_staged(run_on(run, readable) if readable else run, peer, device, bool(readable), emit, warn))
+        return
+    model = task.build_model()
     cost = None
     if readable:
         emit(State(text="trying how many samples this machine takes at once; for a large model it takes minutes"))
@@ -74,6 +78,34 @@ def rehearse(run: RunConfig, peer: PeerConfig, emit: Callable[[AnyEvent], None],
             cost=cost,
             going_on=_going_on(run, task, peer, emit, warn),
         )
+    )
+
+
+def _staged(
+    run: RunConfig, peer: PeerConfig, device: torch.device, readable: bool, emit: Callable[[AnyEvent], None], warn: Warn
+) -> Rehearsed:
+    """What the stages of a pipeline take; a sample costs what it does in all of them."""
+    task = create_task(run, peer.task_module)
+    assert isinstance(task, Divisible)
+    stages: tuple[StageCost, ...] = ()
+    cost = None
+    if readable:
+        emit(State(text="trying each stage for itself; for a large model it takes minutes"))
+        sample = next(batches_of(run, task, 1, seed_of(run.run_id, "rehearsal"), warn))
+        stages, rows = stage_costs(run, task, sample, device), rows_of(run, sample)
+        cost = SampleCost(
+            flops=sum(stage.flops for stage in stages) / rows,
+            kept_bytes=max(stage.kept_bytes for stage in stages) // rows,
+            microbatch=rows,
+            samples_per_second=rows / sum(stage.seconds for stage in stages),
+        )
+    return Rehearsed(
+        parameters=sum(stage.parameters for stage in stages),
+        gradient_bytes=sum(stage.gradient_bytes for stage in stages),
+        average_bytes=sum(stage.average_bytes for stage in stages),
+        device=describe_device(device),
+        cost=cost,
+        stages=stages,
     )
 
 

@@ -29,7 +29,7 @@ ORDER = (
     {"evaluation", "steering"},
     {"access"},
     {"swarm", "lasting", "start_line"},
-    {"resuming", "publishing", "evaluator", "auditing", "staged"},
+    {"resuming", "publishing", "evaluator", "auditing", "staged", "stage_costs"},
     {"minding"},
     {"stage_volunteer"},
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
@@ -60,7 +60,7 @@ FOUNDATION = {
 }
 ROLES = {
     *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line", "staged", "minding"),
-    "stage_volunteer",
+    *("stage_costs", "stage_volunteer"),
     *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

@@ -62,6 +62,18 @@ EVERY_EVENT: list[events.AnyEvent] = [
         average_bytes=500,
         device="Tesla T4",
         cost=events.SampleCost(flops=1e9, kept_bytes=1000, microbatch=8, samples_per_second=2.5),
+        stages=(
+            events.StageCost(
+                parameters=5,
+                gradient_bytes=3,
+                average_bytes=3,
+                width=4,
+                tokens=64,
+                flops=1e9,
+                kept_bytes=1000,
+                seconds=0.5,
+            ),
+        ),
     ),
     events.Began(serving={"name": "toy"}),
     events.Served(

@@ -16,6 +16,7 @@ from dedloc_kit.events import AnyEvent, GoingOn, Rehearsed, State, Warned
 from dedloc_kit.hub import names_local_files, public_name
 from dedloc_kit.machine.needs import gpu_memory_needed, memory_needed
 from dedloc_kit.machine.survey import cores
+from dedloc_kit.organizer.pipeline import describe_pipeline, describe_stages, predict_pipeline
 from dedloc_kit.organizer.prediction import DAY, HERE, Prediction, Volunteers, fits, predict, volunteers_rate
 from dedloc_kit.run import RunConfig, Source, parse_peer
 from dedloc_kit.worker import Worker, coordinator_job
@@ -59,6 +60,10 @@ def check(
         console.print(
             f"this machine is busy with other things (load {load:.0f}), so it is slower here than it could be"
         )
+    if rehearsed.stages:
+        for line in describe_pipeline(run, predict_pipeline(run, rehearsed, volunteers, coordinator_line)):
+            console.print(line)
+        return
     console.print(_devices(rehearsed, volunteers))
     for line in describe_prediction(run, predict(run, rehearsed, volunteers, coordinator_line)):
         console.print(line)
@@ -83,8 +88,11 @@ def check_mixture(sources: Sequence[Source], key: str = "data.train") -> None:
 def describe(run: RunConfig, rehearsed: Rehearsed) -> list[str]:
     """What the run takes, in lines."""
     parameters, state = rehearsed.parameters, run.optimizer.state
+    model = f"model         {parameters / 1e6:,.1f} million parameters"
+    if run.pipeline is not None:
+        return [model, *(describe_stages(run, rehearsed) if rehearsed.stages else [])]
     lines = [
-        f"model         {parameters / 1e6:,.1f} million parameters",
+        model,
         f"a volunteer   {size(memory_needed(parameters, 1, state))} of memory at most, beside what the samples take; "
         f"with a GPU {size(memory_needed(parameters, 0, state))}, and {size(gpu_memory_needed(parameters))} of the "
         "GPU's",
