@@ -2,6 +2,7 @@
 
     python benchmarks/convergence.py --text FOLDER --json FILE
     python benchmarks/convergence.py --run RUN.toml --overrides FILE.toml      # a recipe's task, data and optimizer
+    python benchmarks/convergence.py --pipeline     # the activations and gradients of stages, see lib/pipelined.py
 
 Four peers are played one after another in this process, on the same batches in the same order for every variant, so
 that nothing depends on timing: what differs is the algorithm alone. The all-reduce is the swarm's without its network:
@@ -30,6 +31,8 @@ import torch
 from pyarrow import parquet
 from torch import Tensor, nn
 
+from benchmarks.lib import pipelined
+from benchmarks.lib.pipelined import PIPELINED
 from dedloc_kit.data.docstrings import collect_documents
 from dedloc_kit.data.stream import in_order, texts
 from dedloc_kit.data.tokenizers.tokenizer import train_tokenizer
@@ -37,7 +40,7 @@ from dedloc_kit.organizer.prepare import prepare_tokenizer
 from dedloc_kit.run import RunConfig, Source, load_run, parse_run, seed_of
 from dedloc_kit.swarm.averaging.compression import Blockwise4Bit, Blockwise8Bit, Codec, Float16, codec_of, decode
 from dedloc_kit.swarm.averaging.feedback import Feedback
-from dedloc_kit.tasks import Batch, Task, create_task
+from dedloc_kit.tasks import Batch, Divisible, Task, create_task
 from dedloc_kit.training.flat import FlatLayout
 from dedloc_kit.training.optimizers.build import build_optimizer
 from dedloc_kit.training.optimizers.outer import NesterovSGD
@@ -242,6 +245,21 @@ def measure_all(runs: Mapping[int, RunConfig], arguments: argparse.Namespace) ->
     return list(chain.from_iterable(each))
 
 
+def measure_pipelined(run: RunConfig, names: Sequence[str], seed: int) -> list[Result]:
+    """Train every variant in stages from the same weights on the same batches."""
+    task = create_task(run)
+    assert isinstance(task, Divisible)
+    batches = task.batches(pipelined.MICROBATCH, seed_of(run.run_id, "peer", 0), print)
+    steps = [list(islice(batches, pipelined.MICROBATCHES)) for _ in range(run.optimizer.total_steps)]
+    results = []
+    for name in names:
+        stages = pipelined.Stages(run, task)
+        sent = pipelined.train(stages, PIPELINED[name], steps) / len(steps)
+        results.append(Result(name, seed, task.evaluate(stages.whole).loss, sent))
+        print(f"seed {seed}  {name:32} {results[-1].loss:.4f}", flush=True)
+    return results
+
+
 def prepare(texts: Sequence[str]) -> None:
     """Write what the run reads, in the working folder: text to train on, text to evaluate on, a tokenizer."""
     parts: dict[str, list[str]] = {"train": [], "test": []}
@@ -274,14 +292,18 @@ def run_of(steps: int, rate: float, seed: int) -> RunConfig:
     )
 
 
-def with_albert(arguments: argparse.Namespace) -> list[Result]:
-    """Measure with a small ALBERT on `--text` or the demo's text."""
+def with_small_model(arguments: argparse.Namespace) -> list[Result]:
+    """Measure with a small ALBERT, or a small decoder in stages, on `--text` or the demo's text."""
     sources = [Source(dataset=str(folder.resolve())) for folder in arguments.text]
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(arguments.folder or temporary):
         if not Path("tokenizer").exists():
             found = [text for source in sources for text in in_order(source, texts, warn=print)]
             prepare(found or collect_documents())
-        runs = {seed: run_of(arguments.steps, arguments.rate, seed) for seed in arguments.seeds}
+        if arguments.pipeline:
+            steps, rate = arguments.steps or 300, arguments.rate or 0.003
+            cut = {seed: pipelined.pipelined_run(steps, rate, seed) for seed in arguments.seeds}
+            return [each for seed in cut for each in measure_pipelined(cut[seed], arguments.variants, seed)]
+        runs = {seed: run_of(arguments.steps or 400, arguments.rate or 0.005, seed) for seed in arguments.seeds}
         return measure_all(runs, arguments)
 
 
@@ -303,16 +325,23 @@ def main() -> None:
     parser.add_argument("--run", type=Path, metavar="RUN.toml", help="a recipe instead of a small ALBERT on --text")
     parser.add_argument("--overrides", type=Path, metavar="FILE.toml", help="with --run")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="folders of text (default: the demo's text)")
-    parser.add_argument("--steps", type=int, default=400, help="global batches without --run (default: 400)")
-    parser.add_argument("--rate", type=float, default=0.005, help="LAMB's learning rate (default: 0.005)")
+    parser.add_argument("--pipeline", action="store_true", help="a small decoder in three stages")
+    parser.add_argument("--steps", type=int, help="global batches without --run (default: 400; with --pipeline 300)")
+    parser.add_argument("--rate", type=float, help="LAMB's (default: 0.005) or with --pipeline AdamW's (0.003)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="for weights and order of the text")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(
         "--optimizer-state", choices=["float32", "8bit"], default="float32", help="try this one beside float32"
     )
     parser.add_argument("--folder", type=Path, help="keep the prepared text and the tokenizer here, or find them here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
     arguments = parser.parse_args()
+    known = PIPELINED if arguments.pipeline else VARIANTS
+    arguments.variants = arguments.variants or list(known)
+    if unknown := set(arguments.variants).difference(known):
+        parser.error(f"no variant {min(unknown)!r}; choose from: {', '.join(known)}")
+    if arguments.pipeline and arguments.run:
+        parser.error("--pipeline has a run of its own; leave --run out")
     if arguments.run:
         recipe = load_run(arguments.run, arguments.overrides)
         if not Path(str(recipe.task.options["tokenizer"])).exists():
@@ -320,7 +349,7 @@ def main() -> None:
         runs = {seed: recipe.model_copy(update={"seed": seed}) for seed in arguments.seeds}
         results = measure_all(runs, arguments)
     else:
-        results = with_albert(arguments)
+        results = with_small_model(arguments)
     print(table(results))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")

@@ -3,6 +3,7 @@
 import re
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from dedloc_kit.tasks.drawing.options import TextToImageOptions
 from dedloc_kit.tasks.drawing.transformer import DrawingTransformer
 from dedloc_kit.tasks.text.architecture import DECODERS, ENCODERS
 from dedloc_kit.tasks.text.common import parse_options
+from dedloc_kit.tasks.text.parts import Part
 from dedloc_kit.training.optimizers.build import build_optimizer
 
 FAMILIES = {"causal": DECODERS, "encoder": ENCODERS}
@@ -58,6 +60,25 @@ def test_the_larger_model_in_the_comments_is_one_too(tmp_path: Path) -> None:
     assert round(millions(load_run(tmp_path / "run.toml"))) == 361
 
 
+def test_the_pipeline_of_the_recipe_has_a_billion_parameters_in_stages_that_hold_only_their_own(tmp_path: Path) -> None:
+    """Nothing is made of it: it would not fit here."""
+    train_tokenizer(iter([TEXT] * 50), 300, tmp_path / "tokenizer")
+    recipes_run = load_run(recipe("causal-pipeline") / "run.toml")
+    task = recipes_run.task.model_copy(update={"tokenizer": str(tmp_path / "tokenizer")})
+    created: Any = create_task(recipes_run.model_copy(update={"task": task}))
+    cut = created.cut()
+    sizes = []
+    for number in (0, 1):  # the last is as large as the first, with the output in place of the embeddings
+        part = Part(cut.config, *cut.bounds(number))
+        stored = sum(each.numel() for each in part.layers[0].parameters())
+        matrices = sum(each.numel() for each in part.layers[0].parameters() if each.ndim > 1)
+        ends = sum(each.numel() for each in part.parameters() if each.ndim > 1) - 12 * matrices
+        sizes.append((stored, ends * 32000 // cut.config.vocab_size))
+    assert round(2 * sum(stored + ends for stored, ends in sizes) / 1e9, 2) == 1.07
+    assert round(2 * sum(12 * stored + ends for stored, ends in sizes) / 1e9) == 10
+    assert [round((stored + ends) / 1e6) for stored, ends in sizes] == [333, 202]
+
+
 def test_the_model_that_draws_is_that_of_the_demonstration() -> None:
     run = load_run(recipe("text-to-image") / "run.toml")
     shape = parse_options(run, TextToImageOptions).shape(run.task.options["vocabulary"])
@@ -88,7 +109,7 @@ def test_the_small_form_of_the_recipe_that_draws_learns(tmp_path: Path) -> None:
     assert min(losses[-2:]) < losses[0] - 0.3
 
 
-@pytest.mark.parametrize("name", ["gpt", "encoder"])
+@pytest.mark.parametrize("name", ["gpt", "encoder", "causal-pipeline"])
 def test_the_small_form_of_a_recipe_learns(name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join([TEXT] * 50), encoding="utf-8")
     small = load_run(recipe(name) / "run.toml", recipe(name) / "smoke.toml")

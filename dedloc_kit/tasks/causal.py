@@ -20,7 +20,7 @@ from dedloc_kit.tasks.text.common import evaluating, parse_options, tensors
 from dedloc_kit.tasks.text.continuation import Continuations
 from dedloc_kit.tasks.text.output_loss import output_loss
 from dedloc_kit.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
-from dedloc_kit.tasks.text.parts import Cut, Part, copies
+from dedloc_kit.tasks.text.parts import Cut, check_divisible, copies
 from dedloc_kit.tasks.text.stage import DecoderStage
 
 _USAGE = """\
@@ -60,7 +60,7 @@ class Causal(PackedTask):
     def build_model(self) -> nn.Module:
         if self.run.pipeline is None and self.options.shared_layers == 1:
             return super().build_model()
-        cut = self._cut()
+        cut = self.cut()
         model = cut.whole([cut.build(number) for number in range(len(cut.layers))])
         self.family.check(model)
         return model
@@ -73,7 +73,7 @@ class Causal(PackedTask):
             return "the first and the last stage cannot share a matrix; set task.model.tie_word_embeddings to false"
         if dropping := self.dropping():
             return dropping
-        cut, stages, shared = self._cut(), self.run.pipeline.stages, self.options.shared_layers
+        cut, stages, shared = self.cut(), self.run.pipeline.stages, self.options.shared_layers
         layers = cut.config.num_hidden_layers
         if isinstance(stages, int) and stages > (own := layers // shared):
             return f"the model has {own} layers with weights of their own; set pipeline.stages to at most that"
@@ -82,7 +82,7 @@ class Causal(PackedTask):
         if any(count % shared for count in cut.layers):
             return f"{shared} layers share weights: every number in pipeline.stages must be a multiple of that"
         try:
-            Part(cut.config, 0, layers)
+            check_divisible(cut.config)
         except UserError as error:
             return f"{error}; choose another task.architecture"
         return ""
@@ -93,12 +93,13 @@ class Causal(PackedTask):
 
     def stage(self, number: int) -> StageTask:
         length, unlabelled = self.options.sequence_length, self.begin != self.end
-        return DecoderStage(self._cut(), number, length, unlabelled, self.parameter_groups, self._loss)
+        return DecoderStage(self.cut(), number, length, unlabelled, self.parameter_groups, self._loss)
 
     def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
-        return self._cut().whole(stages)
+        return self.cut().whole(stages)
 
-    def _cut(self) -> Cut:
+    def cut(self) -> Cut:
+        """How the run divides the model; one part where it does not."""
         config, pipeline, shared = self.config(), self.run.pipeline, self.options.shared_layers
         layers: int = config.num_hidden_layers
         if pipeline is None:

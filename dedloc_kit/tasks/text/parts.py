@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.blocks.architecture import Layout, skeleton
+from dedloc_kit.blocks.architecture import Layout, cut, skeleton
 from dedloc_kit.blocks.ends import FINAL_NORMS
 from dedloc_kit.blocks.span import Span
 from dedloc_kit.errors import UserError
@@ -29,7 +29,7 @@ class Part(nn.Module):
         self.span = Span(config, begin, end)
         self.config = config
         self.first, self.last = begin == 0, end == config.num_hidden_layers
-        whole = skeleton(config)
+        whole = skeleton(cut(config, 0, 1))  # what is around the layers does not depend on their number
         for name, child in around(whole):
             if self.last if name in FINAL_NORMS else self.first:
                 setattr(self.body, name, child)
@@ -67,7 +67,7 @@ class Part(nn.Module):
             check_packed(self, self, given)
             if self.output is None:
                 return
-            whole, at = skeleton(self.config), torch.arange(8)[None]
+            whole, at = skeleton(cut(self.config, 0, 1)), torch.arange(8)[None]
             setattr(whole, whole.base_model_prefix, self.span.base)
             whole.set_output_embeddings(self.output)
             inputs = {"input_ids" if self.first else "inputs_embeds": given}
@@ -146,6 +146,11 @@ class Cut:
         module.to_empty(device="cpu")
         with drawing(seed_of(self.name, "weights", unit)):
             module.apply(author._init_weights)
+
+
+def check_divisible(config: Any) -> None:
+    """Raise UserError if the decoder of a configuration cannot be made in parts."""
+    Part(cut(config, 0, 1), 0, 1)
 
 
 def around(model: Any) -> Iterator[tuple[str, nn.Module]]:
