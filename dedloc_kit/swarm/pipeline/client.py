@@ -68,18 +68,26 @@ class StageClient:
         self._opener = opener
         self._idle: list[tuple[Line, Listening]] = []
         self._session = ""
+        self._said = 0  # how often it has said what it holds
 
     async def follow(self, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
         """Hear which step it holds, and tell it what this driver has begun, until it is gone: raises CallFailed.
 
+        A line that breaks is opened again at once: the peer may be there with all that it was sent.
+
         :param heard: called when it has said something new
         """
         with _failing():
-            line = await Line.open(self._opener, self.peer, FollowingService, encode(begun()))
-            try:
-                await self._follow(line.stream, begun, heard)
-            finally:
-                await line.close()
+            while True:
+                line, before = await Line.open(self._opener, self.peer, FollowingService, encode(begun())), self._said
+                try:
+                    await self._follow(line.stream, begun, heard)
+                except (ConnectionError, EOFError):
+                    if self._said == before:
+                        raise
+                    await asyncio.sleep(LOOK_SECONDS)
+                finally:
+                    await line.close()
 
     async def call(self, call: Call, content: Content) -> Answered:
         """Raises CallRefused or CallFailed."""
@@ -99,8 +107,9 @@ class StageClient:
                 listening = Listening(stream, MIN_PATIENCE, MIN_PATIENCE)
                 held = await listening.heard(stream.receive_record(Held))
                 if held.stage != self.stage.number or held.session != (self._session or held.session):
-                    raise ConnectionError("it has lost what it was sent")
+                    raise ValueError("it has lost what it was sent")
                 self.step, self._session = held.step, held.session
+                self._said += 1
                 heard()
         finally:
             telling.cancel()

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut, Refusal
 
+WEIGHT = 0.1
+"""Of the newest in the average time of a call."""
+
 
 class Gradients(Protocol):
     """Where the gradients of a stage go, and whose parameters it computes with."""
@@ -66,10 +69,16 @@ class StageComputer:
         self._step = -1
         self._added: set[tuple[str, int]] = set()
         self._samples: Counter[str] = Counter()  # of `_step`, by driver
+        self._seconds: dict[str, float] = {"forward": 0.0} if self._last else {}
 
     @property
     def step(self) -> int:
         return self._gradients.step
+
+    @property
+    def microbatches_per_second(self) -> float:
+        """Forward and backward; 0 before both are measured."""
+        return 1 / sum(self._seconds.values()) if len(self._seconds) == 2 else 0.0
 
     def check(self, call: Call) -> None:
         """Raises Refusal for a call of another step."""
@@ -88,7 +97,10 @@ class StageComputer:
         output, loss = compute(given)
         if output is not None and not output.isfinite().all():
             raise Refusal("failed", "the stage gives NaN or infinity")
-        return Computed(output, loss, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        before = self._seconds.get(given.call.what, seconds)
+        self._seconds[given.call.what] = before + WEIGHT * (seconds - before)
+        return Computed(output, loss, seconds)
 
     @torch.no_grad()
     def _forward(self, given: Given) -> tuple[Tensor | None, float | None]:

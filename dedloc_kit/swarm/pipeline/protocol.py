@@ -32,6 +32,8 @@ from dedloc_kit.swarm.remote.tensors import (
 FORMS: Mapping[str, Form] = {"8bit": "8bit", "float16": "float16", "none": "float32"}
 """In which hidden states travel, by the run's `pipeline.activations`."""
 MAX_EXPONENT = 1000
+CALLS_AT_A_TIME = 4
+"""Of one driver at one stage peer: one is computed, the others are on their way."""
 
 Batch = Mapping[str, Tensor]
 Kind = Literal[

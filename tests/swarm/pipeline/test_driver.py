@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from dedloc_kit.swarm.pipeline import client
 from dedloc_kit.swarm.pipeline.computing import Given
+from dedloc_kit.swarm.pipeline.service import FollowingService, StageService
 from tests.swarm.pipeline.local_pipeline import ROWS, Pipeline, close, microbatches, plain_sum
 
 
@@ -92,3 +94,93 @@ def test_a_stage_with_nobody_is_named_until_somebody_comes(pipeline: Pipeline) -
     pipeline.until(lambda: pipeline.full(but=["1a", "1b"]) and not driver.in_flight)
     assert not driver.missing
     assert close(pipeline.sums(but=["1a", "1b"]), plain_sum(batches))
+
+
+def test_a_silent_peer_is_left(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped (SIGSTOP): its connections stand, and nothing comes any more."""
+    monkeypatch.setattr(client, "MIN_PATIENCE", 2.5)
+    stopped = pipeline.peers["1b"]
+    stopped.before = lambda given: pipeline.network.freeze("1b") if len(stopped.calls) == 3 else None
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full(but=["1b"]) and not driver.in_flight)
+    assert close(pipeline.sums(but=["1b"]), plain_sum(batches))
+    assert "1b" in pipeline.gone
+
+
+def test_a_peer_that_is_behind_is_called_once_it_has_the_step(pipeline: Pipeline) -> None:
+    behind = pipeline.peers["1b"].sums
+    behind.step = 5
+    pipeline.cut("1a")
+    driver = pipeline.drive("d", batches := microbatches(12))
+    for name in ("0a", "0b", "2a", "2b"):
+        pipeline.peers[name].sums.step = 6
+    pipeline.until(lambda: driver.step == 5)
+    assert not driver.driven
+    behind.step = 6
+    pipeline.until(lambda: pipeline.full(but=["1a"], step=6) and not driver.in_flight)
+    assert close(pipeline.sums(but=["1a"]), plain_sum(batches))
+
+
+def test_a_microbatch_of_a_step_that_is_over_begins_again_and_is_of_that_one_no_more(pipeline: Pipeline) -> None:
+    stages = range(3)
+    driver = pipeline.drive("d", microbatches(40), in_flight=1)
+
+    def over(given: Given) -> None:
+        if given.call.what == "forward" and given.call.step == 0:
+            for peer in pipeline.peers.values():  # another driver has filled it
+                peer.sums.step = 1
+
+    for peer in pipeline.of(1):
+        peer.before = over
+    pipeline.until(lambda: driver.begun.step == 1 and driver.begun.final and pipeline.full(step=1))
+    pipeline.until(lambda: not driver.in_flight)
+    assert pipeline.samples() == [12 * ROWS for _ in stages]
+    assert close(pipeline.sums(), plain_sum(microbatches(40)[:12])), "none was left out, or came twice"
+    assert not driver.partly
+
+
+def test_an_answer_that_is_lost_is_asked_for_again_where_the_microbatch_has_been_added(pipeline: Pipeline) -> None:
+    """A line alone has broken: elsewhere it would be added twice in one stage."""
+    broken = list[int]()
+
+    def break_line(given: Given) -> None:
+        if given.call.what == "backward" and not broken:
+            broken.append(given.call.number)
+            pipeline.loop.soon(pipeline.network.break_lines, "d", "0a", StageService.name)
+
+    pipeline.peers["0a"].before = break_line
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    pipeline.until(lambda: not pipeline.peers["0a"].turns.waiting)
+    assert broken
+    assert close(pipeline.sums(), plain_sum(batches))
+    assert pipeline.samples() == [12 * ROWS] * 3
+
+
+def test_a_peer_of_a_stage_may_drive_through_it_too(pipeline: Pipeline) -> None:
+    pipeline.cut("0b")
+    driver = pipeline.drive("0a", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert close(pipeline.sums(), plain_sum(batches))
+
+
+def test_a_peer_whose_line_alone_breaks_keeps_what_it_was_sent(pipeline: Pipeline) -> None:
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    pipeline.loop.soon(pipeline.network.break_lines, "d", "0a", FollowingService.name)
+    pipeline.peers["0a"].sums.step = 1  # it says so on the next line
+    pipeline.until(lambda: driver.step == 0 and driver._peers._clients["0a"].step == 1)
+    assert not driver.again
+    assert not pipeline.gone
+    assert close(pipeline.sums(), plain_sum(batches))
+
+
+def test_the_loss_of_a_microbatch_is_had_without_adding_it(pipeline: Pipeline) -> None:
+    driver = pipeline.drive("d", [])
+    batch = microbatches(1)[0]
+    hidden = None
+    for stage in pipeline.stages:
+        hidden = stage.forward(stage.build_model(), hidden, batch)
+    assert hidden is not None
+    assert pipeline.run(driver.loss(batch)) == pytest.approx(float(hidden.detach()), abs=1e-6)
+    assert pipeline.samples() == [0, 0, 0]
