@@ -32,6 +32,7 @@ from dedloc_kit.swarm.remote.tensors import TensorHead, packed
 from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, WIDTH, Pipeline, close, microbatches, plain_sum
 
 HIDDEN = torch.randn(ROWS, LENGTH, WIDTH)
+LARGE = HIDDEN.repeat(3, 1, 1)
 CALL = Call(what="backward", stage=1, number=1, step=0, rows=ROWS, length=LENGTH)
 BATCHES = microbatches(12)
 Act = Callable[[Stream], Awaitable[None]]
@@ -100,7 +101,10 @@ WRONG: dict[str, tuple[str, Act]] = {
     "another shape": ("shape", sending(CALL, content(HIDDEN[:, :2]))),
     "another width": ("shape", sending(CALL, content(torch.zeros(ROWS, LENGTH, WIDTH + 1)))),
     "a gradient of another shape": ("shape", sending(CALL, content(HIDDEN, HIDDEN[:1]))),
-    "more tokens than agreed": ("shape", sending(changed(rows=3 * ROWS), content())),
+    "more tokens than agreed": (
+        "shape",
+        sending(changed(rows=3 * ROWS), content(LARGE, LARGE)),
+    ),
     "another type": ("nonsense", integers),
     "NaN": ("values", sending(CALL, content(infinite(float("nan"))))),
     "infinity": ("values", sending(CALL, content(infinite(float("inf"))))),

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from dedloc_kit.swarm.pipeline import client
+from dedloc_kit.swarm.pipeline import driver as driver_module
 from dedloc_kit.swarm.pipeline.computing import Given
+from dedloc_kit.swarm.pipeline.protocol import Refusal
 from dedloc_kit.swarm.pipeline.service import FollowingService, StageService
 from tests.swarm.pipeline.local_pipeline import ROWS, Pipeline, close, microbatches, plain_sum
 
@@ -184,3 +186,20 @@ def test_the_loss_of_a_microbatch_is_had_without_adding_it(pipeline: Pipeline) -
     assert hidden is not None
     assert pipeline.run(driver.loss(batch)) == pytest.approx(float(hidden.detach()), abs=1e-6)
     assert pipeline.samples() == [0, 0, 0]
+
+
+def test_a_microbatch_that_is_refused_everywhere_is_of_no_step(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "AVOIDED_SECONDS", 0.05)
+
+    def refuse(given: Given) -> None:
+        if given.call.number == 1:
+            raise Refusal("failed", "as the test wants it")
+
+    for peer in pipeline.of(1):
+        peer.before = refuse
+    driver = pipeline.drive("d", batches := microbatches(13))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert driver.begun.samples == 12 * ROWS
+    assert close(pipeline.sums(), plain_sum(batches[1:]))
