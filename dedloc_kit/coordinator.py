@@ -9,7 +9,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from dedloc_kit.auditing import Auditing
 from dedloc_kit.errors import UserError
@@ -23,9 +24,11 @@ from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress,
 from dedloc_kit.regions import Countries, Regions
 from dedloc_kit.resuming import begin, credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
+from dedloc_kit.staged import StagedPeer, connected_to_all
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.swarm.rounds.optimizer import StepListener
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
@@ -57,21 +60,14 @@ def coordinator(
         if auditing is not None:
             auditing.stepped(step, contributions)
 
+    auditing: Auditing | None = None
     check_key(peer.folder)
     memory = recall(peer.folder, run.run_id)
     # Strictly this port: on another one nobody would find it again.
     peer = peer.model_copy(update={"port": peer.port or memory.port})
-    with connected(
-        run,
-        peer,
-        memory.peers,
-        organizer=None,
-        follower=True,
-        may_start_alone=True,
-        stop=stop,
-        on_step=on_step,
-    ) as me:
-        auditing = None if run.trust.checks == "off" else Auditing(run, peer.folder, peer.task_module, me, emit)
+    with _taking_part(run, peer, memory.peers, stop, on_step) as me:
+        if isinstance(me, SwarmPeer) and run.trust.checks == "on":
+            auditing = Auditing(run, peer.folder, peer.task_module, me, emit)
         role = _Role(run, peer, me, done, emit, auditing)
         try:
             # Data that volunteers could not read is better known now.
@@ -91,12 +87,20 @@ def coordinator(
             role.close()
 
 
+def _taking_part(
+    run: RunConfig, peer: CoordinatorConfig, known: Sequence[str], stop: threading.Event, on_step: StepListener
+) -> AbstractContextManager[SwarmPeer | StagedPeer]:
+    if run.pipeline is not None:
+        return connected_to_all(run, peer, known, stop=stop, on_step=on_step)
+    return connected(run, peer, known, organizer=None, follower=True, may_start_alone=True, stop=stop, on_step=on_step)
+
+
 class _Role:
     def __init__(
         self,
         run: RunConfig,
         peer: CoordinatorConfig,
-        me: SwarmPeer,
+        me: SwarmPeer | StagedPeer,
         done: queue.SimpleQueue[DoneStep],
         emit: Callable[[AnyEvent], None],
         auditing: Auditing | None,

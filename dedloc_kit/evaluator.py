@@ -18,6 +18,7 @@ from dedloc_kit.start_line import measure_start
 from dedloc_kit.steering.divergence import Divergence, far_above
 from dedloc_kit.tasks import Task
 from dedloc_kit.tasks.measuring import training_loss
+from dedloc_kit.training.staged import StagedState
 from dedloc_kit.training.state import Position, TrainingState
 
 Measured = Evaluation | tuple[float, float]
@@ -33,7 +34,12 @@ class Evaluator:
     """
 
     def __init__(
-        self, run: RunConfig, task: Task, state: TrainingState, lasting: LastingRecord, emit: Callable[[AnyEvent], None]
+        self,
+        run: RunConfig,
+        task: Task,
+        state: TrainingState | StagedState,
+        lasting: LastingRecord,
+        emit: Callable[[AnyEvent], None],
     ) -> None:
         self._run, self._task, self._state, self._lasting, self._emit = run, task, state, lasting, emit
         # What the losses are compared with: where those of the run began.

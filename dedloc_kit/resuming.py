@@ -12,6 +12,7 @@ from dedloc_kit.records import CONTRIBUTORS_FILE, LEDGER_FOLDER, Given, StateInf
 from dedloc_kit.run import RunConfig
 from dedloc_kit.tasks import Continuing, Task
 from dedloc_kit.training.checkpoint import Checkpoints, Found, find
+from dedloc_kit.training.staged import StagedState
 from dedloc_kit.training.state import NOTHING_ORDERED, TrainingState
 
 MAX_CONTRIBUTORS_BYTES = 2**26
@@ -19,7 +20,7 @@ MAX_CONTRIBUTORS_BYTES = 2**26
 _log = logging.getLogger(__name__)
 
 
-def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None) -> bool:
+def resume(state: TrainingState | StagedState, checkpoints: Checkpoints, named: Path | None) -> bool:
     """Take over the folder's newest checkpoint or the one that the organizer names, whichever is newer.
 
     Returns whether it is the one that the organizer names.
@@ -52,7 +53,7 @@ def resume(state: TrainingState, checkpoints: Checkpoints, named: Path | None) -
     return True
 
 
-def begin(state: TrainingState, task: Task) -> None:
+def begin(state: TrainingState | StagedState, task: Task) -> None:
     """Nothing to resume: start with the model that the run goes on from, if it does.
 
     Raises UserError if that model cannot be used.
@@ -124,7 +125,7 @@ def _adopted(info: StateInfo, run: RunConfig) -> StateInfo:
     return info.model_copy(update={"run_id": run.run_id})
 
 
-def _load(state: TrainingState, found: Found, what: str, fix: str) -> None:
+def _load(state: TrainingState | StagedState, found: Found, what: str, fix: str) -> None:
     try:
         state.load_named(*found)
     except ValueError as error:

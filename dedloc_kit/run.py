@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
@@ -213,6 +214,29 @@ class TrustConfig(Section):
     others. If it is not set 3 where `access` is open, 0 elsewhere."""
 
 
+MAX_STAGES = 64
+
+
+class PipelineConfig(Section):
+    """The model is cut into stages, each volunteer holds one of them, and microbatches go through all (Ryabinin et al.
+    2023): for models that no volunteer could hold."""
+
+    stages: (
+        Annotated[int, Field(ge=2, le=MAX_STAGES)]
+        | Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=MAX_STAGES)]
+    ) = 4
+    """How many, or how many layers each has."""
+    activations: Literal["8bit", "float16", "none"] = "8bit"
+    """How hidden states and their gradients travel from stage to stage."""
+    microbatch_tokens: PositiveInt = 4096
+    """That go through the stages together."""
+
+    @property
+    def count(self) -> int:
+        """The number of stages."""
+        return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+
 _WITHOUT_8_BITS = {
     "lars": "has one of them only, and goes along it as it is",
     "adamw": "is not made for it yet",
@@ -249,6 +273,11 @@ class SwarmConfig(Section):
         """`NAME-FINGERPRINT`: peers with different configurations can never meet."""
         return f"{self.name}-{self.fingerprint}"
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The ids of what is averaged apart; none of a whole model, which goes by the id above."""
+        return ()
+
 
 class RunConfig(SwarmConfig):
     """Everything that the peers of one run share."""
@@ -264,6 +293,31 @@ class RunConfig(SwarmConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
     averaging: AveragingConfig = AveragingConfig()
     trust: Annotated[TrustConfig, LATER] = TrustConfig()
+    pipeline: Annotated[PipelineConfig | None, LATER] = None
+    _stage: int | None = PrivateAttr(default=None)
+
+    @property
+    def stage(self) -> int | None:
+        """Which part of the run this is; none: the whole."""
+        return self._stage
+
+    def of_stage(self, number: int) -> "RunConfig":
+        """A part of this run, which is averaged for itself: the same but for its id.
+
+        Gate, tokens and notices go by that of the whole.
+        """
+        part = self.model_copy()
+        part._stage = number
+        return part
+
+    @property
+    def run_id(self) -> str:
+        whole = super().run_id
+        return whole if self._stage is None else f"{whole}.stage{self._stage}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return () if self.pipeline is None else tuple(self.of_stage(k).run_id for k in range(self.pipeline.count))
 
     @field_validator("averaging", mode="before")
     @classmethod
@@ -317,6 +371,20 @@ class RunConfig(SwarmConfig):
                 'trust.checks = "on" is for gradients, and with averaging = "local-steps" volunteers send none; remove '
                 "one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_are_averaged_exactly(self) -> "RunConfig":
+        if self.pipeline is None:
+            return self
+        if self.averaging.mode == "local-steps":
+            raise ValueError(
+                'in a [pipeline] nobody can take steps by itself; remove averaging = "local-steps" or the pipeline'
+            )
+        if self.averaging.overlap:
+            raise ValueError("[pipeline] needs averaging.overlap = false: every stage takes each step with the others")
+        if self.trust.checks == "on":
+            raise ValueError('trust.checks = "on" is not made for stages of a [pipeline] yet; remove one of them')
         return self
 
     @model_validator(mode="after")

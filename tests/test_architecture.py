@@ -24,12 +24,12 @@ ORDER = (
     {"events", "memory", "hub", "pipe"},
     {"client", "display"},
     {"data", "training"},
-    {"picture_model"},
-    {"tasks", "blocks", "ledger"},
+    {"picture_model", "blocks"},
+    {"tasks", "ledger"},
     {"evaluation", "steering"},
     {"access"},
     {"swarm", "lasting", "start_line"},
-    {"resuming", "publishing", "evaluator", "auditing"},
+    {"resuming", "publishing", "evaluator", "auditing", "staged"},
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
     {"worker"},
     {"session", "dashboard", "inference"},
@@ -57,7 +57,7 @@ FOUNDATION = {
     *("memory", "hub", "client", "display", "regions", "steering", "access", "serving"),
 }
 ROLES = {
-    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line"),
+    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line", "staged"),
     *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

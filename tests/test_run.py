@@ -160,6 +160,21 @@ def test_only_a_run_whose_batches_may_be_overfull_has_another_fingerprint() -> N
     assert parse_run(json.loads(overfull.canonical())).averaging.overfull
 
 
+def test_stages_are_parts_with_ids_of_their_own_and_a_run_without_them_is_what_it_was() -> None:
+    plain, exact = parse_run(values()), {"averaging": {"overlap": False}}
+    run = parse_run(values(pipeline={"stages": [2, 3, 1]}, **exact))
+    assert run.pipeline is not None
+    assert (plain.parts, plain.stage, run.pipeline.count, run.stage) == ((), None, 3, None)
+    assert run.parts == tuple(f"{run.run_id}.stage{k}" for k in range(3))
+    second = run.of_stage(1)
+    assert (second.stage, second.run_id, second.fingerprint) == (1, run.parts[1], run.fingerprint)
+    assert parse_run(json.loads(run.canonical())) == run
+    assert run.fingerprint not in (plain.fingerprint, parse_run(values(pipeline={"stages": 3}, **exact)).fingerprint)
+    assert "averaging.overlap = false" in message(values(pipeline={"stages": 3}))
+    assert message(values(pipeline={"stages": 1}, **exact)).startswith("pipeline.stages")
+    assert "local-steps" in message(values(pipeline={}, averaging="local-steps"))
+
+
 def test_one_line_chooses_the_mode_of_averaging() -> None:
     assert parse_run(values(averaging="local-steps")) == parse_run(values(averaging={"mode": "local-steps"}))
     assert message(values(averaging="sometimes")).startswith("averaging.mode: input should be 'global-batch' or")

@@ -1,6 +1,5 @@
 """The coordinator's pushes to the Hub: in a thread of its own, so that training never waits for them."""
 
-import copy
 import json
 import logging
 import shutil
@@ -26,6 +25,7 @@ from dedloc_kit.records import CONTRIBUTORS_FILE, INVITATION_FILE, LEDGER_FOLDER
 from dedloc_kit.run import CoordinatorConfig, RunConfig
 from dedloc_kit.tasks import Exportable, Task
 from dedloc_kit.training.checkpoint import save
+from dedloc_kit.training.staged import StagedState
 from dedloc_kit.training.state import TrainingState
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0
@@ -46,7 +46,7 @@ class Publisher:
         self,
         run: RunConfig,
         peer: CoordinatorConfig,
-        state: TrainingState,
+        state: TrainingState | StagedState,
         task: Task,
         ledger: Ledger,
         emit: Callable[[AnyEvent], None],
@@ -157,7 +157,7 @@ class Publisher:
         write_copy(self._ledger.path, folder / LEDGER_FOLDER)
         usage = None
         if isinstance(self._task, Exportable):
-            usage = self._task.export(self._model(tensors), folder, self._repository.name)
+            usage = self._task.export(self._state.model_of(tensors), folder, self._repository.name)
         every = max(1, self._ledger.last_step() // MAX_POINTS)
         steps, evaluations = self._ledger.steps(every=every), self._ledger.evaluations()
         contributors = self._ledger.contributors()
@@ -184,12 +184,6 @@ class Publisher:
             (folder / name).write_text(text, encoding="utf-8")
 
     @torch.no_grad()
-    def _model(self, tensors: dict[str, Tensor]) -> torch.nn.Module:
-        model = copy.deepcopy(self._state.model)  # of any moment: every value is replaced
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            tensor.copy_(tensors[f"model.{name}"])
-        return model.eval()
-
     @contextmanager
     def _new_folder(self) -> Iterator[Path]:
         """An empty folder beside the checkpoints; what a killed process left there goes first."""

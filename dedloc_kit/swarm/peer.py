@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -48,7 +49,7 @@ from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, St
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
-from dedloc_kit.tasks import Task, create_task, first_model
+from dedloc_kit.tasks import Divisible, StageTask, Task, create_task, first_model
 from dedloc_kit.training.accumulator import Accumulator
 from dedloc_kit.training.checkpoint import Found
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
@@ -59,6 +60,14 @@ from dedloc_kit.training.optimizers.build import build_optimizer, local_optimize
 from dedloc_kit.training.optimizers.outer import NesterovSGD
 from dedloc_kit.training.schedule import learning_rate
 from dedloc_kit.training.state import Replica, SharedOptimizer, TrainingState
+
+
+class Modelled(Protocol):
+    """What is trained: a task, or a stage of one."""
+
+    def build_model(self) -> torch.nn.Module: ...
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,9 @@ class SwarmPeer:
     def beginning(self) -> Found:
         """The state that the run began with; raises UserError if the model that it went on from is not there."""
         run = self.optimizer.run
-        return TrainingState(first_model(self.task), lambda model: _shared_optimizer(run, self.task, model), run).copy()
+        trained = _trained(self.task, run)
+        model = first_model(self.task) if run.stage is None else trained.build_model()
+        return TrainingState(model, lambda model: _shared_optimizer(run, trained, model), run).copy()
 
     def joined(self) -> Joined:
         """The event that tells that this peer takes part."""
@@ -132,8 +143,6 @@ def connected(
     :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
     :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
     """
-    devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
-    set_threads(peer.threads, devices)
     entry = Entry(
         run,
         peer,
@@ -143,58 +152,127 @@ def connected(
         may_start_alone=may_start_alone,
         preferred_port=preferred_port,
     )
-    with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
-        looking = line.submit(entry.surroundings)
-        task = create_task(run, peer.task_module)
-    dht, signer, gate = entry.start(looking.result()), entry.signer, entry.gate
-    office = None
-    if organizer is None:
-        office = Office(run, peer.folder, signer.peer)
-        dht.run_coroutine(partial(serve, run, office, signer))
-    try:
-        state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
+    with _inside(run, peer, entry, initial_peers) as inside:
+        caller = Caller(stop, peer.last_step(run), on_step, on_loading)
+        with _taking_part(inside, [inside.part(run, follower, caller)]) as (me,):
+            yield me
+
+
+@contextmanager
+def connected_to_stages(
+    run: RunConfig,
+    peer: PeerConfig,
+    entry: Entry,
+    initial_peers: Sequence[str],
+    choose: Callable[[Node], Sequence[int]],
+    callers: Callable[[int, StageTask], Caller],
+    follower: bool,
+) -> Iterator[tuple[Divisible, tuple[SwarmPeer, ...]]]:
+    """The same for some stages of a pipeline, each a part of the run; one process of its own averages each.
+
+    :param choose: which stages, in a swarm that this node is in
+    :param callers: who is told of a stage's steps, by its number
+    """
+    with _inside(run, peer, entry, initial_peers) as inside:
+        if not isinstance(inside.task, Divisible):
+            raise UserError(f'task.name = "{run.task.name}" cannot be cut into stages; remove [pipeline]')
+        if why := inside.task.why_undivided():
+            raise UserError(f"this model cannot be cut into stages: {why}")
+        chosen = [(number, inside.task.stage(number)) for number in choose(inside.node)]
+        parts = [inside.part(run.of_stage(k), follower, callers(k, stage)) for k, stage in chosen]
+        with _taking_part(inside, parts) as peers:
+            yield inside.task, tuple(peers)
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A machine whose node is in the swarm."""
+
+    peer: PeerConfig
+    entry: Entry
+    initial_peers: Sequence[str]
+    node: Node
+    office: Office | None
+    """Of the organizer."""
+    task: Task
+    devices: Sequence[torch.device]
+    incidents: Incidents
+
+    def part(self, run: RunConfig, follower: bool, caller: Caller) -> SwarmPeer:
+        """What averages the run, or a part of it, with others. It forks."""
+        trained = _trained(self.task, run)
+        node, signer, peer, gate = self.node, self.entry.signer, self.peer, self.entry.gate
+        state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run)
         source = StateSource(state.for_newcomer, lambda: state.info)
-        exchange = exchange_of(dht, signer, run, state.layout, source, peer.folder)
-        parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if organizer is None else 2 * KEPT_STEPS)
-        replicas = () if follower else tuple(Replica(state, device) for device in devices)
-        accumulator = _accumulator(run, task, state, replicas)
+        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder)
+        parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is None else 2 * KEPT_STEPS)
+        replicas = () if follower else tuple(Replica(state, device) for device in self.devices)
+        accumulator = _accumulator(run, trained, state, replicas)
         profile = Profile(
             session=secrets.token_hex(8),
             name=peer.name,
             team=peer.team,
-            device=describe_devices(devices),
+            device=describe_devices(self.devices),
             follower=follower,
-            client_mode=dht.client_mode,
-            addresses=addresses_of(dht),
-            reached="".join(dht.reach.words),
+            client_mode=node.client_mode,
+            addresses=addresses_of(node),
+            reached="".join(node.reach.words),
             listed=peer.listed,
         )
         belief = Belief(signer.peer, gate.organizer, lambda: gate.notice)
         tracker = Tracker(
-            dht, signer, run.run_id, run.global_batch, initial_peers, Incidents(), belief, profile.session
+            node, signer, run.run_id, run.global_batch, self.initial_peers, self.incidents, belief, profile.session
         )
-        caller = Caller(stop, peer.last_step(run), on_step, on_loading)
         optimizer = CollaborativeOptimizer(state, replicas, accumulator, exchange, tracker, signer, profile, caller)
+        return SwarmPeer(self.task, replicas, profile, signer, node, exchange, optimizer, parameters)
 
-        def tell(gate: Gate) -> None:
-            exchange.host.call(Gate.follow, gate.token, gate.notice)
-            tracker.suspicion.refuse(gate.notice)
 
-        membership: Membership
-        if office is not None:
-            membership = NoticeWriter(dht, signer, tracker.reject, tell, office, tracker.position)
-        else:
-            membership = NoticeFollower(dht, signer, tracker.reject, tell, entry.identity, optimizer.give_up)
-        membership.start()
-        try:
-            yield SwarmPeer(task, replicas, profile, signer, dht, exchange, optimizer, parameters)
-        finally:
-            membership.stop()
-            optimizer.leave()
-            if parameters is not None:
-                parameters.close()
+@contextmanager
+def _inside(run: RunConfig, peer: PeerConfig, entry: Entry, initial_peers: Sequence[str]) -> Iterator[_Inside]:
+    devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
+    set_threads(peer.threads, devices)
+    with ThreadPoolExecutor(max_workers=1) as line:  # it waits for others, the processor imports what the task needs
+        looking = line.submit(entry.surroundings)
+        task = create_task(run, peer.task_module)
+    node, signer = entry.start(looking.result()), entry.signer
+    office = None
+    try:
+        if entry.gate.organizer == signer.peer:
+            office = Office(run, peer.folder, signer.peer)
+            node.run_coroutine(partial(serve, run, office, signer))
+        yield _Inside(peer, entry, initial_peers, node, office, task, devices, Incidents())
     finally:
-        dht.shutdown()
+        node.shutdown()
+
+
+@contextmanager
+def _taking_part(inside: _Inside, parts: Sequence[SwarmPeer]) -> Iterator[Sequence[SwarmPeer]]:
+    """Follow who may take part, and leave at the end."""
+    node, signer, first = inside.node, inside.entry.signer, parts[0].optimizer
+
+    def tell(gate: Gate) -> None:
+        for part in parts:
+            part.exchange.host.call(Gate.follow, gate.token, gate.notice)
+            part.optimizer.tracker.suspicion.refuse(gate.notice)
+
+    def give_up(reason: Exception) -> None:
+        for part in parts:
+            part.optimizer.give_up(reason)
+
+    membership: Membership
+    if inside.office is not None:
+        membership = NoticeWriter(node, signer, first.tracker.reject, tell, inside.office, first.tracker.position)
+    else:
+        membership = NoticeFollower(node, signer, first.tracker.reject, tell, inside.entry.identity, give_up)
+    membership.start()
+    try:
+        yield parts
+    finally:
+        membership.stop()
+        for part in parts:
+            part.optimizer.leave()
+            if part.parameters is not None:
+                part.parameters.close()
 
 
 def exchange_of(
@@ -283,14 +361,22 @@ def _kept_parameters(state: TrainingState, peer: PeerConfig, audited: int) -> Ke
     return parameters
 
 
-def _shared_optimizer(run: RunConfig, task: Task, model: torch.nn.Module) -> SharedOptimizer:
+def _trained(task: Task, run: RunConfig) -> Modelled:
+    """The task, or the stage of it that this part of the run is."""
+    if run.stage is None:
+        return task
+    assert isinstance(task, Divisible)
+    return task.stage(run.stage)
+
+
+def _shared_optimizer(run: RunConfig, task: Modelled, model: torch.nn.Module) -> SharedOptimizer:
     """The optimizer of the global steps."""
     if run.averaging.mode == "global-batch":
         return build_optimizer(run.optimizer, task.parameter_groups(model, run.optimizer.weight_decay))
     return NesterovSGD(model.parameters(), lr=run.averaging.outer_learning_rate, momentum=run.averaging.outer_momentum)
 
 
-def _accumulator(run: RunConfig, task: Task, state: TrainingState, replicas: Sequence[Replica]) -> Accumulator:
+def _accumulator(run: RunConfig, task: Modelled, state: TrainingState, replicas: Sequence[Replica]) -> Accumulator:
     """What a peer gathers between two rounds; a follower gathers nothing."""
     if not replicas or run.averaging.mode == "global-batch":
         return Gradients([list(replica.model.parameters()) for replica in replicas], state.layout)

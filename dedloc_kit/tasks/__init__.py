@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -80,11 +80,68 @@ class Checkable(Task, Protocol):
         ...
 
 
+class StageTask(Protocol):
+    """Some consecutive layers of a model, as one part of a run."""
+
+    number: int
+    """From 0 on."""
+    count: int
+    """Of all stages."""
+    width: int
+    """Channels of what travels from stage to stage."""
+    takes: tuple[str, ...]
+    """Which tensors of a batch it needs beside hidden states."""
+    share: float
+    """Of the model's computation; of all stages together it is 1."""
+
+    def build_model(self) -> torch.nn.Module:
+        """This stage alone, untrained, on the CPU, the same weights on every peer; the other stages are never held."""
+        ...
+
+    def parameter_groups(self, model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        """As `Task.parameter_groups`."""
+        ...
+
+    def check(self, batch: Batch) -> None:
+        """Raises ValueError for tensors that can be of no batch: of other types or shapes, or out of range."""
+        ...
+
+    def forward(self, model: torch.nn.Module, hidden: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Hidden states after this stage, float32 [rows, tokens, width]; of the last one the mean loss of the rows.
+
+        :param hidden: those after the stage before; none for the first
+        :param batch: what `takes` names
+        """
+        ...
+
+
+@runtime_checkable
+class Divisible(Task, Protocol):
+    """A task whose model can be cut into the stages of a pipeline, unless its settings are against it."""
+
+    def why_undivided(self) -> str:
+        """What in the run's settings is against it, with the fix; empty if nothing is."""
+        ...
+
+    def stage(self, number: int) -> StageTask: ...
+
+    def whole(self, stages: Sequence[torch.nn.Module]) -> torch.nn.Module:
+        """The model that all stages are, which shares their tensors."""
+        ...
+
+
 def why_unchecked(task: Task) -> str:
     """Why the gradients of a task cannot be computed again, in one line; empty if they can."""
     if isinstance(task, Checkable):
         return task.unchecked
     return f"the task {type(task).__name__} does not promise that its loss depends on parameters, batch and step alone"
+
+
+def why_undivided(task: Task) -> str:
+    """Why a task's model cannot be cut into stages, in one line; empty if it can."""
+    if isinstance(task, Divisible):
+        return task.why_undivided()
+    return f"the task {type(task).__name__} does not say how its model is cut into stages"
 
 
 @dataclass(frozen=True)
@@ -175,7 +232,7 @@ def first_model(task: Task) -> torch.nn.Module:
 
 def create_task(run: RunConfig, module: str | None = None) -> Task:
     """The task that a run names; raises UserError if there is none of that name, if its options are wrong, or if the
-    run wants checks that it cannot give.
+    run wants checks or stages that it cannot give.
 
     `module` is a Python module on this machine whose `TASKS` (name to class) are known too: the volunteer chooses
     it, never the network. It is found where other modules are, and last in the current folder: a volunteer that names
@@ -196,6 +253,8 @@ def create_task(run: RunConfig, module: str | None = None) -> Task:
     task = tasks[run.task.name](run)
     if run.trust.checks == "on" and (against := why_unchecked(task)):
         raise UserError(f'trust.checks = "on" is not possible: {against}; or remove trust.checks')
+    if run.pipeline is not None and (against := why_undivided(task)):
+        raise UserError(f"[pipeline] is not possible: {against}")
     return task
 
 

@@ -1,7 +1,8 @@
 """Causal language modelling: a decoder of transformers tells each next token, in packed documents."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from dedloc_kit.data.masking import IGNORED
 from dedloc_kit.data.packing import Pack
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Evaluation
-from dedloc_kit.run import RunConfig
-from dedloc_kit.tasks import Batch, Usage
+from dedloc_kit.run import PositiveInt, RunConfig
+from dedloc_kit.tasks import Batch, StageTask, Usage
 from dedloc_kit.tasks.text.architecture import DECODERS, softcap
 from dedloc_kit.tasks.text.common import evaluating, parse_options, tensors
 from dedloc_kit.tasks.text.continuation import Continuations
 from dedloc_kit.tasks.text.output_loss import output_loss
 from dedloc_kit.tasks.text.packed import BITS_PER_BYTE, PackedOptions, PackedTask
+from dedloc_kit.tasks.text.parts import Cut, Part, copies
+from dedloc_kit.tasks.text.stage import DecoderStage
 
 _USAGE = """\
 from transformers import pipeline
@@ -32,6 +35,9 @@ class CausalOptions(PackedOptions):
     """The keys of `task` for a decoder, beside its name."""
 
     architecture: str = "llama"
+    shared_layers: PositiveInt = 1
+    """So many layers, one after the other, have the same weights: of `num_hidden_layers` so much less is stored,
+    averaged and sent."""
 
 
 class Causal(PackedTask):
@@ -43,6 +49,63 @@ class Causal(PackedTask):
         self._evaluation: list[Batch] = []
         self._bytes = 0.0
         self._continuations: Continuations | None = None
+        layers, shared = self.config().num_hidden_layers, self.options.shared_layers
+        if layers % shared:
+            raise UserError(f"task.shared_layers must divide task.model.num_hidden_layers ({layers})")
+        if shared > 1 and self.options.start:
+            raise UserError(
+                "the layers of task.start have weights of their own; remove task.shared_layers or the start"
+            )
+
+    def build_model(self) -> nn.Module:
+        if self.run.pipeline is None and self.options.shared_layers == 1:
+            return super().build_model()
+        cut = self._cut()
+        model = cut.whole([cut.build(number) for number in range(len(cut.layers))])
+        self.family.check(model)
+        return model
+
+    def why_undivided(self) -> str:
+        assert self.run.pipeline is not None
+        if self.options.start:
+            return "task.start is a whole model, from which stages cannot go on yet; remove one of them"
+        if self.config().tie_word_embeddings:
+            return "the first and the last stage cannot share a matrix; set task.model.tie_word_embeddings to false"
+        if dropping := self.dropping():
+            return dropping
+        cut, stages, shared = self._cut(), self.run.pipeline.stages, self.options.shared_layers
+        layers = cut.config.num_hidden_layers
+        if isinstance(stages, int) and stages > (own := layers // shared):
+            return f"the model has {own} layers with weights of their own; set pipeline.stages to at most that"
+        if sum(cut.layers) != layers:
+            return f"pipeline.stages has {sum(cut.layers)} layers, task.model.num_hidden_layers is {layers}"
+        if any(count % shared for count in cut.layers):
+            return f"{shared} layers share weights: every number in pipeline.stages must be a multiple of that"
+        try:
+            Part(cut.config, 0, layers)
+        except UserError as error:
+            return f"{error}; choose another task.architecture"
+        return ""
+
+    def stage(self, number: int) -> StageTask:
+        length, unlabelled = self.options.sequence_length, self.begin != self.end
+        return DecoderStage(self._cut(), number, length, unlabelled, self.parameter_groups, self._loss)
+
+    def whole(self, stages: Sequence[nn.Module]) -> nn.Module:
+        return self._cut().whole(stages)
+
+    def _cut(self) -> Cut:
+        config, pipeline, shared = self.config(), self.run.pipeline, self.options.shared_layers
+        layers: int = config.num_hidden_layers
+        if pipeline is None:
+            counts: tuple[int, ...] = (layers,)
+        elif isinstance(pipeline.stages, int):
+            bounds = [layers // shared * number // pipeline.stages for number in range(pipeline.stages + 1)]
+            counts = tuple((end - begin) * shared for begin, end in pairwise(bounds))
+        else:
+            counts = pipeline.stages
+        # All parts of a run have its first weights, whichever id they go by.
+        return Cut(config, shared, counts, f"{self.run.name}-{self.run.fingerprint}")
 
     def batches_of(self, items: Iterable[Any], microbatch: int, seed: int) -> Iterator[Batch]:
         return map(self._batch, self.packs(items, microbatch))
@@ -56,11 +119,14 @@ class Causal(PackedTask):
 
     def loss(self, model: nn.Module, batch: Batch, step: int) -> torch.Tensor:
         transformer: Any = model
-        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"]).flatten(0, 1)
-        labels = batch["labels"].flatten()
+        hidden = self.family.hidden(model, batch["input_ids"], batch["position_ids"])
+        return self._loss(model, transformer.get_output_embeddings(), hidden, batch["labels"])
+
+    def _loss(self, model: nn.Module, output: nn.Linear, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden, labels = hidden.flatten(0, 1), labels.flatten()
         if self.begin != self.end:
             hidden, labels = hidden[labels != IGNORED], labels[labels != IGNORED]
-        return output_loss(hidden, transformer.get_output_embeddings(), labels, softcap(model))
+        return output_loss(hidden, output, labels, softcap(model))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """The loss per token in nats, `perplexity`, `bits per byte`, and held-out beginnings that the model continues.
@@ -93,9 +159,11 @@ class Causal(PackedTask):
     def export(self, model: nn.Module, folder: Path, repository: str) -> Usage:
         """What `AutoModelForCausalLM`, `AutoTokenizer` and the pipeline `text-generation` of transformers load.
 
-        The tokenizer puts the token in front of a text that stood there in training.
+        The tokenizer puts the token in front of a text that stood there in training. Of weights that layers share each
+        gets its copy.
         """
-        self.save(model, folder, begin=self.begin)
+        tensors = copies(model) if self.options.shared_layers > 1 else None
+        self.save(model, folder, begin=self.begin, tensors=tensors)
         return Usage("transformers", "text-generation", _USAGE.format(repository=repository))
 
 

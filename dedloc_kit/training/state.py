@@ -218,6 +218,14 @@ class TrainingState:
         with self.lock:
             return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
 
+    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+        """A model of its own with these values, as `copy` names them."""
+        model = copy.deepcopy(self.model)  # of any moment: every value is replaced
+        with torch.no_grad():
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                tensor.copy_(tensors[f"model.{name}"])
+        return model.eval()
+
     @torch.no_grad()
     def begin_with(self, model: torch.nn.Module) -> None:
         """Take over the weights of a model of the same kind before the first step.

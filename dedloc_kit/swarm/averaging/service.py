@@ -7,6 +7,7 @@ begins when its members say so. Everyone ends with the same bits, or nobody uses
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -56,6 +57,8 @@ class Start:
     """Seconds for the whole all-reduce."""
     work: tuple[bytes, ...] = ()
     """A line for each microbatch (`pledge.Work`) where members are checked."""
+    least: int = 0
+    """Samples that the members must bring, if that is more than a global batch."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +319,8 @@ class AveragingService(Service):
         self._coding.sent.begin(float(start.mine.samples))
         introduction, coding = await self._pledge(group, start, plan, flat)
         weigh = self._rules.grouping.weigh
-        handshake = Handshake(group.peers, me, introduction, introduced, self._check, weigh, plan.rows)
+        check = partial(self._check, start.least)
+        handshake = Handshake(group.peers, me, introduction, introduced, check, weigh, plan.rows)
         opening = encode(Opening(group=group.id, introduction=introduction))
         sums = self._sums
         return self._rules.all_reduce(
@@ -341,9 +345,10 @@ class AveragingService(Service):
             )
         return self._signer.sign(pledged), replace(self._coding, sealed=sealed)
 
-    def _check(self, introductions: Introductions) -> None:
-        if not self._rules.grouping.enough_samples(introductions.samples):
-            raise GroupRefused(f"{introductions.samples} of {self._run.global_batch} samples")
+    def _check(self, least: int, introductions: Introductions) -> None:
+        samples = introductions.samples
+        if samples < least or not self._rules.grouping.enough_samples(samples):
+            raise GroupRefused(f"{samples} of {max(least, self._run.global_batch)} samples")
 
     def _introduced(self, peer: str, introduction: bytes, step: int, group: str) -> Contribution:
         """What a member contributes; raises ValueError unless it is its own, for this round and believable."""

@@ -35,7 +35,8 @@ class Entry:
         self.signer = Signer(self.identity)
         self._run, self._peer, self._initial_peers, self._secret = run, peer, initial_peers, secret
         self._organizer, self._may_start_alone, self._preferred_port = organizer, may_start_alone, preferred_port
-        self.gate = Gate(run.run_id, organizer or self.signer.peer, self.signer, restricted=run.access.who != "open")
+        restricted = run.access.who != "open"
+        self.gate = Gate(run.run_id, organizer or self.signer.peer, self.signer, restricted=restricted, parts=run.parts)
 
     def surroundings(self) -> Surroundings:
         """Be let in and look around; forks nothing, so it may run in a thread. Raises UserError."""

@@ -88,7 +88,7 @@ def start_node(
     try:
         node = Node(
             gate=gate,
-            keeper=Keeper(signer, gate.run_id, gate.organizer),
+            keeper=Keeper(signer, gate.run_id, gate.organizer, gate.parts),
             dials=around.dials,
             reach=around.reach,
             initial_peers=around.living,

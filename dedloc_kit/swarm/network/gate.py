@@ -49,10 +49,13 @@ class Gate:
 
     :param organizer: the coordinator's peer id, whose word counts; it needs no token
     :param restricted: whether peers need a token
+    :param parts: the ids of what of the run is averaged apart: whoever may take part may do so in each
     """
 
-    def __init__(self, run_id: str, organizer: str, signer: Signer, *, restricted: bool) -> None:
-        self.run_id, self.organizer, self.restricted = run_id, organizer, restricted
+    def __init__(
+        self, run_id: str, organizer: str, signer: Signer, *, restricted: bool, parts: Sequence[str] = ()
+    ) -> None:
+        self.run_id, self.organizer, self.restricted, self.parts = run_id, organizer, restricted, tuple(parts)
         self.token = b""
         """This peer's own; none in an open run, and for the organizer."""
         self.notice = Notice(run_id=run_id, time=0.0)

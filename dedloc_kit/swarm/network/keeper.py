@@ -4,15 +4,16 @@ hivemind's nodes keep what anyone sends: under any key, of any size, for any tim
 cannot be read, wherever it comes from, hides all those under the same key. Ours takes nothing but records of its run
 that their authors have signed, within the limits of `swarm.kinds`, and drops all else one by one.
 
-In all that is at most MAX_RECORDS under each of 109 keys, some 225 MB, and the notice. What is full takes nobody new,
-except for the organizer: whoever is there already can renew its record, and is not pushed out by those who make a
-thousand keys. A peer has one record under each key, and of each kind only a few keys for it: the one for few peers, its
-share, the copies, and, by the step that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys
-more hold copies of the organizer's progress alone.
+In all that is at most MAX_RECORDS under each of 92 keys, some 190 MB, and the notice. (Where parts of a run have keys
+of their own, each of these takes as many fewer.) What is full takes nobody new, except for the organizer: whoever is
+there already can renew its record, and is not pushed out by those who make a thousand keys. A peer has one record
+under each key, and of each kind only a few keys for it: the one for few peers, its share, the copies, and, by the step
+that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys more hold copies of the organizer's
+progress alone.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -51,6 +52,8 @@ REMEMBERED_RECORDS = 1024
 
 
 class _Place(NamedTuple):
+    run_id: str
+    """Of the run or the part."""
     kind: Kind[Any]
     share: int | None = None
     """None: for all peers."""
@@ -64,19 +67,25 @@ class Keeper(RecordValidatorBase):
 
     :param run_id: of the run whose records are taken
     :param organizer: peer id of the only one whose notice is taken
+    :param parts: the ids of what of it is averaged apart; each has its own keys
     """
 
-    def __init__(self, signer: Signer, run_id: str, organizer: str) -> None:
+    def __init__(self, signer: Signer, run_id: str, organizer: str, parts: Sequence[str] = ()) -> None:
         self.organizer = organizer
-        self._signer, self._run_id = signer, run_id
+        self.most = max(1, MAX_RECORDS // max(1, len(parts)))
+        """Records under one key."""
+        self._signer = signer
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
-        names = Names(run_id)
-        for kind in (PROGRESS, SUMMARIES, SERVING, STAGES, CONTRIBUTIONS, NOTICE):
-            places = {kind.key(names): _Place(kind)}
-            places |= {key: _Place(kind, share=share) for share, key in enumerate(kind.shares(names))}
-            places |= {key: _Place(kind, copy=True) for key in kind.copies(names)}
-            places |= {key: _Place(kind, cell=cell) for cell, key in enumerate(kind.cells(names))}
+        kinds: list[tuple[Kind[Any], str]] = [(kind, run_id) for kind in (SERVING, STAGES, NOTICE)]
+        for part in parts or (run_id,):
+            kinds += [(PROGRESS, part), (SUMMARIES, part), (CONTRIBUTIONS, part)]
+        for kind, of in kinds:
+            names = Names(of)
+            places = {kind.key(names): _Place(of, kind)}
+            places |= {key: _Place(of, kind, share=share) for share, key in enumerate(kind.shares(names))}
+            places |= {key: _Place(of, kind, copy=True) for key in kind.copies(names)}
+            places |= {key: _Place(of, kind, cell=cell) for cell, key in enumerate(kind.cells(names))}
             self._places |= {DHTID.generate(key).to_bytes(): place for key, place in places.items()}
         self._rejections = Rejections()
         # The same records come with answer after answer.
@@ -121,7 +130,7 @@ class Keeper(RecordValidatorBase):
 
     def _look_into(self, record: DHTRecord) -> str:
         """Why this record is refused; empty if its author has signed it, may have it here, and it can be read."""
-        kind, share, cell, copy = self._places[record.key]
+        run_id, kind, share, cell, copy = self._places[record.key]
         try:
             subkey = MSGPackSerializer.loads(record.subkey)
             if not isinstance(subkey, bytes) or MSGPackSerializer.dumps(subkey) != record.subkey:
@@ -135,7 +144,7 @@ class Keeper(RecordValidatorBase):
         except Exception as error:  # hostile bytes make msgpack raise nearly anything
             return f"{kind.record.__name__}: {error}"
         try:
-            read = kind.read(self._run_id, values)
+            read = kind.read(run_id, values)
         except ValueError as error:
             return str(error)
         if isinstance(read, Progress) and cell is not None and cell not in cells_of(peer, read.step):
@@ -201,7 +210,8 @@ class DHTProtocol(protocol.DHTProtocol):
     @classmethod
     async def create(cls, *args: Any, **options: Any) -> Self:
         self: Self = await super().create(*args, **options)
-        self.storage, self.cache = Storage(self.record_validator.organizer), Storage("", most=0)
+        keeper = self.record_validator
+        self.storage, self.cache = Storage(keeper.organizer, keeper.most), Storage("", most=0)
         return self
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> dict[DHTID, tuple[Any, Any]] | None:

@@ -48,7 +48,7 @@ class Kind(Generic[R]):
 
     def key(self, names: Names) -> str:
         """Where the records lie when they are few."""
-        return names.organizers(self.name) if self.organizers else names.records(self.name)
+        return names.records(self.name)
 
     def shares(self, names: Names) -> tuple[str, ...]:
         """Where they lie when they are many; see `share_of`."""

@@ -4,7 +4,7 @@ the one after."""
 import logging
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hivemind.utils import get_dht_time
 
@@ -57,10 +57,20 @@ class Batch:
         self._run, self._state, self._counting = state.run, state, counting
         self._accumulator, self._tally = accumulator, accumulator.tally
         self._vector, self._tracker = vector, tracker
+        self._wanted: Callable[[], float] = lambda: state.run.global_batch
         self.fixed = False
         self._fixed_at = 0.0
         self._distrusted_until = 0  # a global step
         self._rows: Collection[Row] = ()  # what was last said of the other ones
+
+    def holds(self, wanted: Callable[[], float]) -> None:
+        """Let somebody else say how many samples it has; see `wanted`."""
+        self._wanted = wanted
+
+    @property
+    def wanted(self) -> float:
+        """Samples of all peers; infinity while that is not known yet."""
+        return self._wanted()
 
     @property
     def samples(self) -> int:
@@ -92,16 +102,17 @@ class Batch:
         if self._run.averaging.overfull:
             return
         told, now = samples_of(self._counting, self.samples, in_sync, rows), time.monotonic()
+        wanted = self.wanted
         trusted = self._state.step >= self._distrusted_until
         untold = self._untold(in_sync.values(), late) + sum(map(self._row_since, rows)) if trusted else 0.0
-        if told + untold < self._run.global_batch:
+        if told + untold < wanted:
             self.open()
         elif not self.fixed:
             self.fix()
             self._fixed_at = now
             if self.samples:
                 self._tracker.report_now()
-        elif told < self._run.global_batch and now > self._fixed_at + QUIET_SECONDS:
+        elif told < wanted and now > self._fixed_at + QUIET_SECONDS:
             self._distrusted_until = self._state.step + DISTRUSTED_STEPS
 
     def fix(self) -> None:

@@ -199,6 +199,16 @@ class CollaborativeOptimizer:
         self._instructions = instructions
         self._rounds.heed(instructions)
 
+    def fills(self, wanted: Callable[[], float]) -> None:
+        """Let somebody else say how many samples the next global step has in all (infinity while that is not known
+        yet), no fewer than a global batch."""
+        self._rounds.batch.holds(wanted)
+
+    @property
+    def closed(self) -> bool:
+        """Is this peer's part of the next global step fixed? In exact training what comes then is for no step."""
+        return self._rounds.batch.fixed or self._rounds.begun
+
     def leaves_out(self, count: Callable[[], tuple[int, int, int]]) -> None:
         """Tell the others of how many files of the training data how many cannot be read, and how many rows are bad.
 

@@ -229,7 +229,7 @@ class Rounds:
         self, in_sync: Mapping[str, Progress], late: Mapping[str, Progress], rows: Collection[Row]
     ) -> None:
         self.batch.watch(in_sync, late.values(), rows)
-        if self.swarm_samples() < self._run.global_batch:
+        if self.swarm_samples() < self.batch.wanted:
             self._full_at = 0.0
         elif not self._full_at:
             self._full_at = time.monotonic()
@@ -249,7 +249,7 @@ class Rounds:
         # Without those who leave the group cannot average, and one half of a swarm must not.
         if self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
-        elif self._grouping.enough_samples(samples) or group.called:
+        elif (samples >= self.batch.wanted and self._grouping.enough_samples(samples)) or group.called:
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0
             if members >= self._sought.awaited:  # otherwise it is the window that it took
                 self._timeouts.gathered(group.seconds, self.gather_seconds)
@@ -259,7 +259,9 @@ class Rounds:
             usual = self._timeouts.patience
             patience = Patience(usual, usual + START_MARGIN + boundary)
             limit = self._timeouts.limit + boundary
-            self._averager.begin(group, contribution, patience, limit, work=self._tally.work)
+            wanted = self.batch.wanted
+            least = 0 if math.isinf(wanted) else int(wanted)  # who is called may not know it
+            self._averager.begin(group, contribution, patience, limit, work=self._tally.work, least=least)
 
     def _contribution(self) -> Contribution:
         """Fix our part of the batch, unless it is, and say what is in it."""
@@ -284,6 +286,8 @@ class Rounds:
     def _alone(self) -> RoundResult | None:
         """The step of a peer that nobody else is there to see. Where members are checked it pledges nothing: there is
         nobody to be sent anything, and only who was alone can bring samples without work."""
+        if self._tally.samples < self.batch.wanted:
+            return None
         mine = self._contribution()
         if mine.samples < self._run.global_batch:
             return None

@@ -156,38 +156,70 @@ class Family:
         """
         anything: Any = model
         ids = torch.arange(2, 10)[None] % anything.get_input_embeddings().num_embeddings
-        positions, whole = torch.arange(4).repeat(2)[None], torch.arange(8)[None]
-        first, later = ids.clone(), ids.clone()
-        first[0, 1:3] = ids[0, [2, 1]]
-        later[0, -1] = ids[0, 0]
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                plain, other, after = (self.hidden(model, each, positions) for each in (ids, first, later))
-                own, ours = anything(input_ids=ids).logits[0], self._scores(model, ids, whole)
-        except Exception as error:
-            raise _unpackable(model, " ".join(str(error).split())[:200] or type(error).__name__) from None
-        finally:
-            model.train(was_training)
-        if _differ(plain[:, 4:], other[:, 4:], _LEAK):
-            raise _unpackable(model, "documents in one sequence see each other")
-        if self.causal and _differ(plain[:, :-1], after[:, :-1], _LEAK):
-            raise _unpackable(model, "words see those that follow")
-        if _differ(own, ours, _ROUNDING):
-            raise _unpackable(model, "its positions or its scores are made in a way of their own")
+        with tried(model):
+            check_packed(model, lambda given, at: self.hidden(model, given, at), ids, self.causal)
+            own, ours = anything(input_ids=ids).logits[0], self._scores(model, ids, torch.arange(8)[None])
+            check_scores(model, own, ours)
 
     def _scores(self, model: Any, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.output_inputs(model, self.hidden(model, input_ids, positions)[0])
-        scores: torch.Tensor = model.get_output_embeddings()(hidden)
-        cap = softcap(model)
-        return scores if cap is None else cap * (scores / cap).tanh()
+        return scores_of(model.get_output_embeddings(), hidden, softcap(model))
 
 
 DECODERS = Family(AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, _GENERATING, (), causal=True)
 ENCODERS = Family(
     AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING_NAMES, _UNDERSTANDING, ("modernbert",), causal=False
 )
+
+
+@contextmanager
+def tried(model: nn.Module) -> Iterator[None]:
+    """Try a model, or a part of one: without dropout and gradients. Raises UserError for whatever it raises."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise _unpackable(model, " ".join(str(error).split())[:200] or type(error).__name__) from None
+    finally:
+        model.train(was_training)
+
+
+def check_packed(
+    model: nn.Module,
+    hidden: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    given: torch.Tensor,
+    causal: bool = True,
+) -> None:
+    """Raise UserError if of two documents the second sees the first or, in a decoder, a word those that follow.
+
+    :param hidden: what the model, or a part of it, makes of what it is given and of positions
+    :param given: [1, 8, ...], four words of each
+    """
+    positions = torch.arange(4).repeat(2)[None]
+    first, later = given.clone(), given.clone()
+    first[0, 1:3] = given[0, [2, 1]]
+    later[0, -1] = given[0, 0]
+    plain, other, after = (hidden(each, positions) for each in (given, first, later))
+    if _differ(plain[:, 4:], other[:, 4:], _LEAK):
+        raise _unpackable(model, "documents in one sequence see each other")
+    if causal and _differ(plain[:, :-1], after[:, :-1], _LEAK):
+        raise _unpackable(model, "words see those that follow")
+
+
+def check_scores(model: nn.Module, own: torch.Tensor, ours: torch.Tensor) -> None:
+    """Raise UserError if the model's own scores are not those that are trained here."""
+    if _differ(own, ours, _ROUNDING):
+        raise _unpackable(model, "its positions or its scores are made in a way of their own")
+
+
+def scores_of(output: nn.Module, hidden: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """What an output layer makes of last hidden states, `softcap` included."""
+    scores: torch.Tensor = output(hidden)
+    return scores if cap is None else cap * (scores / cap).tanh()
 
 
 def softcap(model: Any) -> float | None:

@@ -104,13 +104,20 @@ class TextTask(ABC):
             return read_token_shard(shard, self.vocabulary_hash, len(self.tokenizer), warn)
         return texts(source, shard, warn)
 
-    def save(self, model: nn.Module, folder: Path, begin: int | None = None) -> None:
+    def save(
+        self,
+        model: nn.Module,
+        folder: Path,
+        begin: int | None = None,
+        tensors: dict[str, torch.Tensor] | None = None,
+    ) -> None:
         """Write a model of transformers and its tokenizer to an existing folder.
 
         :param begin: the token that the tokenizer is to put in front of a text, and nothing else; none: what it puts
+        :param tensors: in place of the model's own
         """
         pretrained: Any = model
-        pretrained.save_pretrained(folder)
+        pretrained.save_pretrained(folder, state_dict=tensors)
         tokenizer = deepcopy(self.tokenizer)
         tokenizer.model_max_length = self._longest  # where truncation=True cuts
         if begin is not None:

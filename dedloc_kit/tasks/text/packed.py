@@ -92,6 +92,8 @@ class PackedTask(TextTask):
         if self._start is not None:
             named = architecture if "architecture" in options.model_fields_set else None
             architecture, values = self._start.shape(self.family, named, values)
+        if self.run.pipeline is not None:  # one matrix cannot be in the first stage and in the last
+            values = {"tie_word_embeddings": False, **values}
         config = self.family.config(architecture, values, {"vocab_size": len(tokenizer), **tokens})
         longest = getattr(config, "max_position_embeddings", None) or options.sequence_length
         if options.sequence_length > longest:
@@ -169,12 +171,18 @@ class PackedTask(TextTask):
         """Texts and documents in packs of `microbatch` sequences, the last one of fewer."""
         return self.packer.packs(self.texts.documents(items), microbatch)
 
-    @property
-    def unchecked(self) -> str:
-        values = self.config().to_dict()
-        for key, value in values.items():
+    def dropping(self) -> str:
+        """Which key of the model lets it drop something at random, with the fix; empty if none does."""
+        for key, value in self.config().to_dict().items():
             if "drop" in key and isinstance(value, int | float) and value:
                 return f"task.model.{key} is {value}, and each device drops others; set it to 0"
+        return ""
+
+    @property
+    def unchecked(self) -> str:
+        if dropping := self.dropping():
+            return dropping
+        values = self.config().to_dict()
         if experts := [key for key in values if "expert" in key]:
             return (
                 f"which expert a word goes to hangs on rounding (task.model.{experts[0]}); choose another architecture"

@@ -319,3 +319,16 @@ def test_of_an_answer_what_is_valid_is_believed_and_nothing_that_it_says_of_itse
     assert answer.data == {asha.subkey: (good.value, good.expiration_time)}
     assert answer.maxsize == math.inf
     assert DHTProtocol.__name__ == HivemindsProtocol.__name__, "it is a part of the names on the wire"
+
+
+def test_what_is_averaged_apart_has_keys_of_its_own_and_no_record_of_another_part_lies_there(
+    organizer: Signer, asha: Signer
+) -> None:
+    stages = f"{RUN_ID}.stage0", f"{RUN_ID}.stage1"
+    keeper = Keeper(organizer, RUN_ID, organizer.peer, stages)
+    keys = [PROGRESS.key(Names(stage)) for stage in stages]
+    said = [progress().model_copy(update={"run_id": stage}) for stage in stages]
+    taken = [[keeper.validate(signed(asha, key, each, 15.0)) for each in said] for key in keys]
+    assert taken == [[True, False], [False, True]]
+    assert not keeper.validate(signed(asha, PROGRESS.key(NAMES), progress(), 15.0))
+    assert 2 * keeper.most <= MAX_RECORDS

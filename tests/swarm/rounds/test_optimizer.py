@@ -1,5 +1,6 @@
 """What a device does beside a round, and what becomes of its samples; the averager does what it is told."""
 
+import math
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -50,10 +51,16 @@ class Averager:
         return self.group
 
     def begin(
-        self, _group: object, mine: Contribution, _patience: Patience, _limit: float, work: Sequence[bytes] = ()
+        self,
+        _group: object,
+        mine: Contribution,
+        _patience: Patience,
+        _limit: float,
+        work: Sequence[bytes] = (),
+        least: int = 0,
     ) -> None:
         self.brought.append(mine)
-        self.work = work
+        self.work, self.least = work, least
 
     def end(self, outcome: RoundResult) -> None:
         with self.vector.held() as flat:
@@ -309,3 +316,20 @@ def test_whoever_comes_with_a_state_whose_step_was_just_taken_goes_on_only_with_
         me.optimizer.boundary()
     assert [mine.step for mine in me.averager.brought] == [2] * begins
     assert me.tracker.incidents.drain()[1].total() == (not genuine)
+
+
+def test_where_somebody_says_how_much_a_batch_holds_no_round_begins_with_less_or_before_that_is_known(
+    tmp_path: Path,
+) -> None:
+    me, wanted = Volunteer(tmp_path, overlap=False), [math.inf]
+    me.optimizer.fills(lambda: wanted[0])
+    for _ in range(2 * BATCH // MICROBATCH):
+        me.compute(1.0)
+    assert (me.averager.brought, me.optimizer.closed) == ([], False)
+    wanted[0] = 2 * BATCH + MICROBATCH
+    me.optimizer.boundary()
+    assert (me.averager.brought, me.optimizer.closed) == ([], False)
+    me.compute(1.0)
+    me.optimizer.boundary()
+    assert me.optimizer.closed
+    assert (me.averager.brought[-1].samples, me.averager.least) == (wanted[0], wanted[0])

@@ -1,0 +1,206 @@
+"""A run whose model is cut into stages, as its coordinator sees it: one state, one optimizer, one step after the other.
+
+Each stage is a part of the run that is averaged for itself. The run has taken a step when all stages have.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from dedloc_kit.events import Joined
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress
+from dedloc_kit.run import PeerConfig, RunConfig
+from dedloc_kit.swarm.incidents import Incidents
+from dedloc_kit.swarm.membership.joining import Entry
+from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
+from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
+from dedloc_kit.tasks import Divisible, StageTask
+from dedloc_kit.training.checkpoint import Found
+from dedloc_kit.training.staged import StagedState
+from dedloc_kit.training.state import Position
+
+KEPT_STEPS = 64
+"""That some stages have taken and others have not told of."""
+
+_Told = tuple[GlobalStep, dict[str, Contribution]]
+
+
+class Steps:
+    """Puts the steps of all stages together: that of the run is told when the last stage has taken it.
+
+    :param on_step: told of the run's steps, in the thread of whichever stage took it last
+    """
+
+    def __init__(self, stages: int, on_step: StepListener) -> None:
+        self._stages, self._on_step = stages, on_step
+        self._lock = threading.Lock()
+        self._told: dict[int, dict[int, _Told]] = {}
+
+    def of_stage(self, stage: int, share: float) -> StepListener:
+        """Takes the steps of one of them.
+
+        :param share: of the computation: what a peer gives to this stage counts by it
+        """
+        return partial(self._take, stage, share)
+
+    def _take(self, stage: int, share: float, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        with self._lock:
+            told = self._told.setdefault(step.step, {})
+            told[stage] = step, {peer: _counted(each, share) for peer, each in contributions.items()}
+            if len(told) == self._stages:
+                del self._told[step.step]
+                self._on_step(*_together([told[number] for number in range(self._stages)]))
+            for old in sorted(self._told)[:-KEPT_STEPS]:
+                del self._told[old]
+
+
+def _together(told: Sequence[_Told]) -> _Told:
+    given: dict[str, Contribution] = {}
+    for _, contributions in told:
+        for peer, mine in contributions.items():
+            given[peer] = mine if peer not in given else _sum(given[peer], mine)
+    steps = [step for step, _ in told]
+    times = {"time": max(step.time for step in steps), "seconds": max(step.seconds for step in steps)}
+    return steps[-1].model_copy(update={**times, "peers": len(given)}), given
+
+
+def _counted(contribution: Contribution, share: float) -> Contribution:
+    """What counts of the samples that a peer has computed one stage of."""
+    counted = {name: round(share * getattr(contribution, name)) for name in ("samples", "session_samples")}
+    return contribution.model_copy(update=counted)
+
+
+def _sum(one: Contribution, other: Contribution) -> Contribution:
+    """Of a peer that moved from stage to stage within the step, or follows several."""
+    both = {name: getattr(one, name) + getattr(other, name) for name in ("samples", "session_samples")}
+    return other.model_copy(update=both)
+
+
+class StagedTracker:
+    """Who is there, in all stages; see `Tracker` for what each name promises."""
+
+    def __init__(self, parts: Sequence[SwarmPeer], shares: Sequence[float], incidents: Incidents) -> None:
+        self._trackers = [part.optimizer.tracker for part in parts]
+        self._shares = shares
+        self.incidents = incidents
+        self.belief, self.twin = self._trackers[0].belief, self._trackers[0].twin
+
+    def others(self) -> dict[str, Progress]:
+        """What each tells of its stage; its samples count by the stage's share."""
+        found: dict[str, Progress] = {}
+        for tracker, share in zip(self._trackers, self._shares, strict=True):
+            for peer, told in tracker.others().items():
+                if peer not in found or found[peer].time < told.time:
+                    counted = {
+                        "samples": round(share * told.samples),
+                        "samples_per_second": share * told.samples_per_second,
+                    }
+                    found[peer] = told.model_copy(update=counted)
+        return found
+
+    def newest(self, mine: Position) -> Position:
+        steps = [tracker.newest(Position(mine.step, "")).step for tracker in self._trackers]
+        return Position(min(steps), mine.round)
+
+    def give_way(self, stop: threading.Event) -> None:
+        for tracker in self._trackers:
+            tracker.give_way(stop)
+
+
+class StagedOptimizer:
+    """Follows all stages; see `CollaborativeOptimizer` for what each name promises."""
+
+    def __init__(self, parts: Sequence[CollaborativeOptimizer], state: StagedState, tracker: StagedTracker) -> None:
+        self._parts, self.state, self.tracker = parts, state, tracker
+        self._decay_steps = 0
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+    @property
+    def last_step(self) -> int:
+        return min(part.last_step for part in self._parts)
+
+    @property
+    def goes_back(self) -> bool:
+        return any(part.goes_back for part in self._parts)
+
+    def begin(self) -> None:
+        for part in self._parts:
+            part.begin()
+
+    def leave(self) -> None:
+        for part in self._parts:
+            part.leave()
+
+    def check(self) -> None:
+        for part in self._parts:
+            part.check()
+
+    def end_after(self, step: int) -> None:
+        for part in self._parts:
+            part.end_after(step)
+
+    def decay_order(self, steps: int) -> str:
+        """The one of the first stage; `instruct` tells each stage its own."""
+        self._decay_steps = steps
+        return self._parts[0].decay_order(steps)
+
+    def instruct(self, instructions: Instructions) -> None:
+        for part in self._parts:
+            order = part.decay_order(self._decay_steps) if instructions.decay_order else ""
+            part.instruct(instructions.model_copy(update={"decay_order": order, "decay": part.state.decay}))
+
+    def go_back(self, found: Found, rate: float, after: int) -> None:
+        for part, of_stage in zip(self._parts, self.state.split(found), strict=True):
+            part.go_back(of_stage, rate, after)
+
+
+@contextmanager
+def connected_to_all(
+    run: RunConfig,
+    peer: PeerConfig,
+    initial_peers: Sequence[str],
+    *,
+    stop: threading.Event,
+    on_step: StepListener,
+) -> Iterator["StagedPeer"]:
+    """As `swarm.peer.connected`, for the coordinator of a run in stages: it follows all of them."""
+    assert run.pipeline is not None
+    steps = Steps(run.pipeline.count, on_step)
+    entry = Entry(run, peer, initial_peers, None, may_start_alone=True)
+
+    def caller(number: int, stage: StageTask) -> Caller:
+        return Caller(stop, peer.last_step(run), steps.of_stage(number, stage.share), lambda *_: None)
+
+    every = range(run.pipeline.count)
+    with connected_to_stages(run, peer, entry, initial_peers, lambda _: every, caller, follower=True) as (task, parts):
+        yield StagedPeer(task, run, parts)
+
+
+class StagedPeer:
+    """The coordinator's machine in all stages; see `SwarmPeer` for what each name promises."""
+
+    def __init__(self, task: Divisible, run: RunConfig, parts: Sequence[SwarmPeer]) -> None:
+        self.task, self._parts, self._first = task, parts, parts[0]
+        self.signer, self.dht, self.port = self._first.signer, self._first.dht, self._first.port
+        optimizers = [part.optimizer for part in parts]
+        state = StagedState(run, task.whole, [optimizer.state for optimizer in optimizers])
+        shares = [task.stage(number).share for number in range(len(parts))]
+        tracker = StagedTracker(parts, shares, self._first.optimizer.tracker.incidents)
+        self.optimizer = StagedOptimizer(optimizers, state, tracker)
+
+    def reachable(self) -> dict[str, tuple[str, ...]]:
+        return {peer: addresses for part in self._parts for peer, addresses in part.reachable().items()}
+
+    def hosts(self) -> dict[str, str]:
+        return self._first.hosts()
+
+    def beginning(self) -> Found:
+        return self.optimizer.state.together([part.beginning() for part in self._parts])
+
+    def joined(self) -> Joined:
+        run_id, size = self.optimizer.state.run_id, self.optimizer.state.size
+        return self._first.joined().model_copy(update={"run_id": run_id, "parameters": size})

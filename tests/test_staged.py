@@ -1,0 +1,53 @@
+"""What the coordinator of a run in stages makes of what each stage tells."""
+
+from dedloc_kit.records import Contribution, GlobalStep
+from dedloc_kit.staged import KEPT_STEPS, Steps
+
+
+def gave(samples: int, total: int = 0) -> Contribution:
+    return Contribution(
+        run_id="r",
+        step=1,
+        session="ab",
+        samples=samples,
+        session_samples=total or samples,
+        loss=2.0,
+        name="x",
+        time=1.0,
+    )
+
+
+def taken(step: int, time: float = 1.0) -> GlobalStep:
+    return GlobalStep(step=step, round="ab", time=time, samples=100, loss=2.0, peers=2, seconds=time)
+
+
+def test_the_run_has_taken_a_step_when_its_last_stage_has_and_samples_count_by_the_share_of_the_stage() -> None:
+    told = list[tuple[GlobalStep, dict[str, Contribution]]]()
+    steps = Steps(2, lambda *step: told.append(step))
+    first, last = steps.of_stage(0, 0.25), steps.of_stage(1, 0.75)
+    first(taken(1, 5.0), {"asha": gave(60, 600), "bina": gave(40), "organizer": gave(0)})
+    first(taken(2), {"asha": gave(100)})
+    assert not told
+    last(taken(1), {"chitra": gave(80), "bina": gave(20), "organizer": gave(0)})
+    ((step, given),) = told
+    assert (step.step, step.samples, step.peers, step.seconds, step.time) == (1, 100, 4, 5.0, 5.0)
+    assert {name: one.samples for name, one in given.items()} == {
+        "asha": 15,
+        "bina": 10 + 15,
+        "chitra": 60,
+        "organizer": 0,
+    }
+    assert given["asha"].session_samples == 150
+    last(taken(2), {"chitra": gave(100)})
+    assert [step.step for step, _ in told] == [1, 2]
+
+
+def test_of_a_stage_that_never_comes_to_a_step_nothing_is_kept_for_ever() -> None:
+    told = list[GlobalStep]()
+    steps = Steps(2, lambda step, _: told.append(step))
+    first, last = steps.of_stage(0, 0.5), steps.of_stage(1, 0.5)
+    for number in range(1, KEPT_STEPS + 2):
+        first(taken(number), {})
+    last(taken(1), {})
+    last(taken(2), {})
+    assert [step.step for step in told] == [2]
