@@ -1,14 +1,15 @@
 """A stage peer, as a driver calls it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
 
+from dedloc_kit.blocks.hops import Hop, Measured, after
 from dedloc_kit.records import Begun
 from dedloc_kit.swarm.network.service import Stream, encode
-from dedloc_kit.swarm.pipeline.pace import Pace
 from dedloc_kit.swarm.pipeline.protocol import (
     Answer,
     Call,
@@ -53,6 +54,7 @@ class Answered:
 
     def __init__(self, answer: Answer, output: Tensor | None) -> None:
         self.loss, self.output = answer.loss, output
+        self.seconds, self.waiting = answer.seconds, answer.waiting
 
 
 class StageClient:
@@ -64,7 +66,9 @@ class StageClient:
     def __init__(self, opener: Opener, peer: str, stage: Cut) -> None:
         self.peer, self.stage = peer, stage
         self.step = -1
-        self.pace = Pace()
+        self._measured: Measured | None = None
+        self._sent: list[float] = []  # when each call that has not been answered was
+        self._waiting = 0  # calls there, as it said last
         self._opener = opener
         self._idle: list[tuple[Line, Listening]] = []
         self._session = ""
@@ -89,11 +93,29 @@ class StageClient:
                 finally:
                     await line.close()
 
-    async def call(self, call: Call, content: Content) -> Answered:
-        """Raises CallRefused or CallFailed."""
-        with self.pace.measured(), _failing():
-            async with asyncio.timeout(LONGEST_ANSWER):
-                return await self._call(call, content)
+    @property
+    def hop(self) -> Hop:
+        """What this driver knows of it."""
+        oldest = time.monotonic() - self._sent[0] if self._sent else 0.0
+        return Hop(self.peer, self._measured, len(self._sent), self._waiting, oldest)
+
+    async def call(self, call: Call, content: Content, size: int) -> Answered:
+        """Raises CallRefused or CallFailed.
+
+        :param size: bytes of the call and its answer
+        """
+        ahead, began = self.hop.ahead, time.monotonic()
+        self._sent.append(began)
+        try:
+            with _failing():
+                async with asyncio.timeout(LONGEST_ANSWER):
+                    answered = await self._call(call, content)
+        finally:
+            self._sent.remove(began)
+        now = time.monotonic()
+        self._measured = after(self._measured, size, now - began, answered.seconds, ahead, now)
+        self._waiting = answered.waiting
+        return answered
 
     async def close(self) -> None:
         idle, self._idle = self._idle, []

@@ -19,7 +19,7 @@ from dedloc_kit.swarm.pipeline.begun import begun_for
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.kept import Backward, Kept
 from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, Changes, StagePeers, Stale
-from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, part_of, scaled
+from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, answer_bytes, part_of, scaled
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed
 
@@ -227,11 +227,12 @@ class Driver:
         there: it adds it once.
         """
         refusals, failures, last = 0, 0, ""
+        size = content.size + answer_bytes(call, stage, self._settings.form)
         while True:
-            client = await self._peers.choose(stage, None if any_step else call.step, last)
+            client = await self._peers.choose(stage, None if any_step else call.step, size, last)
             try:
                 asked = call.model_copy(update={"step": client.step}) if any_step else call
-                answered = await client.call(asked, content)
+                answered = await client.call(asked, content, size)
             except CallFailed as failed:
                 _log.debug("stage %d: %s: %s", stage.number, client.peer, failed)
                 failures += 1

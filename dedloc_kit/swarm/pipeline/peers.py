@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from dedloc_kit.blocks import hops
 from dedloc_kit.records import Begun, StageOffer
 from dedloc_kit.swarm.pipeline.client import CallFailed, StageClient
-from dedloc_kit.swarm.pipeline.pace import least_finish
 from dedloc_kit.swarm.pipeline.protocol import CALLS_AT_A_TIME, Cut
 from dedloc_kit.swarm.remote.lines import Opener
 
@@ -96,10 +97,11 @@ class StagePeers:
     def avoid(self, peer: str, seconds: float) -> None:
         self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
 
-    async def choose(self, stage: Cut, step: int | None, last: str = "") -> StageClient:
+    async def choose(self, stage: Cut, step: int | None, size: int, last: str) -> StageClient:
         """The quickest one that holds this step, as soon as there is one; raises Stale if all are further.
 
         :param step: None for any
+        :param size: bytes of the call and its answer
         :param last: whom to take before all others, if it is there; empty for nobody
         """
         while True:
@@ -108,12 +110,13 @@ class StagePeers:
                 client
                 for client in there
                 if step in (None, client.step)
-                and client.pace.in_flight < CALLS_AT_A_TIME
+                and client.hop.calls < CALLS_AT_A_TIME
                 and now > self._avoided.get(client.peer, 0.0)
                 and (last not in self._clients or client.peer == last)
             ]
             if fit:
-                return self._clients[least_finish(fit)]
+                chosen = hops.choose([client.hop for client in fit], size, now, random.random())
+                return self._clients[chosen.name]
             if step is not None and there and all(client.step > step for client in there):
                 raise Stale(f"stage {stage.number} is further than step {step}")
             await self._changes.wait(BUSY_SECONDS)

@@ -297,6 +297,7 @@ def test_a_stage_peer_that_answers_nonsense_is_left(pipeline: Pipeline, lie: Cal
         return lie(honest(given))
 
     liar.compute = compute  # type: ignore[method-assign]
+    pipeline.slow("1b")
     train(pipeline)
     assert liar.calls
     assert not pipeline.gone

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -214,6 +215,10 @@ class Pipeline:
         self.drivers[name] = driver
         self._running.append(self.loop.start(driver.run(next_batch)))
         return driver
+
+    def slow(self, name: str) -> None:
+        """The other peers of its stage get most of the work."""
+        self.peers[name].before = lambda given: time.sleep(0.1)
 
     def cut(self, name: str) -> None:
         """This peer is gone."""
