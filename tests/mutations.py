@@ -42,15 +42,15 @@ MUTATIONS = (
     Mutation(
         "a microbatch of a pipeline counts twice in a stage",
         "swarm/pipeline/computing.py",
-        "adds = place not in self._added",
+        "adds = _microbatch(given) not in self._added",
         "adds = True",
         "tests/swarm/hostile/test_pipeline.py -k used_twice",
     ),
     Mutation(
         "numbers of a pipeline's microbatches are of all drivers together",
         "swarm/pipeline/computing.py",
-        "place = given.driver, given.call.number",
-        'place = "", given.call.number',
+        "return given.driver, given.call.number",
+        'return "", given.call.number',
         "tests/swarm/hostile/test_pipeline.py -k number_of_another",
     ),
     Mutation(

@@ -108,8 +108,7 @@ class StageComputer:
         return (None, _finite(output)) if self._last else (output.float().cpu(), None)
 
     def _backward(self, given: Given) -> tuple[Tensor | None, float | None]:
-        place = given.driver, given.call.number
-        adds = place not in self._added
+        adds = _microbatch(given) not in self._added
         if adds:
             self._may_add(given)
         hidden = self._on_device(given.hidden)
@@ -140,7 +139,7 @@ class StageComputer:
         finite = hidden is None or hidden.grad is None or bool(hidden.grad.isfinite().all())
         if not finite or not self._gradients.accumulate(loss or 0.0, given.call.samples):
             raise Refusal("values", "its gradients are not finite")
-        self._added.add((given.driver, given.call.number))
+        self._added.add(_microbatch(given))
         self._samples[given.driver] += given.call.samples
         self.served += given.call.samples
 
@@ -154,6 +153,11 @@ class StageComputer:
     @property
     def _last(self) -> bool:
         return self.stage.number == self.stage.count - 1
+
+
+def _microbatch(given: Given) -> tuple[str, int]:
+    """No driver has a say in another's numbers."""
+    return given.driver, given.call.number
 
 
 def _finite(loss: Tensor) -> float:
