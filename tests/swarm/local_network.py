@@ -13,7 +13,9 @@ class LocalNetwork:
         self._services: dict[tuple[str, str], Service] = {}
         self._lines: dict[str, set[Stream]] = {}
         self._between: list[tuple[str, str, Stream]] = []
+        self._named: list[tuple[tuple[str, str, str], Stream]] = []
         self._side: frozenset[str] = frozenset()
+        self._frozen: set[str] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
     def endpoint(self, peer: str) -> "LocalEndpoint":
@@ -25,6 +27,16 @@ class LocalNetwork:
             del self._services[place]
         for stream in self._lines.pop(peer, set()):
             stream.writer.transport.abort()
+
+    def freeze(self, peer: str) -> None:
+        """What this peer writes goes nowhere from now on; its streams stand."""
+        self._frozen.add(peer)
+
+    def break_lines(self, me: str, peer: str, name: str) -> None:
+        """Streams of one peer to this service of another one break; new ones can be opened."""
+        for place, stream in self._named:
+            if place == (me, peer, name):
+                stream.writer.transport.abort()
 
     def part(self, side: Collection[str]) -> None:
         """From now on these reach each other alone, and the others each other; nobody at all: all do again."""
@@ -45,7 +57,8 @@ class LocalNetwork:
         if service is None or (me, name) not in self._services or self._apart(me, peer):
             raise ConnectionError(f"{peer} is not there")
         ends = [await asyncio.open_connection(sock=end) for end in socket.socketpair()]
-        here, there = (Stream(*end) for end in ends)
+        here, there = Stream(*ends[0]), Stream(ends[1][0], _Writer(ends[1][1], self._frozen, peer))
+        self._named.append(((me, peer, name), here))
         self._between += [(me, peer, stream) for stream in (here, there)]
         self._lines.setdefault(me, set()).update({here, there})
         self._lines.setdefault(peer, set()).update({here, there})
@@ -58,6 +71,20 @@ class LocalNetwork:
         with suppress(OSError, EOFError, ValueError):
             await service.serve(peer, stream)
         stream.close()
+
+
+class _Writer:
+    """Writes nothing once its peer is frozen."""
+
+    def __init__(self, writer: asyncio.StreamWriter, frozen: Collection[str], peer: str) -> None:
+        self._frozen, self._peer = frozen, peer
+        self.transport = writer.transport
+        self.drain, self.is_closing, self.close = writer.drain, writer.is_closing, writer.close
+        self._write = writer.write
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        if self._peer not in self._frozen:
+            self._write(data)
 
 
 class LocalEndpoint(Endpoint):

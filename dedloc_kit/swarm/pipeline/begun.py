@@ -1,6 +1,7 @@
 """Which samples make up the batch of a global step: what the drivers say that they have begun for it."""
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -28,7 +29,7 @@ def wanted(told: Iterable[Begun], step: int, global_batch: int) -> float:
 
 
 class Drivers:
-    """What the other drivers that live have begun, as they say on their lines and in their records. For one thread.
+    """What the drivers that live have begun, as they say on their lines and in their records.
 
     :param offers: of all others
     :param most: samples that a driver may claim to have begun
@@ -36,24 +37,39 @@ class Drivers:
 
     def __init__(self, offers: Callable[[], Mapping[str, StageOffer]], most: int) -> None:
         self._offers, self._most = offers, most
+        self._lock = threading.Lock()
         self._lines: dict[str, Begun] = {}
         self._broken: dict[str, tuple[float, float]] = {}  # when, and of when its last record was then
         self._since: dict[str, tuple[Begun, float]] = {}  # what each says, and since when
 
     def heard(self, driver: str, begun: Begun) -> None:
-        self._broken.pop(driver, None)
-        self._lines[driver] = begun
+        with self._lock:
+            self._broken.pop(driver, None)
+            self._lines[driver] = begun
 
     def broken(self, driver: str) -> None:
         """Its line is; what it told until now does not count unless it comes back."""
-        if self._lines.pop(driver, None) is not None:
-            offer = self._offers().get(driver)
-            if offer is not None:
+        offer = self._offers().get(driver)
+        with self._lock:
+            if self._lines.pop(driver, None) is not None and offer is not None:
                 self._broken[driver] = time.monotonic(), offer.time
 
     def told(self) -> dict[str, Begun]:
         """By driver."""
         offers, now = self._offers(), time.monotonic()
+        with self._lock:
+            found = self._living(offers, now)
+            said, self._since = self._since, {}
+            for driver, begun in found.items():
+                before, since = said.get(driver, (begun, now))
+                self._since[driver] = begun, since if before == begun else now
+            return {
+                driver: begun
+                for driver, begun in found.items()
+                if begun.samples <= self._most and now < self._since[driver][1] + PATIENCE
+            }
+
+    def _living(self, offers: Mapping[str, StageOffer], now: float) -> dict[str, Begun]:
         found = dict(self._lines)
         for driver, offer in offers.items():
             if offer.begun is None or offer.state == "leaving":
@@ -63,12 +79,4 @@ class Drivers:
                 continue
             found[driver] = max(found.get(driver, offer.begun), offer.begun, key=lambda begun: begun.step)
         self._broken = {driver: each for driver, each in self._broken.items() if driver in offers}
-        said, self._since = self._since, {}
-        for driver, begun in found.items():
-            before, since = said.get(driver, (begun, now))
-            self._since[driver] = begun, since if before == begun else now
-        return {
-            driver: begun
-            for driver, begun in found.items()
-            if begun.samples <= self._most and now < self._since[driver][1] + PATIENCE
-        }
+        return found

@@ -1,14 +1,15 @@
 """A stage peer, as a driver calls it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
 
+from dedloc_kit.blocks.hops import Hop, Measured, after
 from dedloc_kit.records import Begun
 from dedloc_kit.swarm.network.service import Stream, encode
-from dedloc_kit.swarm.pipeline.pace import Pace
 from dedloc_kit.swarm.pipeline.protocol import (
     Answer,
     Call,
@@ -53,6 +54,7 @@ class Answered:
 
     def __init__(self, answer: Answer, output: Tensor | None) -> None:
         self.loss, self.output = answer.loss, output
+        self.seconds, self.waiting = answer.seconds, answer.waiting
 
 
 class StageClient:
@@ -64,28 +66,56 @@ class StageClient:
     def __init__(self, opener: Opener, peer: str, stage: Cut) -> None:
         self.peer, self.stage = peer, stage
         self.step = -1
-        self.pace = Pace()
+        self._measured: Measured | None = None
+        self._sent: list[float] = []  # when each call that has not been answered was
+        self._waiting = 0  # calls there, as it said last
         self._opener = opener
         self._idle: list[tuple[Line, Listening]] = []
         self._session = ""
+        self._said = 0  # how often it has said what it holds
 
     async def follow(self, begun: Callable[[], Begun], heard: Callable[[], None]) -> None:
         """Hear which step it holds, and tell it what this driver has begun, until it is gone: raises CallFailed.
 
+        A line that breaks is opened again at once: the peer may be there with all that it was sent.
+
         :param heard: called when it has said something new
         """
         with _failing():
-            line = await Line.open(self._opener, self.peer, FollowingService, encode(begun()))
-            try:
-                await self._follow(line.stream, begun, heard)
-            finally:
-                await line.close()
+            while True:
+                line, before = await Line.open(self._opener, self.peer, FollowingService, encode(begun())), self._said
+                try:
+                    await self._follow(line.stream, begun, heard)
+                except (ConnectionError, EOFError):
+                    if self._said == before:
+                        raise
+                    await asyncio.sleep(LOOK_SECONDS)
+                finally:
+                    await line.close()
 
-    async def call(self, call: Call, content: Content) -> Answered:
-        """Raises CallRefused or CallFailed."""
-        with self.pace.measured(), _failing():
-            async with asyncio.timeout(LONGEST_ANSWER):
-                return await self._call(call, content)
+    @property
+    def hop(self) -> Hop:
+        """What this driver knows of it."""
+        oldest = time.monotonic() - self._sent[0] if self._sent else 0.0
+        return Hop(self.peer, self._measured, len(self._sent), self._waiting, oldest)
+
+    async def call(self, call: Call, content: Content, size: int) -> Answered:
+        """Raises CallRefused or CallFailed.
+
+        :param size: bytes of the call and its answer
+        """
+        ahead, began = self.hop.ahead, time.monotonic()
+        self._sent.append(began)
+        try:
+            with _failing():
+                async with asyncio.timeout(LONGEST_ANSWER):
+                    answered = await self._call(call, content)
+        finally:
+            self._sent.remove(began)
+        now = time.monotonic()
+        self._measured = after(self._measured, size, now - began, answered.seconds, ahead, now)
+        self._waiting = answered.waiting
+        return answered
 
     async def close(self) -> None:
         idle, self._idle = self._idle, []
@@ -99,8 +129,9 @@ class StageClient:
                 listening = Listening(stream, MIN_PATIENCE, MIN_PATIENCE)
                 held = await listening.heard(stream.receive_record(Held))
                 if held.stage != self.stage.number or held.session != (self._session or held.session):
-                    raise ConnectionError("it has lost what it was sent")
+                    raise ValueError("it has lost what it was sent")
                 self.step, self._session = held.step, held.session
+                self._said += 1
                 heard()
         finally:
             telling.cancel()

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dedloc_kit.swarm.pipeline.pace import averaged
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Cut, Refusal
+
+WEIGHT = 0.1
+"""Of the newest in the average time of a call."""
 
 
 class Gradients(Protocol):
@@ -67,7 +69,7 @@ class StageComputer:
         self._step = -1
         self._added: set[tuple[str, int]] = set()
         self._samples: Counter[str] = Counter()  # of `_step`, by driver
-        self._seconds: dict[str, float] = {}  # of a call, by what it was
+        self._seconds: dict[str, float] = {"forward": 0.0} if self._last else {}
 
     @property
     def step(self) -> int:
@@ -75,9 +77,9 @@ class StageComputer:
 
     @property
     def microbatches_per_second(self) -> float:
-        """Forward and backward; 0 before it is known."""
-        known = self._seconds.values()
-        return 1.0 / sum(known) if len(known) == 2 and sum(known) > 0 else 0.0
+        """Forward and backward; 0 before both are measured."""
+        known = sum(self._seconds.values())
+        return 1 / known if len(self._seconds) == 2 and known else 0.0
 
     def check(self, call: Call) -> None:
         """Raises Refusal for a call of another step."""
@@ -97,7 +99,8 @@ class StageComputer:
         if output is not None and not output.isfinite().all():
             raise Refusal("failed", "the stage gives NaN or infinity")
         seconds = time.perf_counter() - began
-        self._seconds[given.call.what] = averaged(self._seconds.get(given.call.what), seconds)
+        before = self._seconds.get(given.call.what, seconds)
+        self._seconds[given.call.what] = before + WEIGHT * (seconds - before)
         return Computed(output, loss, seconds)
 
     @torch.no_grad()
@@ -106,8 +109,7 @@ class StageComputer:
         return (None, _finite(output)) if self._last else (output.float().cpu(), None)
 
     def _backward(self, given: Given) -> tuple[Tensor | None, float | None]:
-        place = given.driver, given.call.number
-        adds = place not in self._added
+        adds = _microbatch(given) not in self._added
         if adds:
             self._may_add(given)
         hidden = self._on_device(given.hidden)
@@ -138,7 +140,7 @@ class StageComputer:
         finite = hidden is None or hidden.grad is None or bool(hidden.grad.isfinite().all())
         if not finite or not self._gradients.accumulate(loss or 0.0, given.call.samples):
             raise Refusal("values", "its gradients are not finite")
-        self._added.add((given.driver, given.call.number))
+        self._added.add(_microbatch(given))
         self._samples[given.driver] += given.call.samples
         self.served += given.call.samples
 
@@ -152,6 +154,11 @@ class StageComputer:
     @property
     def _last(self) -> bool:
         return self.stage.number == self.stage.count - 1
+
+
+def _microbatch(given: Given) -> tuple[str, int]:
+    """No driver has a say in another's numbers."""
+    return given.driver, given.call.number
 
 
 def _finite(loss: Tensor) -> float:

@@ -7,10 +7,8 @@ the step. If one is gone before, its calls are made again elsewhere.
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +18,15 @@ from dedloc_kit.records import Begun, StageOffer
 from dedloc_kit.swarm.pipeline.begun import begun_for
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.kept import Backward, Kept
-from dedloc_kit.swarm.pipeline.pace import least_finish
-from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, part_of, scaled
+from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, Changes, StagePeers, Stale
+from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, answer_bytes, part_of, scaled
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed
 
-AVOIDED_SECONDS, BUSY_SECONDS = 3.0, 0.1
-"""For which a peer is left alone that has failed, and one that has no room."""
-TICK_SECONDS = 0.5
 REFUSALS = 3
 """After so many a microbatch is given up: who else has made it is not to be found."""
 
 _log = logging.getLogger(__name__)
-
-
-class Stale(Exception):
-    """The stage holds a later step than a microbatch was begun for."""
 
 
 class GivenUp(Exception):
@@ -43,13 +34,15 @@ class GivenUp(Exception):
 
 
 @dataclass(frozen=True)
-class Driving:
-    """How a driver drives.
+class Settings:
+    """Who drives, and how.
 
+    :ivar me: its peer id
     :ivar form: in which hidden states travel
     :ivar in_flight: microbatches at once
     """
 
+    me: str
     global_batch: int
     form: Form
     in_flight: int
@@ -58,8 +51,8 @@ class Driving:
 class Driver:
     """One driver's microbatches. Everything is for one event loop.
 
-    :param offers: of all others, by peer
-    :param others: what the other drivers have begun
+    :param offers: of all peers, by id; its own, too, if it holds a stage and `opener` opens streams to that
+    :param told: what all drivers have begun (`Drivers.told`)
     :param gone: told of a peer whose connection has broken, or that has fallen silent
     :param done: told the loss of a microbatch through all stages, and its samples
     :ivar driven: samples through all stages, in this session
@@ -71,24 +64,23 @@ class Driver:
         self,
         opener: Opener,
         stages: Sequence[Cut],
-        settings: Driving,
+        settings: Settings,
         offers: Callable[[], Mapping[str, StageOffer]],
-        others: Callable[[], Collection[Begun]],
+        told: Callable[[], Mapping[str, Begun]],
         gone: Callable[[str], None],
         done: Callable[[float, int], None] = lambda loss, samples: None,
     ) -> None:
-        self._opener, self._stages, self._settings = opener, stages, settings
-        self._offers, self._others, self._gone, self._done = offers, others, gone, done
+        self._stages, self._settings = stages, settings
+        self._told, self._gone, self._done = told, gone, done
         self.begun = Begun(step=0, samples=0, final=True)
         self.driven = self.partly = self.again = 0
-        self._clients: dict[str, StageClient] = {}
-        self._following: dict[str, asyncio.Task[None]] = {}
-        self._avoided: dict[str, float] = {}
+        self._changes = Changes()
+        self._peers = StagePeers(opener, stages, offers, self._changes)
+        self._tasks = asyncio.TaskGroup()
         self._kept = Kept()
         self._number = 0
         self._in_flight = 0
         self._again: deque[Batch] = deque()
-        self._changed = asyncio.Event()
         self._stopped = False
 
     # What others see
@@ -96,14 +88,12 @@ class Driver:
     @property
     def step(self) -> int | None:
         """The global step that all stages hold; None if one has nobody."""
-        held = [max((client.step for client in self._there(stage)), default=-1) for stage in self._stages]
-        return None if -1 in held else min(held)
+        return self._peers.step
 
     @property
     def missing(self) -> str:
-        """Why nothing can be driven; empty if it can."""
-        nobody = [stage for stage in self._stages if not self._there(stage)]
-        return f"stage {nobody[0].number + 1} of {nobody[0].count} has nobody" if nobody else ""
+        """Why nothing can be driven, as "stage 2 of 4 has nobody"; empty if it can."""
+        return self._peers.missing
 
     @property
     def in_flight(self) -> int:
@@ -130,16 +120,15 @@ class Driver:
     async def run(self, next_batch: Callable[[], Awaitable[Batch]]) -> None:
         """Drive until it is cancelled."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._meet(tasks))
+            async with self._tasks:
+                self._tasks.create_task(self._peers.meet(self._tasks, self))
                 while True:
-                    await self._until(lambda: not self._stopped)
+                    await self._changes.until(lambda: not self._stopped)
                     batch = self._again.popleft() if self._again else await next_batch()
-                    await self._until(self._may_begin)
-                    self._begin(batch, tasks)
+                    await self._changes.until(self._may_begin)
+                    self._begin(batch)
         finally:
-            for client in self._clients.values():
-                await client.close()
+            await self._peers.close()
 
     async def loss(self, batch: Batch) -> float:
         """Of a microbatch that counts nowhere, with whatever steps the stages hold. `run` must be under way."""
@@ -152,9 +141,22 @@ class Driver:
         assert answered.loss is not None
         return answered.loss
 
+    def heard(self, client: StageClient) -> None:
+        """What it was sent for a step before the one that it holds has counted."""
+        self._kept.drop(client.peer, client.step)
+        self._account()
+        self._changes.tell()
+
+    def lost(self, client: StageClient) -> None:
+        """What only it had is computed again."""
+        self._gone(client.peer)
+        for backward in self._kept.of(client.peer):
+            self._tasks.create_task(self._make_again(backward))
+        self._changes.tell()
+
     def _may_begin(self) -> bool:
         self._account()
-        return self.step is not None and not self.begun.final and self._in_flight < self._settings.in_flight
+        return self._peers.ready and not self.begun.final and self._in_flight < self._settings.in_flight
 
     def _account(self) -> None:
         """Say what is final, for the step that all stages hold now."""
@@ -162,16 +164,17 @@ class Driver:
         if step is None:
             return
         samples = self.begun.samples if self.begun.step == step else 0
-        full = samples + begun_for(self._others(), step) >= self._settings.global_batch
+        others = [begun for driver, begun in self._told().items() if driver != self._settings.me]
+        full = samples + begun_for(others, step) >= self._settings.global_batch
         self.begun = Begun(step=step, samples=samples, final=full or self._stopped)
 
-    def _begin(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
+    def _begin(self, batch: Batch) -> None:
         samples = _shape(batch)[0]
         self.begun = Begun(step=self.begun.step, samples=self.begun.samples + samples, final=False)
         self._account()
         self._number += 1
         self._in_flight += 1
-        tasks.create_task(self._drive(batch, self._number, self.begun.step))
+        self._tasks.create_task(self._drive(batch, self._number, self.begun.step))
 
     async def _drive(self, batch: Batch, number: int, step: int) -> None:
         added = list[int]()
@@ -189,7 +192,7 @@ class Driver:
                 self._again.append(batch)
         finally:
             self._in_flight -= 1
-            self._wake()
+            self._changes.tell()
 
     async def _through(self, batch: Batch, number: int, step: int, added: list[int]) -> float:
         """There and back: the loss. `added` gets the stages that have taken its gradients."""
@@ -224,16 +227,17 @@ class Driver:
         there: it adds it once.
         """
         refusals, failures, last = 0, 0, ""
+        size = content.size + answer_bytes(call, stage, self._settings.form)
         while True:
-            client = await self._choose(stage, None if any_step else call.step, last)
+            client = await self._peers.choose(stage, None if any_step else call.step, size, last)
             try:
                 asked = call.model_copy(update={"step": client.step}) if any_step else call
-                answered = await client.call(asked, content)
+                answered = await client.call(asked, content, size)
             except CallFailed as failed:
                 _log.debug("stage %d: %s: %s", stage.number, client.peer, failed)
                 failures += 1
                 last = client.peer if call.what == "backward" and failures < REFUSALS else ""
-                self._avoid(client.peer, BUSY_SECONDS if last else AVOIDED_SECONDS)
+                self._peers.avoid(client.peer, BUSY_SECONDS if last else AVOIDED_SECONDS)
             except CallRefused as refused:
                 if refused.why == "stale" and refused.step > call.step and not any_step:
                     raise Stale(f"stage {stage.number} holds step {refused.step}") from None
@@ -241,61 +245,14 @@ class Driver:
                 refusals += not busy and refused.why != "stage"
                 if refusals >= REFUSALS:
                     raise GivenUp(f"stage {stage.number}: {refused}") from None
-                self._avoid(client.peer, BUSY_SECONDS if busy else AVOIDED_SECONDS)
+                self._peers.avoid(client.peer, BUSY_SECONDS if busy else AVOIDED_SECONDS)
             else:
+                self._changes.tell()
                 if call.what == "backward":
+                    if not self._peers.holds(client):
+                        continue  # it has gone with the answer
                     self._kept.add(Backward(client.peer, call, content))
                 return answered
-
-    async def _choose(self, stage: Cut, step: int | None, last: str) -> StageClient:
-        """The quickest one that holds this step, as soon as there is one; raises Stale if all are further.
-
-        :param last: whom else to take, if it is there; empty for nobody
-        """
-        while True:
-            now, there = time.monotonic(), self._there(stage)
-            fit = [
-                client for client in there if step in (None, client.step) and now > self._avoided.get(client.peer, 0)
-            ]
-            if last in self._clients:
-                fit = [client for client in fit if client.peer == last]
-            if fit:
-                return self._clients[least_finish(fit)]
-            if step is not None and there and all(client.step > step for client in there):
-                raise Stale(f"stage {stage.number} is further than step {step}")
-            await self._wait(BUSY_SECONDS)
-
-    # Who is there
-
-    def _there(self, stage: Cut) -> list[StageClient]:
-        return [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
-
-    async def _meet(self, tasks: asyncio.TaskGroup) -> None:
-        """Follow everyone who holds a stage."""
-        while True:
-            now = time.monotonic()
-            self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
-            for peer, offer in self._offers().items():
-                known = peer in self._clients or peer in self._avoided
-                if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
-                    continue
-                client = self._clients[peer] = StageClient(self._opener, peer, self._stages[offer.stage])
-                tasks.create_task(self._follow(client, tasks))
-            self._account()
-            await self._wait(TICK_SECONDS)
-
-    async def _follow(self, client: StageClient, tasks: asyncio.TaskGroup) -> None:
-        try:
-            await client.follow(lambda: self.begun, self._heard)
-        except CallFailed as failed:
-            _log.info("stage %d: %s is gone: %s", client.stage.number, client.peer, failed)
-        del self._clients[client.peer]
-        self._avoid(client.peer, AVOIDED_SECONDS)
-        await client.close()
-        if client.step >= 0:
-            self._gone(client.peer)
-        for backward in self._kept.of(client.peer):
-            tasks.create_task(self._make_again(backward))
 
     async def _make_again(self, backward: Backward) -> None:
         """What the stage peer had that is gone, by another one, unless it has counted."""
@@ -307,33 +264,7 @@ class Driver:
         except GivenUp as error:
             _log.warning("a microbatch is lost for one stage: %s", error)
             self._kept.remove(backward)
-        self._wake()
-
-    def _heard(self) -> None:
-        """Somebody holds another step."""
-        for stage in self._stages:
-            self._kept.drop(stage.number, max((client.step for client in self._there(stage)), default=0))
-        self._account()
-        self._wake()
-
-    def _avoid(self, peer: str, seconds: float) -> None:
-        self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
-
-    # Waiting
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._wait(TICK_SECONDS)
-
-    async def _wait(self, seconds: float) -> None:
-        """Until something has changed, at most so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.tell()
 
 
 def _shape(batch: Batch) -> tuple[int, int]:

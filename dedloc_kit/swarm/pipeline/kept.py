@@ -36,16 +36,10 @@ class Kept:
         """What only this peer has, in the order in which it came."""
         return [backward for backward in self._calls.values() if backward.peer == peer]
 
-    def holds(self, backward: Backward) -> bool:
-        """Is it still to be counted?"""
-        return self._calls.get((backward.call.stage, backward.call.number)) is backward
-
-    def drop(self, stage: int, step: int) -> int:
-        """A peer of this stage holds this step: what led to it has counted. How many calls that were."""
-        done = [place for place, b in self._calls.items() if place[0] == stage and b.call.step < step]
-        for place in done:
+    def drop(self, peer: str, step: int) -> None:
+        """This peer holds this step: what it was sent for those before has counted."""
+        for place in [place for place, b in self._calls.items() if b.peer == peer and b.call.step < step]:
             self._remove(place)
-        return len(done)
 
     def remove(self, backward: Backward) -> None:
         self._remove((backward.call.stage, backward.call.number))

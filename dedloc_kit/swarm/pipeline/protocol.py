@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from dedloc_kit.records import Count, Digest, Reason, Record, Seconds, Stage
 from dedloc_kit.swarm.network.service import MAX_RECORD_BYTES, Stream, decode, encode
+from dedloc_kit.swarm.remote import activations
 from dedloc_kit.swarm.remote.tensors import (
+    DTYPES,
     Form,
     Packed,
     in_form,
@@ -32,6 +34,8 @@ from dedloc_kit.swarm.remote.tensors import (
 FORMS: Mapping[str, Form] = {"8bit": "8bit", "float16": "float16", "none": "float32"}
 """In which hidden states travel, by the run's `pipeline.activations`."""
 MAX_EXPONENT = 1000
+CALLS_AT_A_TIME = 4
+"""Of one driver at one stage peer: one is computed, the others are on their way."""
 
 Batch = Mapping[str, Tensor]
 Kind = Literal[
@@ -156,6 +160,14 @@ class Content(NamedTuple):
         """In bytes."""
         tensors = (self.hidden, self.gradient)
         return len(self.batch) + sum(len(tensor.content) for tensor in tensors if tensor is not None)
+
+
+def answer_bytes(call: Call, stage: Cut, form: Form) -> int:
+    """Of what comes behind the answer to a call."""
+    if stage.number == (stage.count - 1 if call.what == "forward" else 0):
+        return 0
+    shape = call.rows, call.length, stage.width
+    return activations.size(shape) if form == "8bit" else math.prod(shape) * DTYPES[form].itemsize
 
 
 def part_of(batch: Batch, stage: Cut) -> bytes:

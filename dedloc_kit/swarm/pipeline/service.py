@@ -18,6 +18,7 @@ from dedloc_kit.swarm.pipeline.begun import Drivers
 from dedloc_kit.swarm.pipeline.computing import Computed, Given, StageComputer
 from dedloc_kit.swarm.pipeline.judging import Barred, Usual
 from dedloc_kit.swarm.pipeline.protocol import (
+    CALLS_AT_A_TIME,
     Answer,
     Call,
     Held,
@@ -56,7 +57,7 @@ class Limits:
     tokens: int
     streams_each: int = 16
     streams: int = 256
-    calls_each: int = 8
+    calls_each: int = CALLS_AT_A_TIME
     calls: int = 32
 
 
@@ -132,7 +133,7 @@ class StageService(Service):
             raise Refusal("stage", "it is not held here")
         if call.rows * call.length > self._limits.tokens:
             raise Refusal("shape", f"{call.rows} x {call.length} tokens where {self._limits.tokens} are agreed")
-        held.check(call)
+        held.check(call)  # before it is taken; once more before it is computed
         given = await Listening(stream, SILENT_SECONDS, SILENT_SECONDS).heard(self._given(peer, call, held, stream))
         priority = FORWARD if call.what == "forward" else BACKWARD
         computed = await alive_until(stream, self._turns.run(priority, partial(_computed, held, given)))

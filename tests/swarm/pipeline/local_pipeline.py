@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from dedloc_kit.records import Begun, StageOffer
-from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
 from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
-from dedloc_kit.swarm.pipeline.driver import Driver, Driving
+from dedloc_kit.swarm.pipeline.driver import Driver, Settings
 from dedloc_kit.swarm.pipeline.service import Limits, StageService
+from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.loop import Loop
+from dedloc_kit.swarm.remote.own import WithOwn
 from dedloc_kit.swarm.remote.turns import Turns
 from tests.swarm.local_network import LocalNetwork
 
@@ -171,12 +173,18 @@ class Pipeline:
 
     def offers(self) -> dict[str, StageOffer]:
         """Also of those that are gone: records live longer."""
-        found = {name: offer(stage=peer.stage.number) for name, peer in self.peers.items()}
-        return found | {name: offer(stage=None, begun=driver.begun) for name, driver in self.drivers.items()}
+        names = dict.fromkeys([*self.peers, *self.drivers])
+        return {name: self._offer(self.peers.get(name), self.drivers.get(name)) for name in names}
 
-    def endpoint(self, name: str) -> Endpoint:
-        """Of a peer that serves nothing."""
+    def _offer(self, peer: Peer | None, driver: Driver | None) -> StageOffer:
+        return offer(stage=None if peer is None else peer.stage.number, begun=None if driver is None else driver.begun)
+
+    def endpoint(self, name: str) -> Opener:
+        """Of a peer that serves nothing, if it is not one of the stage peers."""
         endpoint = self.network.endpoint(name)
+        if name in self.peers:
+            own = self.peers[name].service
+            return WithOwn(endpoint, name, [own, own.following])
         service = StageService(None, Turns(), Limits(1), "float32", Drivers(dict, 1))
 
         async def register() -> None:
@@ -195,18 +203,22 @@ class Pipeline:
                 await asyncio.Event().wait()
             return left.pop(0)
 
-        def others() -> list[Begun]:
-            return [driver.begun for other, driver in self.drivers.items() if other != name]
+        def told() -> dict[str, Begun]:
+            return {other: driver.begun for other, driver in self.drivers.items()}
 
-        settings = Driving(self.global_batch, "float32", in_flight)
+        settings = Settings(name, self.global_batch, "float32", in_flight)
 
         def done(loss: float, samples: int) -> None:
             self.losses.append(loss)
 
-        driver = Driver(self.endpoint(name), self.stages, settings, self.offers, others, self.gone.append, done)
+        driver = Driver(self.endpoint(name), self.stages, settings, self.offers, told, self.gone.append, done)
         self.drivers[name] = driver
         self._running.append(self.loop.start(driver.run(next_batch)))
         return driver
+
+    def slow(self, name: str) -> None:
+        """The other peers of its stage get most of the work."""
+        self.peers[name].before = lambda given: time.sleep(0.1)
 
     def cut(self, name: str) -> None:
         """This peer is gone."""

@@ -5,7 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from dedloc_kit.swarm.pipeline import client
+from dedloc_kit.swarm.pipeline import driver as driver_module
 from dedloc_kit.swarm.pipeline.computing import Given
+from dedloc_kit.swarm.pipeline.protocol import Refusal
+from dedloc_kit.swarm.pipeline.service import FollowingService, StageService
 from tests.swarm.pipeline.local_pipeline import ROWS, Pipeline, close, microbatches, plain_sum
 
 
@@ -25,7 +29,6 @@ def test_gradients_over_the_peers_of_each_stage_are_those_of_one_process(pipelin
     assert close(pipeline.sums(), plain_sum(batches))
     assert pipeline.samples() == [12 * ROWS] * 3
     assert driver.driven == 12 * ROWS
-    assert all(peer.sums.samples for peer in pipeline.peers.values()), "all have work"
     assert driver.kept_bytes > 0
     pipeline.step()
     pipeline.until(lambda: driver.step == 1 and not driver.kept_bytes)
@@ -51,6 +54,7 @@ def test_a_peer_that_is_gone_in_the_middle_costs_nothing(pipeline: Pipeline, wha
             time.sleep(0.1)
 
     dying.before = die
+    pipeline.slow("1a")
     driver = pipeline.drive("d", batches)
     pipeline.until(lambda: driver.begun.final and pipeline.full(but=["1b"]) and not driver.in_flight)
     assert close(pipeline.sums(but=["1b"]), plain_sum(batches))
@@ -60,8 +64,8 @@ def test_a_peer_that_is_gone_in_the_middle_costs_nothing(pipeline: Pipeline, wha
 
 
 def test_what_a_peer_takes_with_it_after_the_last_microbatch_is_computed_again(pipeline: Pipeline) -> None:
-    batches = microbatches(12)
-    driver = pipeline.drive("d", batches)
+    pipeline.slow("0b")
+    driver = pipeline.drive("d", batches := microbatches(12))
     pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
     lost = sum(given.call.what == "backward" for given in pipeline.peers["0a"].calls)
     pipeline.cut("0a")
@@ -92,3 +96,119 @@ def test_a_stage_with_nobody_is_named_until_somebody_comes(pipeline: Pipeline) -
     pipeline.until(lambda: pipeline.full(but=["1a", "1b"]) and not driver.in_flight)
     assert not driver.missing
     assert close(pipeline.sums(but=["1a", "1b"]), plain_sum(batches))
+
+
+def test_a_silent_peer_is_left(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped (SIGSTOP): its connections stand, and nothing comes any more."""
+    monkeypatch.setattr(client, "MIN_PATIENCE", 2.5)
+    stopped = pipeline.peers["1b"]
+    pipeline.slow("1a")
+    stopped.before = lambda given: pipeline.network.freeze("1b") if len(stopped.calls) == 3 else None
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full(but=["1b"]) and not driver.in_flight)
+    assert close(pipeline.sums(but=["1b"]), plain_sum(batches))
+    assert "1b" in pipeline.gone
+
+
+def test_a_peer_that_is_behind_is_called_once_it_has_the_step(pipeline: Pipeline) -> None:
+    behind = pipeline.peers["1b"].sums
+    behind.step = 5
+    pipeline.cut("1a")
+    driver = pipeline.drive("d", batches := microbatches(12))
+    for name in ("0a", "0b", "2a", "2b"):
+        pipeline.peers[name].sums.step = 6
+    pipeline.until(lambda: driver.step == 5)
+    assert not driver.driven
+    behind.step = 6
+    pipeline.until(lambda: pipeline.full(but=["1a"], step=6) and not driver.in_flight)
+    assert close(pipeline.sums(but=["1a"]), plain_sum(batches))
+
+
+def test_a_microbatch_of_a_step_that_is_over_begins_again_and_is_of_that_one_no_more(pipeline: Pipeline) -> None:
+    stages = range(3)
+    driver = pipeline.drive("d", microbatches(40), in_flight=1)
+
+    def over(given: Given) -> None:
+        if given.call.what == "forward" and given.call.step == 0:
+            for peer in pipeline.peers.values():  # another driver has filled it
+                peer.sums.step = 1
+
+    for peer in pipeline.of(1):
+        peer.before = over
+    pipeline.until(lambda: driver.begun.step == 1 and driver.begun.final and pipeline.full(step=1))
+    pipeline.until(lambda: not driver.in_flight)
+    assert pipeline.samples() == [12 * ROWS for _ in stages]
+    assert close(pipeline.sums(), plain_sum(microbatches(40)[:12])), "none was left out, or came twice"
+    assert not driver.partly
+
+
+def test_an_answer_that_is_lost_is_asked_for_again_where_the_microbatch_has_been_added(pipeline: Pipeline) -> None:
+    """A line alone has broken: elsewhere it would be added twice in one stage."""
+    broken = list[int]()
+
+    def break_line(given: Given) -> None:
+        if given.call.what == "backward" and not broken:
+            broken.append(given.call.number)
+            pipeline.loop.soon(pipeline.network.break_lines, "d", "0a", StageService.name)
+
+    pipeline.peers["0a"].before = break_line
+    pipeline.slow("0b")
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    pipeline.until(lambda: not pipeline.peers["0a"].turns.waiting)
+    assert broken
+    assert close(pipeline.sums(), plain_sum(batches))
+    assert pipeline.samples() == [12 * ROWS] * 3
+
+
+def test_a_peer_of_a_stage_may_drive_through_it_too(pipeline: Pipeline) -> None:
+    pipeline.cut("0b")
+    driver = pipeline.drive("0a", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert close(pipeline.sums(), plain_sum(batches))
+
+
+def test_a_peer_whose_line_alone_breaks_keeps_what_it_was_sent(pipeline: Pipeline) -> None:
+    driver = pipeline.drive("d", batches := microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    pipeline.loop.soon(pipeline.network.break_lines, "d", "0a", FollowingService.name)
+    pipeline.peers["0a"].sums.step = 1  # it says so on the next line
+    pipeline.until(lambda: driver.step == 0 and driver._peers._clients["0a"].step == 1)
+    assert not driver.again
+    assert not pipeline.gone
+    assert close(pipeline.sums(), plain_sum(batches))
+
+
+def test_the_loss_of_a_microbatch_is_had_without_adding_it(pipeline: Pipeline) -> None:
+    driver = pipeline.drive("d", [])
+    batch = microbatches(1)[0]
+    hidden = None
+    for stage in pipeline.stages:
+        hidden = stage.forward(stage.build_model(), hidden, batch)
+    assert hidden is not None
+    assert pipeline.run(driver.loss(batch)) == pytest.approx(float(hidden.detach()), abs=1e-6)
+    assert pipeline.samples() == [0, 0, 0]
+
+
+def test_a_microbatch_that_is_refused_everywhere_is_of_no_step(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "AVOIDED_SECONDS", 0.05)
+
+    def refuse(given: Given) -> None:
+        if given.call.number == 1:
+            raise Refusal("failed", "as the test wants it")
+
+    for peer in pipeline.of(1):
+        peer.before = refuse
+    driver = pipeline.drive("d", batches := microbatches(13))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert driver.begun.samples == 12 * ROWS
+    assert close(pipeline.sums(), plain_sum(batches[1:]))
+
+
+def test_the_quicker_peer_gets_more_calls(pipeline: Pipeline) -> None:
+    pipeline.peers["1b"].before = lambda given: time.sleep(0.3)
+    driver = pipeline.drive("d", microbatches(12))
+    pipeline.until(lambda: driver.begun.final and pipeline.full() and not driver.in_flight)
+    assert len(pipeline.peers["1a"].calls) > 1.5 * len(pipeline.peers["1b"].calls)

@@ -1,0 +1,153 @@
+"""Who holds the stages, as a driver follows them, and whom it calls next."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from dedloc_kit.blocks import hops
+from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.swarm.pipeline.client import CallFailed, StageClient
+from dedloc_kit.swarm.pipeline.protocol import CALLS_AT_A_TIME, Cut
+from dedloc_kit.swarm.remote.lines import Opener
+
+AVOIDED_SECONDS, BUSY_SECONDS = 3.0, 0.1
+"""For which a peer is left alone that has failed, and one that has no room."""
+TICK_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Stale(Exception):
+    """A stage holds a later step than a microbatch was begun for."""
+
+
+class Changes:
+    """Something that others wait for may have come."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        """For the next one, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self.wait(TICK_SECONDS)
+
+
+class Driving(Protocol):
+    """Whose calls they are."""
+
+    @property
+    def begun(self) -> Begun: ...
+
+    def heard(self, client: StageClient) -> None:
+        """It says which step it holds."""
+
+    def lost(self, client: StageClient) -> None:
+        """It is gone, with what it was sent."""
+
+
+class StagePeers:
+    """Of all stages.
+
+    :param offers: of all peers, by id
+    """
+
+    def __init__(
+        self, opener: Opener, stages: Sequence[Cut], offers: Callable[[], Mapping[str, StageOffer]], changes: Changes
+    ) -> None:
+        self._opener, self._stages, self._offers, self._changes = opener, stages, offers, changes
+        self._clients: dict[str, StageClient] = {}
+        self._avoided: dict[str, float] = {}
+
+    @property
+    def step(self) -> int | None:
+        """The global step that all stages hold; None if one has nobody."""
+        held = [max((client.step for client in self._there(stage)), default=-1) for stage in self._stages]
+        return None if -1 in held else min(held)
+
+    @property
+    def missing(self) -> str:
+        """Why nothing can be driven; empty if it can."""
+        nobody = [stage for stage in self._stages if not self._there(stage)]
+        return f"stage {nobody[0].number + 1} of {nobody[0].count} has nobody" if nobody else ""
+
+    @property
+    def ready(self) -> bool:
+        """Has each stage somebody who holds the step? One whose peers are all further waits for the other stages."""
+        step = self.step
+        return step is not None and all(any(c.step == step for c in self._there(stage)) for stage in self._stages)
+
+    def holds(self, client: StageClient) -> bool:
+        """Is it there?"""
+        return self._clients.get(client.peer) is client
+
+    def avoid(self, peer: str, seconds: float) -> None:
+        self._avoided[peer] = max(self._avoided.get(peer, 0.0), time.monotonic() + seconds)
+
+    async def choose(self, stage: Cut, step: int | None, size: int, last: str) -> StageClient:
+        """The quickest one that holds this step, as soon as there is one; raises Stale if all are further.
+
+        :param step: None for any
+        :param size: bytes of the call and its answer
+        :param last: whom to take before all others, if it is there; empty for nobody
+        """
+        while True:
+            now, there = time.monotonic(), self._there(stage)
+            fit = [
+                client
+                for client in there
+                if step in (None, client.step)
+                and client.hop.calls < CALLS_AT_A_TIME
+                and now > self._avoided.get(client.peer, 0.0)
+                and (last not in self._clients or client.peer == last)
+            ]
+            if fit:
+                chosen = hops.choose([client.hop for client in fit], size, now, random.random())
+                return self._clients[chosen.name]
+            if step is not None and there and all(client.step > step for client in there):
+                raise Stale(f"stage {stage.number} is further than step {step}")
+            await self._changes.wait(BUSY_SECONDS)
+
+    async def meet(self, tasks: asyncio.TaskGroup, driving: Driving) -> None:
+        """Follow everyone who holds a stage."""
+        while True:
+            now = time.monotonic()
+            self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
+            for peer, offer in self._offers().items():
+                known = peer in self._clients or peer in self._avoided
+                if offer.stage is None or offer.stage >= len(self._stages) or known or offer.state == "joining":
+                    continue
+                client = self._clients[peer] = StageClient(self._opener, peer, self._stages[offer.stage])
+                tasks.create_task(self._follow(client, driving))
+            await self._changes.wait(TICK_SECONDS)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    def _there(self, stage: Cut) -> list[StageClient]:
+        return [client for client in self._clients.values() if client.stage is stage and client.step >= 0]
+
+    async def _follow(self, client: StageClient, driving: Driving) -> None:
+        try:
+            await client.follow(lambda: driving.begun, lambda: driving.heard(client))
+        except CallFailed as failed:
+            _log.info("stage %d: %s is gone: %s", client.stage.number, client.peer, failed)
+        del self._clients[client.peer]
+        self.avoid(client.peer, AVOIDED_SECONDS)
+        await client.close()
+        if client.step >= 0:
+            driving.lost(client)

@@ -1,0 +1,56 @@
+"""Which samples make up a batch."""
+
+import math
+
+import pytest
+
+from dedloc_kit.records import Begun, StageOffer
+from dedloc_kit.swarm.pipeline import begun
+from dedloc_kit.swarm.pipeline.begun import Drivers, begun_for, wanted
+from tests.swarm.pipeline.local_pipeline import offer
+
+
+def said(samples: int, *, final: bool = True, step: int = 4) -> Begun:
+    return Begun(step=step, samples=samples, final=final)
+
+
+def test_a_batch_is_what_all_have_begun_once_that_is_final() -> None:
+    assert wanted([said(5), said(7)], 4, 10) == 12
+    assert wanted([said(5), said(7, final=False)], 4, 10) == math.inf
+    assert wanted([said(5), said(9, step=3)], 4, 10) == math.inf, "one has not heard of this step yet"
+    assert wanted([], 4, 10) == math.inf
+    assert begun_for([said(5), said(7), said(9, step=3)], 4) == 12
+
+
+def test_it_is_never_less_than_a_global_batch() -> None:
+    assert wanted([said(5)], 4, 10) == 10
+
+
+def test_of_a_driver_counts_what_it_said_last_on_its_line_or_in_its_record() -> None:
+    offers = {"a": offer(stage=None, begun=said(3)), "b": offer(stage=1), "c": offer(stage=0, begun=said(2))}
+    drivers = Drivers(lambda: offers, most=100)
+    drivers.heard("a", said(4))
+    drivers.heard("d", said(1))
+    assert drivers.told() == {"a": said(4), "d": said(1), "c": said(2)}
+    offers["a"] = offer(stage=None, begun=said(0, step=5))
+    assert drivers.told()["a"] == said(0, step=5)
+
+
+def test_a_driver_whose_line_has_broken_is_gone_until_it_says_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(begun, "GONE_SECONDS", 0.0)
+    offers: dict[str, StageOffer] = {"a": offer(stage=None, begun=said(3))}
+    drivers = Drivers(lambda: offers, most=100)
+    drivers.heard("a", said(4))
+    drivers.broken("a")
+    assert drivers.told() == {}
+    offers["a"] = offer(stage=None, begun=said(5), time=2.0)
+    assert drivers.told() == {"a": said(5)}
+    drivers.heard("a", said(6))
+    assert drivers.told() == {"a": said(6)}
+
+
+def test_a_driver_that_says_the_same_for_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(begun, "PATIENCE", 0.0)
+    drivers = Drivers(dict, most=100)
+    drivers.heard("a", said(4, final=False))
+    assert drivers.told() == {}

@@ -1,0 +1,77 @@
+"""A stage peer's device adds each microbatch once, and nothing that is not finite."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from dedloc_kit.swarm.pipeline.computing import Given, StageComputer
+from dedloc_kit.swarm.pipeline.protocol import Call, Refusal
+from tests.swarm.pipeline.local_pipeline import LENGTH, ROWS, WIDTH, LinearStage, Sums
+
+HIDDEN, GRADIENT = torch.randn(2, ROWS, LENGTH, WIDTH)
+
+
+class Picky(Sums):
+    """Takes nothing while it is told so, as what is not finite."""
+
+    takes = True
+
+    def accumulate(self, loss: float, samples: int) -> bool:
+        if self.takes:
+            return super().accumulate(loss, samples)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        return False
+
+
+@pytest.fixture
+def parts() -> tuple[StageComputer, Picky]:
+    stage = LinearStage(1)
+    model = stage.build_model()
+    return StageComputer(stage, model, sums := Picky(model), most=100), sums
+
+
+def given(what: Any = "backward", number: int = 1, hidden: torch.Tensor = HIDDEN, driver: str = "d") -> Given:
+    call = Call(what=what, stage=1, number=number, step=0, rows=ROWS, length=LENGTH)
+    return Given(driver, call, {}, hidden.clone(), GRADIENT if what == "backward" else None)
+
+
+def test_what_is_not_taken_may_come_again(parts: tuple[StageComputer, Picky]) -> None:
+    computer, sums = parts
+    sums.takes = False
+    with pytest.raises(Refusal, match="not finite"):
+        computer.compute(given())
+    sums.takes = True
+    computer.compute(given())
+    assert sums.samples == computer.served == ROWS
+
+
+def test_what_fails_in_the_middle_leaves_no_gradients(parts: tuple[StageComputer, Picky]) -> None:
+    computer, sums = parts
+    layer: Any = sums.model["layer"]  # type: ignore[index]
+    handle = layer.register_full_backward_hook(lambda *_: layer.absent)
+    with pytest.raises(AttributeError):
+        computer.compute(given())
+    handle.remove()
+    computer.compute(given(number=2))
+    again, right = StageComputer(computer.stage, sums.model, sums, most=100), [g.clone() for g in sums.gradients]
+    again.compute(given(number=2))
+    assert all(torch.allclose(now, 2 * once) for now, once in zip(sums.gradients, right, strict=True))
+
+
+def test_in_the_next_step_numbers_and_room_are_new(parts: tuple[StageComputer, Picky]) -> None:
+    computer, sums = parts
+    computer.compute(given())
+    sums.step = 1
+    later = given()
+    computer.compute(Given("d", later.call.model_copy(update={"step": 1}), {}, later.hidden, later.gradient))
+    assert sums.samples == 2 * ROWS
+
+
+def test_how_fast_it_is_is_known_once_both_ways_are_measured(parts: tuple[StageComputer, Picky]) -> None:
+    computer, _ = parts
+    computer.compute(given("forward"))
+    assert computer.microbatches_per_second == 0
+    computer.compute(given())
+    assert 0 < computer.microbatches_per_second < 1e5
