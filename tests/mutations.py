@@ -1111,6 +1111,27 @@ MUTATIONS = (
         "tests/blocks/test_span.py -k does_not_have",
     ),
     Mutation(
+        "merged experts are counted as if they were held in few bits",
+        "swarm/serving/fitting.py",
+        'name == "weight" and is_linear(module)',
+        "True",
+        "tests/swarm/serving/test_fitting.py -k experts_are_counted",
+    ),
+    Mutation(
+        "the tenth expert comes before the second",
+        "blocks/conversion.py",
+        "sorted(stored, key=_by_numbers)",
+        "sorted(stored)",
+        "tests/blocks/test_weights.py -k one_by_one",
+    ),
+    Mutation(
+        "of a tensor that a checkpoint holds twice one is taken",
+        "blocks/conversion.py",
+        "if len(stored) > 1:",
+        "if False:",
+        "tests/blocks/test_weights.py -k do_not_fit_together",
+    ),
+    Mutation(
         "layers of a span count from their place in the whole model",
         "blocks/span.py",
         "module.layer_idx = number - begin",

@@ -220,7 +220,7 @@ def test_int8_servers_behind_firewalls_equal_a_local_int8_model(tmp_path: Path) 
         tensors = {name: values for name, values in local.state_dict().items() if ".layers." in name}
         whole = Span(local.config, 0, tiny.LAYERS)
         wanted = whole.wanted(tensors)
-        load(whole, ((wanted[name], tensors[name]) for name in wanted), "int8")
+        load(whole, whole.merged(wanted, ((name, tensors[name]) for name in wanted)), "int8")
         local.model.layers = whole.base.layers
         routes = list[list[Hop]]()
         assert torch.equal(served.written(routes.append), written(local))

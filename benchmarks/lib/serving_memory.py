@@ -88,7 +88,7 @@ def _span(form: WeightFormat) -> tuple[int, int, int]:
         span = Span(config, 0, config.num_hidden_layers).requires_grad_(False)
         wanted = span.wanted(served.manifest.tensors)
         read = weights.read(served.folder, served.manifest, wanted)
-        weights.load(span, ((wanted[name], tensor) for name, tensor in read), form)
+        weights.load(span, span.merged(wanted, read), form)
         held = own_memory() - before
         session = CachedSpan(span)
         for at in range(0, LENGTH, CHUNK):
