@@ -607,9 +607,16 @@ MUTATIONS = (
         "tests/api/test_app.py -k longer_than_the_model",
     ),
     Mutation(
+        "a request to the API has any number of prompts",
+        "api/requests.py",
+        "Annotated[list[str], Field(max_length=MOST_PROMPTS), ",
+        "Annotated[list[str], ",
+        "tests/api/test_requests.py -k of_a_completion",
+    ),
+    Mutation(
         "a prompt may hold tokens that there are not",
         "api/prompts.py",
-        "if max(asked.prompt) >= len(self._tokenizer):",
+        "if max(given) >= len(self._tokenizer):",
         "if False:",
         "tests/api/test_app.py -k tokens_may_be_given",
     ),
