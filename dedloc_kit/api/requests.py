@@ -91,7 +91,12 @@ def _kind_of_prompt(given: Any) -> str:
     """By its beginning, so that what is wrong behind that is named."""
     if not isinstance(given, list):
         return "a text"
-    return {str: "texts", list: "lists of tokens"}.get(type(given[0]) if given else None, "tokens")
+    match given[:1]:
+        case [str()]:
+            return "texts"
+        case [list()]:
+            return "lists of tokens"
+    return "tokens"
 
 
 class CompletionRequest(_Request):
