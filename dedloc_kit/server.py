@@ -183,7 +183,7 @@ class _Server:
         me = self._me
         self._belongings.obtain(wanted, me.loop, me.donors(), me.content, on_progress)
         module.requires_grad_(False)
-        load(module, ((wanted[name], tensor) for name, tensor in self._belongings.tensors(wanted)), self._peer.weights)
+        load(module, module.merged(wanted, self._belongings.tensors(wanted)), self._peer.weights)
         self._speeds = measured(module, torch.bfloat16 if self._peer.weights == "bfloat16" else torch.float32)
         self._me.loop.soon(self._spans.hold, Held(module, self._serving.manifest))
         self._span, self._state = span, "online"

@@ -61,6 +61,11 @@ class Server:
     def peer(self) -> str:
         return self.wait_for(Joined).peer
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """None as long as it has not joined."""
+        return next((tuple(event.addresses) for event in self.events if isinstance(event, Joined)), ())
+
     def kill(self) -> None:
         """As a power cut would."""
         self.worker.kill()
@@ -111,15 +116,14 @@ class ServedModel:
     def __enter__(self) -> "ServedModel":
         first = self.servers[0]
         try:
-            serving = parse_serving(first.wait_for(Began).serving)
-            addresses = first.wait_for(Joined).addresses
+            self._serving = parse_serving(first.wait_for(Began).serving)
+            first.wait_for(Joined)
         except BaseException:
             self._stack.close()
             raise
         self.founder = first.worker.log.parents[1]
         """The folder of whoever began it."""
-        key = read_key(self.founder / IDENTITY_FILE)
-        self.invitation = Invitation.of(serving, addresses).signed(key)
+        self.invitation = self._invitation()
         self.where = str(self.folder / "invitation.json")
         for path in (Path(self.where), self.founder / INVITATION_FILE):
             path.write_text(self.invitation.model_dump_json(), encoding="utf-8")
@@ -129,7 +133,8 @@ class ServedModel:
         self._stack.close()
 
     def join(self, wait: bool = True, **settings: Any) -> Server:
-        """One more server, once it serves."""
+        """One more server, once it serves; whoever is there now lets it in."""
+        self.invitation = self._invitation()
         server = self._add(lambda config: server_job(self.invitation, config), **settings)
         if wait:
             server.wait_for(Joined)
@@ -167,6 +172,12 @@ class ServedModel:
 
     def by_peer(self, peer: str) -> Server:
         return next(server for server in self.servers if server.worker.running and server.peer == peer)
+
+    def _invitation(self) -> Invitation:
+        """To those who have joined and are still running."""
+        there = [server.addresses for server in self.servers if server.worker.running]
+        addresses = tuple(each[0] for each in there if each)
+        return Invitation.of(self._serving, addresses).signed(read_key(self.founder / IDENTITY_FILE))
 
     def _add(self, job: Callable[[ServerConfig], Mapping[str, Any]], **settings: Any) -> Server:
         server = Server(self.folder / f"server{len(self.servers)}", job, **settings)

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import Served as Seen
 from dedloc_kit.inference import tuning
 from dedloc_kit.machine.isolation import isolated
+from dedloc_kit.run import seed_of
 from tests import fork_server
 from tests.blocks import tiny
 from tests.blocks.tuned import adapter_for, trained
@@ -220,7 +224,7 @@ def test_int8_servers_behind_firewalls_equal_a_local_int8_model(tmp_path: Path) 
         tensors = {name: values for name, values in local.state_dict().items() if ".layers." in name}
         whole = Span(local.config, 0, tiny.LAYERS)
         wanted = whole.wanted(tensors)
-        load(whole, ((wanted[name], tensors[name]) for name in wanted), "int8")
+        load(whole, whole.merged(wanted, ((name, tensors[name]) for name in wanted)), "int8")
         local.model.layers = whole.base.layers
         routes = list[list[Hop]]()
         assert torch.equal(served.written(routes.append), written(local))
@@ -248,6 +252,51 @@ def test_a_server_that_answers_wrongly_is_found_and_told_of(served: Served) -> N
         written(model, max_new_tokens=2)
     assert torch.equal(written(model), written(served.whole))
     liar.kill()
+
+
+@pytest.mark.slow
+def test_of_a_hundred_answers_under_kills_a_hundred_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    """Of three users at once; a server that writes for one of them is killed, as soon as the last one is replaced."""
+    answers, every, short = 100, 25, {"max_new_tokens": 8}
+    with serving(tmp_path, *({"span": span} for span in ("2:4", "0:2", "2:4"))) as served:
+        swarm, replacing = served.swarm, Lock()
+        users = SimpleQueue[Served]()
+        for model in (served.model, swarm.model(), swarm.model()):
+            users.put(Served(served.whole, swarm, model))
+
+        def answered(number: int, event: Callable[[list[Hop]], None] | None = None) -> tuple[bool, int]:
+            random = torch.Generator().manual_seed(seed_of("answers under kills", number))
+            text = torch.randint(1, 96, (1, 8), generator=random)
+            user = users.get()
+            try:
+                equal = torch.equal(user.written(event, text, **short), written(served.whole, text, **short))
+            finally:
+                users.put(user)
+            return equal, user.recoveries
+
+        def answered_under_a_kill(number: int) -> tuple[bool, int]:
+            killed = list[Hop]()
+
+            def kill(route: list[Hop]) -> None:
+                killed.append(route[seed_of("server", number) % len(route)])
+                swarm.by_peer(killed[0][0]).kill()
+
+            with replacing:
+                swarm.wait_until_known()
+                found = answered(number, kill)
+                swarm.join(wait=False, span=f"{killed[0][2]}:{killed[0][3]}")
+            return found
+
+        with ThreadPoolExecutor(4) as pool:  # so that three answers go on while a server is replaced
+            asked = [
+                pool.submit(answered_under_a_kill if number % every == every - 1 else answered, number)
+                for number in range(answers)
+            ]
+            found = [each.result() for each in asked]
+        assert [equal for equal, _ in found] == [True] * answers
+        kills = found[every - 1 :: every]
+        assert len(kills) == 4
+        assert all(recoveries for _, recoveries in kills)
 
 
 @pytest.mark.slow

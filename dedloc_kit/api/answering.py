@@ -28,7 +28,7 @@ class Answering(Response):
                 await self._stream(send)
             else:
                 pieces = [piece async for piece in self._generation]
-                whole = self._form.whole(pieces, self._asked.answers, usage(self._generation))
+                whole = self._form.whole(pieces, self._asked.choices, usage(self._generation))
                 await JSONResponse(whole)(scope, receive, send)
         finally:
             watching.cancel()

@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from dedloc_kit.api.errors import BUSY_SECONDS, ApiError, told
 from dedloc_kit.api.growing import Growing, Piece
-from dedloc_kit.api.prompts import Prompts
+from dedloc_kit.api.prompts import Prompt, Prompts
 from dedloc_kit.api.requests import AnyRequest
 from dedloc_kit.api.sampling import Sampling
 from dedloc_kit.api.text import Detokenizer, Stops
@@ -123,30 +123,39 @@ class Generator:
         return None
 
     def _generate(self, asked: AnyRequest, generation: Generation) -> None:
+        prompts = self._prompts.read(asked)
+        generation.prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        for number, prompt in enumerate(prompts):
+            if not generation.stopped:
+                self._answer(asked, prompt, number * asked.answers, generation)
+
+    def _answer(self, asked: AnyRequest, prompt: Prompt, first: int, generation: Generation) -> None:
+        """The answers to one prompt, numbered from `first` on; another prompt beside it changes nothing about them."""
         model, tokenizer = self._served.model, self._served.tokenizer
-        prompt, most = self._prompts.read(asked)
-        generation.prompt_tokens = len(prompt)
         sampling = Sampling(asked)
-        ends = _ends(model, tokenizer)
+        ends, before = _ends(model, tokenizer), generation.answer_tokens
         answers = [
-            Growing(number, Detokenizer(tokenizer, prompt), Stops(asked.stops()), ends, most)
-            for number in range(asked.answers)
+            Growing(number, Detokenizer(tokenizer, prompt.tokens), Stops(asked.stops()), ends, prompt.most)
+            for number in range(first, first + asked.answers)
         ]
+        if prompt.echo:
+            for number in range(first, first + asked.answers):
+                generation.tell(Piece(number, prompt.echo, (), None))
 
         def hear(tokens: Tensor, _scores: object, **_: object) -> Tensor:
             """After each token, as a stopping criterion: which answers are finished."""
             for answer, token, choice in zip(answers, tokens[:, -1].tolist(), sampling.choices, strict=True):
                 if answer.finish is None and (piece := answer.add(token, choice)):
                     generation.tell(piece)
-            generation.answer_tokens = sum(answer.tokens for answer in answers)
+            generation.answer_tokens = before + sum(answer.tokens for answer in answers)
             finished = [generation.stopped or answer.finish is not None for answer in answers]
             return torch.tensor(finished, device=tokens.device)
 
-        rows = torch.tensor([prompt] * asked.answers, device=model.device)
+        rows = torch.tensor([prompt.tokens] * asked.answers, device=model.device)
         model.generate(
             rows,
             attention_mask=torch.ones_like(rows),
-            max_new_tokens=most,
+            max_new_tokens=prompt.most,
             do_sample=False,  # `sampling` leaves one token to take
             num_beams=1,
             eos_token_id=ends or None,

@@ -1,15 +1,28 @@
 """The tokens that an answer follows, and how many it may have."""
 
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
 
 from dedloc_kit.api.errors import ApiError
-from dedloc_kit.api.requests import AnyRequest, ChatRequest, CompletionRequest
+from dedloc_kit.api.requests import AnyRequest, ChatRequest
 
 CHAT_TOKENS, COMPLETION_TOKENS = 1024, 16
 """What an answer has at most if its request says nothing; the second is OpenAI's."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """
+    :ivar most: tokens that its answer has at most
+    :ivar echo: what is told before the answer
+    """
+
+    tokens: list[int]
+    most: int
+    echo: str
 
 
 class Prompts:
@@ -24,12 +37,19 @@ class Prompts:
         # The first use may switch off a truncation that is stored with a tokenizer; nobody else may use it meanwhile.
         self._lock = threading.Lock()
 
-    def read(self, asked: AnyRequest) -> tuple[list[int], int]:
-        """The tokens of a prompt, and how many its answer may have. Raises ApiError, which names what is wrong."""
+    def read(self, asked: AnyRequest) -> list[Prompt]:
+        """Those of a request; raises ApiError, which names what is wrong."""
         if isinstance(asked, ChatRequest):
-            param, prompt, default = "messages", self._chat(asked), CHAT_TOKENS
-        else:
-            param, prompt, default = "prompt", self._completion(asked), COMPLETION_TOKENS
+            return [self._bounded(asked, "messages", self._chat(asked), CHAT_TOKENS)]
+        prompts = []
+        for number, given in enumerate(asked.prompts()):
+            param = f"prompt[{number}]" if len(asked.prompts()) > 1 else "prompt"
+            echo = (given if isinstance(given, str) else str(self._tokenizer.decode(given))) if asked.echo else ""
+            prompts.append(self._bounded(asked, param, self._completion(param, given), COMPLETION_TOKENS, echo))
+        return prompts
+
+    def _bounded(self, asked: AnyRequest, param: str, prompt: list[int], default: int, echo: str = "") -> Prompt:
+        """A prompt with room for its answer."""
         limit = f"{self._name} takes {self._context} tokens of prompt and answer together"
         room = self._context - len(prompt)
         if not prompt:
@@ -41,7 +61,7 @@ class Prompts:
         if longest is not None and longest > room:
             message = f"{param} is {longest}, and the prompt has {len(prompt)} tokens; {limit}"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
-        return prompt, longest or min(default, room)
+        return Prompt(prompt, longest or min(default, room), echo)
 
     def _chat(self, asked: ChatRequest) -> list[int]:
         if not self._tokenizer.chat_template:
@@ -55,13 +75,13 @@ class Prompts:
             raise ApiError(400, message, param="messages", code="invalid_value") from None
         return self._encoded(text, special=False)  # the template has put them in
 
-    def _completion(self, asked: CompletionRequest) -> list[int]:
-        if isinstance(asked.prompt, str):
-            return self._encoded(asked.prompt, special=True)
-        if max(asked.prompt) >= len(self._tokenizer):
-            message = f"prompt holds tokens that {self._name} does not have; they are below {len(self._tokenizer)}"
-            raise ApiError(400, message, param="prompt", code="invalid_value")
-        return list(asked.prompt)
+    def _completion(self, param: str, given: str | list[int]) -> list[int]:
+        if isinstance(given, str):
+            return self._encoded(given, special=True)
+        if max(given) >= len(self._tokenizer):
+            message = f"{param} holds tokens that {self._name} does not have; they are below {len(self._tokenizer)}"
+            raise ApiError(400, message, param=param, code="invalid_value")
+        return given
 
     def _encoded(self, text: str, special: bool) -> list[int]:
         with self._lock:

@@ -2,16 +2,19 @@
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from dedloc_kit.api.errors import ApiError
 from dedloc_kit.records import Record
 
 MOST_ANSWERS = 8
-"""To one request: they are computed together, and each takes room on every server."""
+"""To one prompt: they are computed together, and each takes room on every server."""
+MOST_PROMPTS = 32
+"""In one request: one after the other takes one of the places."""
 
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class StreamOptions(Record):
@@ -35,8 +38,13 @@ class _Request(Record):
 
     @property
     def answers(self) -> int:
-        """How many are wanted."""
+        """How many are wanted to each prompt."""
         return self.n or 1
+
+    @property
+    def choices(self) -> int:
+        """How many are wanted in all."""
+        return self.answers
 
     def stops(self) -> list[str]:
         """The texts before which the answer ends."""
@@ -79,9 +87,38 @@ class ChatRequest(_Request):
         return "max_tokens", self.max_tokens
 
 
+def _kind_of_prompt(given: Any) -> str:
+    """By its beginning, so that what is wrong behind that is named."""
+    if not isinstance(given, list):
+        return "a text"
+    match given[:1]:
+        case [str()]:
+            return "texts"
+        case [list()]:
+            return "lists of tokens"
+    return "tokens"
+
+
 class CompletionRequest(_Request):
-    prompt: str | Annotated[list[TokenId], Field(min_length=1)]
+    prompt: Annotated[
+        Annotated[str, Tag("a text")]
+        | Annotated[Tokens, Tag("tokens")]
+        | Annotated[list[str], Field(max_length=MOST_PROMPTS), Tag("texts")]
+        | Annotated[list[Tokens], Field(max_length=MOST_PROMPTS), Tag("lists of tokens")],
+        Discriminator(_kind_of_prompt),
+    ]
+    echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.answers * len(self.prompts())
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each as text or tokens."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return [*self.prompt]
 
     def alternatives(self) -> int | None:
         """As in `ChatRequest`."""
@@ -113,6 +150,8 @@ def parse(kind: type[Request], body: bytes) -> Request:
         raise ApiError(400, "stream_options is for streamed answers only; set stream to true", param="stream_options")
     if isinstance(asked, ChatRequest) and asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if isinstance(asked, CompletionRequest) and asked.echo and asked.logprobs is not None:
+        raise ApiError(400, "echo cannot be had with logprobs: those of a prompt are not computed", param="echo")
     return asked
 
 

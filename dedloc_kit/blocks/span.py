@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from dedloc_kit.blocks.architecture import Layout, causal_class, cut, skeleton
+from dedloc_kit.blocks.conversion import Conversion
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.errors import UserError
 
@@ -30,6 +32,7 @@ class Span(nn.Module):
             raise UserError(f"no span {begin}:{end} in a model with {config.num_hidden_layers} layers")
         whole = skeleton(config)
         self.layout = Layout.of(whole)
+        self._conversion = Conversion(whole)
         self.begin, self.end = begin, end
         self._whole = whole.config
         self.config = cut(whole.config, begin, end)
@@ -51,9 +54,9 @@ class Span(nn.Module):
     @classmethod
     def of(cls, model: Any, begin: int, end: int) -> "Span":
         """The same out of a whole model in memory, whose tensors it shares."""
-        span, tensors = cls(model.config, begin, end), model.state_dict()
-        wanted = span.wanted(tensors)
-        span.load_state_dict({own: tensors[name] for name, own in wanted.items()}, assign=True)
+        span = cls(model.config, begin, end)
+        tensors = {own: tensor for name, tensor in model.state_dict().items() if (own := span._own(name))}
+        span.load_state_dict(tensors, assign=True)
         return span
 
     def part(self, begin: int, end: int) -> "Span":
@@ -73,19 +76,32 @@ class Span(nn.Module):
     def wanted(self, names: Iterable[str]) -> dict[str, str]:
         """Which tensors of a checkpoint it needs, of all that this holds, and their names here.
 
-        Raises UserError if one is missing.
+        Several that have one name are merged, see `merged`. Raises UserError if one is missing.
         """
         own, wanted = set(self.state_dict()), {}
         for name in names:
-            layer, rest = self.layout.layer_of(name) or (-1, "")
-            key = f"base.{self.layout.path}.{layer - self.begin}.{rest}"
-            if self.begin <= layer < self.end and key in own:
+            if self._own(name) and (key := self._own(self._conversion.name(name))) in own:
                 wanted[name] = key
         if missing := sorted(own.difference(wanted.values())):
             raise UserError(
                 f"the checkpoint lacks {len(missing)} tensors of layers {self.begin}:{self.end}: {missing[0]}"
             )
         return wanted
+
+    def merged(
+        self, wanted: Mapping[str, str], tensors: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The wanted tensors of a checkpoint as they come, under their names here and as they are here.
+
+        Raises UserError if those that are to become one do not fit together.
+        """
+        parts = Counter(wanted.values())
+        waiting: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for name, tensor in tensors:
+            key = wanted[name]
+            waiting[key][name] = tensor
+            if len(waiting[key]) == parts[key]:
+                yield key, self._conversion.tensor(waiting.pop(key))
 
     def forward(
         self,
@@ -105,6 +121,11 @@ class Span(nn.Module):
         output = self.base(inputs_embeds=hidden, attention_mask=attention_mask, **positions, **use)
         after: torch.Tensor = output.last_hidden_state
         return after
+
+    def _own(self, name: str) -> str | None:
+        """What a tensor of the whole model is called here, if it has such a one; None if it is of another layer."""
+        layer, rest = self.layout.layer_of(name) or (-1, "")
+        return f"base.{self.layout.path}.{layer - self.begin}.{rest}" if self.begin <= layer < self.end else None
 
     def new_cache(self) -> Any:
         return DynamicCache(config=self.config)

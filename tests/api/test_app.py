@@ -168,6 +168,33 @@ def test_tokens_may_be_given_instead_of_text(api: Api) -> None:
     assert api.error(api.complete([300]), 400)["param"] == "prompt"
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_each_prompt_of_a_list_is_answered_as_if_it_were_alone(api: Api, echo: bool) -> None:
+    texts = ["river sea", BENGALI, "the bank"]
+    asked: dict[str, Any] = {"seed": 3, "n": 2, "max_tokens": 5, "echo": echo}
+    alone = [api.complete(text, **asked).json() for text in texts]
+    expected = [choice["text"] for answer in alone for choice in answer["choices"]]
+    whole = api.complete(texts, **asked).json()
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    for kind in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert whole["usage"][kind] == sum(answer["usage"][kind] for answer in alone)
+    tokens = [api.tokenizer(text)["input_ids"] for text in texts]
+    parts = events(api.complete(tokens, **asked, stream=True))[:-1]
+    streamed = [""] * 6
+    for part in parts:
+        streamed[part["choices"][0]["index"]] += part["choices"][0]["text"]
+    assert streamed == expected
+    begins = [text.startswith(texts[number // 2]) for number, text in enumerate(expected)]
+    assert begins == [echo] * 6
+
+
+def test_of_several_prompts_the_wrong_one_is_named_before_any_is_answered(api: Api) -> None:
+    assert api.error(api.complete(["river", "?" * CONTEXT]), 400)["param"] == "prompt[1]"
+    assert api.error(api.complete([[1], [300]]), 400)["param"] == "prompt[1]"
+    assert api.model.passes == 0
+
+
 def test_roles_and_parts_of_messages_reach_the_template(api: Api) -> None:
     api.say("a")
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]

@@ -51,6 +51,8 @@ def refused(kind: Any, **asked: Any) -> ApiError:
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"tools": []}, "tools"),
+        ({"functions": []}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"x" * 500: 1}, "x" * 80),
     ],
 )
@@ -64,8 +66,13 @@ def test_a_wrong_parameter_of_a_chat_is_named(asked: dict[str, Any], param: str)
     ("asked", "param"),
     [
         ({"prompt": []}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt[0]"),
+        ({"prompt": ["a"] * 33}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": [[1]] * 33}, "prompt"),
+        ({"prompt": 1}, "prompt"),
         ({"prompt": [-1]}, "prompt[0]"),
+        ({"echo": True, "logprobs": 1}, "echo"),
         ({"logprobs": 6}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"messages": MESSAGES}, "messages"),

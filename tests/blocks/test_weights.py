@@ -252,12 +252,54 @@ def test_a_model_is_a_folder_or_a_commit_of_the_hub(model: str, said: str) -> No
         locate(model)
 
 
-@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_span_is_filled_from_the_files_that_hold_its_layers(family: str, tmp_path: Path) -> None:
     whole = tiny.model(family)
     whole.save_pretrained(tmp_path)
     manifest, span = describe_folder(tmp_path), Span(whole.config, 1, tiny.LAYERS)
     own = span.wanted(manifest.tensors)
-    load(span, ((own[name], tensor) for name, tensor in read(tmp_path, manifest, own)), "float32")
+    load(span, span.merged(own, read(tmp_path, manifest, own)), "float32")
     hidden, positions = torch.randn(2, 5, whole.config.hidden_size), torch.arange(5)[None]
     assert torch.equal(span(hidden, None, positions), Span.of(whole, 1, tiny.LAYERS)(hidden, None, positions))
+
+
+@pytest.mark.parametrize(
+    ("family", "experts", "stored"),
+    [
+        ("Mixtral", "num_local_experts", "model.layers.2.block_sparse_moe.experts.10.w3.weight"),
+        ("Qwen3Moe", "num_experts", "model.layers.2.mlp.experts.10.up_proj.weight"),
+    ],
+)
+def test_experts_that_are_stored_one_by_one_are_merged(family: str, experts: str, stored: str, tmp_path: Path) -> None:
+    whole = tiny.model(family, **{experts: 11})
+    whole.save_pretrained(tmp_path)
+    manifest, span = describe_folder(tmp_path), Span(whole.config, 1, 3)
+    own = span.wanted(manifest.tensors)
+    assert stored in own
+    assert own.keys() == {name for name in manifest.tensors if name.startswith(("model.layers.1.", "model.layers.2."))}
+    load(span, span.merged(own, read(tmp_path, manifest, own)), "float32")
+    hidden, positions = torch.randn(2, 5, whole.config.hidden_size), torch.arange(5)[None]
+    assert torch.equal(span(hidden, None, positions), Span.of(whole, 1, 3)(hidden, None, positions))
+
+
+def test_experts_that_do_not_fit_together_are_refused_in_a_line(tmp_path: Path) -> None:
+    whole = tiny.model("Mixtral")
+    whole.save_pretrained(tmp_path)
+    manifest, span = describe_folder(tmp_path), Span(whole.config, 0, 1)
+    own = span.wanted(manifest.tensors)
+    tensors = dict(read(tmp_path, manifest, own))
+    experts = "model.layers.0.block_sparse_moe.experts"
+    norm, nameless = "model.layers.0.input_layernorm.weight", "layers.0.input_layernorm.weight"
+    for given, said in [
+        (tensors | {f"{experts}.3.w3.weight": torch.ones(3, 3)}, r"do not fit together \("),
+        (
+            {name: tensors[name] for name in tensors if ".w3." not in name},
+            "do not fit together|part of the model wants",
+        ),
+        ({name: tensors[name] for name in tensors if ".3." not in name}, "part of the model wants"),
+        (tensors | {nameless: tensors[norm]}, f"holds {nameless} twice"),
+    ]:
+        part = Span(whole.config, 0, 1)
+        with pytest.raises(UserError, match=said) as told:
+            load(part, part.merged(part.wanted(given), given.items()), "float32")
+        assert "\n" not in str(told.value)

@@ -1,6 +1,7 @@
 """What of a model this machine can hold, and how fast it is."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from dedloc_kit.blocks.architecture import Layout, skeleton
 from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.past import Past
 from dedloc_kit.blocks.plan import MAX_SPEED
+from dedloc_kit.blocks.quantized import is_linear
 from dedloc_kit.blocks.span import CachedSpan, Span
 from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import WeightFormat
@@ -37,21 +39,28 @@ class Sizes:
     @classmethod
     def of(cls, config: Any, manifest: Manifest, form: WeightFormat) -> "Sizes":
         """Of the model's largest layer."""
-        layout = Layout.of(skeleton(config))
-        stored, numbers = dict[int, int](), dict[int, float]()
+        whole = skeleton(config)
+        layout = Layout.of(whole)
+        stored = Counter[int]()
         for name, tensor in manifest.tensors.items():
             if found := layout.layer_of(name):
-                stored[found[0]] = stored.get(found[0], 0) + tensor.size
-                count = 1
-                for size in tensor.shape:
-                    count *= size
-                numbers[found[0]] = numbers.get(found[0], 0) + count
+                stored[found[0]] += tensor.size
         if not stored:
             raise UserError("the weights have no tensors of layers; are they this model's?")
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         number = 2 if form == "bfloat16" else 4
-        return cls(max(stored.values()), int(max(numbers.values()) * _BYTES[form]), 2 * heads * size * number)
+        layers = whole.base_model.get_submodule(layout.path)
+        held = max(sum(_held(module, form, number) for module in layer.modules()) for layer in layers)
+        return cls(max(stored.values()), int(held), 2 * heads * size * number)
+
+
+def _held(module: Any, form: WeightFormat, number: int) -> float:
+    """Bytes of a module's own tensors: only linear layers' weights have few bits, merged experts for example do not."""
+    held = 0.0
+    for name, values in module.named_parameters(recurse=False):
+        held += values.numel() * (_BYTES[form] if name == "weight" and is_linear(module) else number)
+    return held
 
 
 def layers_that_fit(sizes: Sizes, cache_tokens: int) -> int:

@@ -34,6 +34,16 @@ def test_a_layer_takes_its_numbers_and_a_cache_that_follows_from_the_configurati
     assert held["int4"] <= 0.2
 
 
+def test_experts_are_counted_as_they_are_held(tmp_path: Path) -> None:
+    """All of a layer's are one tensor and no linear layer, so they stay in float32."""
+    whole = tiny.model("Mixtral")
+    whole.save_pretrained(tmp_path)
+    layer = {name: tensor for name, tensor in whole.state_dict().items() if ".layers.0." in name}
+    experts = sum(tensor.nbytes for name, tensor in layer.items() if "experts" in name)
+    held = Sizes.of(whole.config, describe_folder(tmp_path), "int8").held
+    assert experts < held < experts + 0.3 * (sum(tensor.nbytes for tensor in layer.values()) - experts) + 1000
+
+
 FORMS: tuple[WeightFormat, ...] = ("float32", "bfloat16", "int8", "int4")
 
 

@@ -89,7 +89,7 @@ def test_a_span_is_filled_from_servers_of_which_each_has_a_part_and_gives_it_on(
     asyncio.run(run())
     span = Span(whole.config, 1, 3)
     own = span.wanted(names_of(manifest, 1, 2))
-    load(span, ((own[name], tensor) for name, tensor in weights.read(mine, manifest, own)), "float32")
+    load(span, span.merged(own, weights.read(mine, manifest, own)), "float32")
     reference = Span.of(whole, 1, 3)
     hidden, positions = torch.randn(2, 5, whole.config.hidden_size), torch.arange(5)[None]
     assert torch.equal(span(hidden, None, positions), reference(hidden, None, positions))
