@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import requests
-from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from dedloc_kit.cli.main import main
@@ -67,6 +66,8 @@ def test_what_servers_have_computed_for_others_adds_up_by_name(tmp_path: Path) -
 
 
 def test_how_it_is_served_is_told_as_the_description_says(page: ServingDashboard) -> None:
+    from openapi_spec_validator import validate  # compiles grammars for seconds, in each process that collects
+
     page.publish(GAP)
     description = get(page, "/api/openapi.json").json()
     validate(description)

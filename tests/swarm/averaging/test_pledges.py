@@ -164,6 +164,7 @@ def test_who_shows_what_is_confirmed_of_it_counts_for_it_and_who_makes_it_up_for
         standing(party, organizer, 0, 100)
         torch.testing.assert_close(await party.meet(), (8 * few + 12 * many) / 20)
         standing(party, party._signers[1], 1, 100)
+        party.patience = Patience(3.0, 3.0)
         assert "complete" not in {result.outcome for result in await party.results()}
 
     asyncio.run(check())
@@ -264,12 +265,14 @@ def test_a_vector_that_cannot_be_encoded_is_the_fault_of_who_brings_it(tmp_path:
 def test_the_organizer_averages_again_what_each_reducer_has_averaged(tmp_path: Path, compression: str) -> None:
     party = a_party(tmp_path, compression)
     peers = [signer.peer for signer in party._signers]
+    for service in party._services.values():
+        service._organizer = peers[0]
     organizer: Any = party._services[peers[0]]
-    organizer._organizer = peers[0]
 
     async def meet() -> None:
         for _ in range(3):
             results = await party.results()
+            assert [result.outcome for result in results] == ["complete"] * 2, results
             pledges = [pledge_of(party, member, results[0]) for member in range(len(peers))]
             averaged = await organizer.averaged(pledges[0].group)
             for pledges_of, pledged in zip(party.pledges, pledges, strict=True):
