@@ -21,11 +21,14 @@ from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
+from dedloc_kit.releasing import Releasing
 from dedloc_kit.resuming import begin, credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
+from dedloc_kit.serving.config import SERVED_TASK
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
+from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
@@ -61,6 +64,7 @@ def coordinator(
     memory = recall(peer.folder, run.run_id)
     # Strictly this port: on another one nobody would find it again.
     peer = peer.model_copy(update={"port": peer.port or memory.port})
+    served = Store(peer.folder / "served") if run.task.name == SERVED_TASK and peer.serve_every else None
     with connected(
         run,
         peer,
@@ -70,6 +74,7 @@ def coordinator(
         may_start_alone=True,
         stop=stop,
         on_step=on_step,
+        content=None if served is None else served.find,
     ) as me:
         auditing = None if run.trust.checks == "off" else Auditing(run, peer.folder, peer.task_module, me, emit)
         role = _Role(run, peer, me, done, emit, auditing)
@@ -80,6 +85,7 @@ def coordinator(
             me.optimizer.begin()
             emit(me.joined())
             role.publish()
+            role.hand_out(served)
             role.follow(stop)
             emit(State(text="leaving"))
             me.optimizer.leave()
@@ -116,6 +122,7 @@ class _Role:
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
+        self._releasing: Releasing | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
     def resume(self) -> None:
@@ -146,6 +153,12 @@ class _Role:
                 *(self._run, self._peer, state, task, self._ledger, self._emit),
                 lost=lambda step: step in self._lasting.checkpoints.ruined,
             )
+
+    def hand_out(self, served: Store | None) -> None:
+        """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
+        if served is not None:
+            lost = self._lasting.checkpoints.ruined
+            self._releasing = Releasing(self._run, self._peer, self._me, served, lambda step: step in lost)
 
     def follow(self, stop: threading.Event) -> None:
         """Take every step of the swarm until told to stop or the last one is done."""
@@ -235,6 +248,8 @@ class _Role:
             self._save()
             if self._publisher is not None:
                 self._publisher.push_soon()
+            if self._releasing is not None:
+                self._releasing.release_soon()
 
     def record_done(self) -> None:
         """Record the steps that have been taken since the last look; after a failure, when it is time to try again."""
@@ -259,6 +274,8 @@ class _Role:
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
+        if current and self._releasing is not None:
+            self._releasing.step_done(step.step)
         if current and (went_back or step.step % self._peer.evaluate_every == 0):
             self._evaluator.start()
 
@@ -272,6 +289,8 @@ class _Role:
             self._publisher.close()
 
     def close(self) -> None:
+        if self._releasing is not None:
+            self._releasing.close()
         if self._auditing is not None:
             self._auditing.close()
         self._evaluator.close()

@@ -29,7 +29,7 @@ ORDER = (
     {"evaluation", "steering"},
     {"access"},
     {"swarm", "lasting", "start_line"},
-    {"resuming", "publishing", "evaluator", "auditing"},
+    {"resuming", "publishing", "releasing", "evaluator", "auditing"},
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
     {"worker"},
     {"session", "dashboard", "inference"},
@@ -57,7 +57,7 @@ FOUNDATION = {
     *("memory", "hub", "client", "display", "regions", "steering", "access", "serving"),
 }
 ROLES = {
-    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line"),
+    *("swarm", "ledger", "resuming", "lasting", "publishing", "releasing", "evaluator", "auditing", "start_line"),
     *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

@@ -1,6 +1,5 @@
 """The coordinator's pushes to the Hub: in a thread of its own, so that training never waits for them."""
 
-import copy
 import json
 import logging
 import shutil
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
@@ -157,7 +155,7 @@ class Publisher:
         write_copy(self._ledger.path, folder / LEDGER_FOLDER)
         usage = None
         if isinstance(self._task, Exportable):
-            usage = self._task.export(self._model(tensors), folder, self._repository.name)
+            usage = self._task.export(self._state.model_of(tensors), folder, self._repository.name)
         every = max(1, self._ledger.last_step() // MAX_POINTS)
         steps, evaluations = self._ledger.steps(every=every), self._ledger.evaluations()
         contributors = self._ledger.contributors()
@@ -182,13 +180,6 @@ class Publisher:
             (RUN_FILE, described(self._run)),
         ):
             (folder / name).write_text(text, encoding="utf-8")
-
-    @torch.no_grad()
-    def _model(self, tensors: dict[str, Tensor]) -> torch.nn.Module:
-        model = copy.deepcopy(self._state.model)  # of any moment: every value is replaced
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            tensor.copy_(tensors[f"model.{name}"])
-        return model.eval()
 
     @contextmanager
     def _new_folder(self) -> Iterator[Path]:

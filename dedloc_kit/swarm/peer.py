@@ -45,6 +45,7 @@ from dedloc_kit.swarm.network.service import Endpoint, Service
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
+from dedloc_kit.swarm.transfer.addressed import ContentService, Find
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
@@ -123,6 +124,7 @@ def connected(
     stop: threading.Event,
     on_step: StepListener,
     on_loading: Callable[[int, int], None] = lambda _received, _total: None,
+    content: Find | None = None,
 ) -> Iterator[SwarmPeer]:
     """Build the model, connect to the swarm and leave it at the end. Call it in a process's main thread.
 
@@ -131,6 +133,7 @@ def connected(
 
     :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
     :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
+    :param content: where that lies which this peer gives to others by its hash
     """
     devices = pick_devices(peer.devices, double=run.averaging.mode == "local-steps")
     set_threads(peer.threads, devices)
@@ -154,7 +157,7 @@ def connected(
     try:
         state = TrainingState(task.build_model(), lambda model: _shared_optimizer(run, task, model), run)
         source = StateSource(state.for_newcomer, lambda: state.info)
-        exchange = exchange_of(dht, signer, run, state.layout, source, peer.folder)
+        exchange = exchange_of(dht, signer, run, state.layout, source, peer.folder, content=content)
         parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if organizer is None else 2 * KEPT_STEPS)
         replicas = () if follower else tuple(Replica(state, device) for device in devices)
         accumulator = _accumulator(run, task, state, replicas)
@@ -205,16 +208,18 @@ def exchange_of(
     source: StateSource,
     folder: Path,
     rules: Rules | None = None,
+    content: Find | None = None,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`; those
-    of the directory, of reachability and of admission live in the node's process.
+    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`, and
+    `content` where there is any; those of the directory, of reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
 
     :param source: of the state that is handed out
     :param folder: this peer's; where members are checked it holds what they may be asked for
     :param rules: the usual ones if none are given
+    :param content: where that lies which others are given by its hash
     """
     rules = rules or rules_of(run)
     vector = SharedVector(layout)
@@ -257,7 +262,11 @@ def exchange_of(
                     StandingService(endpoint, organizer, take),
                     KnownAnswers(endpoint, organizer, signer.peer),
                 )
-            for service in (transfer, groups, rows, averaging, *checks):
+            giving: Sequence[Service] = ()
+            if content is not None:
+                giving = (ContentService(content),)
+                giving[0].line_free = donor.line_free
+            for service in (transfer, groups, rows, averaging, *checks, *giving):
                 await endpoint.add(service)
             yield node.gate, transfer, averaging, *checks
         finally:

@@ -206,6 +206,14 @@ class TrainingState:
         with self.lock:
             return {name: tensor.detach().clone() for name, tensor in self._named().items()}, self.info
 
+    @torch.no_grad()
+    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+        """A model of its own with the values of a copy, to be used."""
+        model = copy.deepcopy(self.model)  # of any moment: every value is replaced
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            tensor.copy_(tensors[f"model.{name}"])
+        return model.eval()
+
     @contextmanager
     def for_newcomer(self) -> Iterator[tuple[dict[str, Any], Sequence[Tensor]]]:
         """What is handed over: metadata and the live tensors, which do not change meanwhile."""

@@ -4,11 +4,11 @@ hivemind's nodes keep what anyone sends: under any key, of any size, for any tim
 cannot be read, wherever it comes from, hides all those under the same key. Ours takes nothing but records of its run
 that their authors have signed, within the limits of `swarm.kinds`, and drops all else one by one.
 
-In all that is at most MAX_RECORDS under each of 92 keys, some 190 MB, and the notice. What is full takes nobody new,
-except for the organizer: whoever is there already can renew its record, and is not pushed out by those who make a
-thousand keys. A peer has one record under each key, and of each kind only a few keys for it: the one for few peers, its
-share, the copies, and, by the step that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys
-more hold copies of the organizer's progress alone.
+In all that is at most MAX_RECORDS under each of 92 keys, some 190 MB, and the notice and the release. What is full
+takes nobody new, except for the organizer: whoever is there already can renew its record, and is not pushed out by
+those who make a thousand keys. A peer has one record under each key, and of each kind only a few keys for it: the one
+for few peers, its share, the copies, and, by the step that its record names, its cells. (Of who leaves, nothing names a
+step.) Eight keys more hold copies of the organizer's progress alone.
 """
 
 from collections import Counter
@@ -31,6 +31,7 @@ from dedloc_kit.swarm.network.kinds import (
     CONTRIBUTIONS,
     NOTICE,
     PROGRESS,
+    RELEASE,
     SERVING,
     SUMMARIES,
     Kind,
@@ -71,7 +72,7 @@ class Keeper(RecordValidatorBase):
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
         names = Names(run_id)
-        for kind in (PROGRESS, SUMMARIES, SERVING, CONTRIBUTIONS, NOTICE):
+        for kind in (PROGRESS, SUMMARIES, SERVING, CONTRIBUTIONS, NOTICE, RELEASE):
             places = {kind.key(names): _Place(kind)}
             places |= {key: _Place(kind, share=share) for share, key in enumerate(kind.shares(names))}
             places |= {key: _Place(kind, copy=True) for key in kind.copies(names)}
