@@ -157,8 +157,10 @@ class _Role:
     def hand_out(self, served: Store | None) -> None:
         """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
         if served is not None:
-            lost = self._lasting.checkpoints.ruined
-            self._releasing = Releasing(self._run, self._peer, self._me, served, lambda step: step in lost)
+            self._releasing = Releasing(
+                *(self._run, self._peer, self._me, served),
+                lost=lambda step: step in self._lasting.checkpoints.ruined,
+            )
 
     def follow(self, stop: threading.Event) -> None:
         """Take every step of the swarm until told to stop or the last one is done."""

@@ -15,8 +15,6 @@ import torch
 from dedloc_kit.blocks.architecture import configuration
 from dedloc_kit.blocks.plan import LayerRange
 from dedloc_kit.blocks.served import ServedModel
-from dedloc_kit.blocks.span import Span
-from dedloc_kit.blocks.weights import load
 from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Began, Joined, Left, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE
@@ -24,20 +22,21 @@ from dedloc_kit.memory import Memory, initial_peers, recall
 from dedloc_kit.records import Invitation
 from dedloc_kit.run import SwarmConfig
 from dedloc_kit.serving.config import ModelVersion, ServerConfig, served_by_swarm
-from dedloc_kit.serving.offer import MAX_VERSIONS, Serving, short_id
+from dedloc_kit.serving.offer import MAX_VERSIONS, Serving
 from dedloc_kit.swarm.network.identity import Identity
-from dedloc_kit.swarm.remote.pulse import Pulse, round_trip
+from dedloc_kit.swarm.remote.pulse import Pulse
 from dedloc_kit.swarm.serving.beginning import Beginning, begun
-from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of
-from dedloc_kit.swarm.serving.changing import Change, spared
+from dedloc_kit.swarm.serving.changing import Change, beside, may_go
 from dedloc_kit.swarm.serving.choosing import Choice
 from dedloc_kit.swarm.serving.computing import Computing
 from dedloc_kit.swarm.serving.credit import Credit
+from dedloc_kit.swarm.serving.disk import Disk
+from dedloc_kit.swarm.serving.distances import round_trips
 from dedloc_kit.swarm.serving.fitting import Sizes, Speeds, guessed_speed, has_room, layers_that_fit, measured
 from dedloc_kit.swarm.serving.member import Member, member
 from dedloc_kit.swarm.serving.server import SpanService
 from dedloc_kit.swarm.serving.sessions import Budget, Held
-from dedloc_kit.swarm.serving.versions import Versions, contents, in_use
+from dedloc_kit.swarm.serving.versions import Versions, in_use
 from dedloc_kit.swarm.transfer.addressed import ContentService
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.training.device import describe_devices, pick_devices, set_threads
@@ -45,8 +44,11 @@ from dedloc_kit.training.device import describe_devices, pick_devices, set_threa
 TELL_SECONDS = 1.0
 BALANCE_SECONDS = 10.0
 """Between two thoughts whether other layers need this server more."""
-NEIGHBOURS, MEASURE_SECONDS = 8, 60.0
-"""Servers of the next layers to which the round trip is measured, and how often."""
+MEASURE_SECONDS = 60.0
+"""How often the round trips to servers of the next layers are measured."""
+OLDER_SECONDS = 30.0
+"""For so long an older version stays after the newer one is served as a whole, for those who have just begun with it;
+longer where sessions go on."""
 LEAVE_SECONDS = 10.0
 """For so long a server that leaves or moves still answers those who go on elsewhere."""
 NEWCOMER_SECONDS = 20.0
@@ -95,11 +97,13 @@ def server(
         if me.node.reach.text:
             emit(Warned(text=me.node.reach.text) if me.node.reach.uncertain else State(text=me.node.reach.text))
         versions = Versions(swarm, me, Store(peer.folder / "content"))
+        versions.start()
         if _there(versions, emit, stop):
             role = _Server(swarm, versions, peer, me, describe_devices(devices), emit)
             place.append(role)
             with role.computing_in(served):
                 role.serve(stop)
+        versions.stop()
     if given_up:
         raise given_up[0]
     emit(Left(step=0, session_samples=0))
@@ -107,11 +111,10 @@ def server(
 
 def _there(versions: Versions, emit: Callable[[AnyEvent], None], stop: threading.Event) -> bool:
     """Wait until there is a version to serve; False if it is to stop before."""
-    versions.look()
     if not versions.known:
-        emit(State(text="waiting for the run's first model: its organizer hands out none yet"))
+        emit(State(text="asking which version of the run's model is the newest; before the first one it waits"))
     while not versions.known and not stop.wait(TELL_SECONDS):
-        versions.look()
+        pass
     return bool(versions.known)
 
 
@@ -160,36 +163,23 @@ class _Server:
         self._computing = Computing()
         budget = Budget(peer.cache_tokens)
         self._spans = SpanService(me.caller, (), self._computing, budget, self._credit.receipts.computed)
-        self._belongings = self._found(served)
-        services = [self._spans, self._spans.push, ContentService(self._belongings.find), Pulse()]
+        self._disk = Disk(self._versions, peer, me, self._config)
+        if served is not None:
+            self._disk.begin(self._version, served)
+        services = [self._spans, self._spans.push, ContentService(self._disk.find), Pulse()]
         me.answer([*services, *self._credit.services], forwards=peer.forwarding)
         try:
+            if served is None:
+                self._emit(State(text="asking who serves which layers"))
+                me.offers.look(NEWCOMER_SECONDS)
             self._take(self._first_span())
             yield
         finally:
             self._computing.close()
 
-    def _found(self, served: ServedModel | None) -> Belongings:
-        peer, me = self._peer, self._me
-        if served is not None:
-            belongings = Belongings(self._version, served.manifest, self._versions.store, str(served.folder))
-            for name in served.files:
-                belongings.keep((served.folder / name).read_bytes())
-            return belongings
-        self._emit(State(text="asking who serves which layers"))
-        me.offers.look(NEWCOMER_SECONDS)
-        if peer.source is not None and not self._versions.fixed:
-            raise UserError("--source is for a model that stays as it is; leave it out for one that a run trains")
-        return self._belongings_of(self._version)
-
-    def _belongings_of(self, version: ModelVersion) -> Belongings:
-        me = self._me
-        manifest = manifest_of(version, me.loop, me.donors(), me.content)
-        return Belongings(version, manifest, self._versions.store, self._peer.source)
-
     def _first_span(self) -> LayerRange:
         """Which layers this server is to take; raises UserError."""
-        sizes = self._sizes = Sizes.of(self._config, self._belongings.manifest, self._peer.weights)
+        sizes = self._sizes = Sizes.of(self._config, self._disk.manifest(self._version), self._peer.weights)
         if self._peer.span is not None:
             begin, end = map(int, self._peer.span.split(":"))
             if not begin < end <= self._layers:
@@ -203,26 +193,22 @@ class _Server:
         self._me.offers.tell()
         return first
 
-    def _take(self, span: LayerRange, *beside: Held) -> None:
-        """Load these layers and serve them from then on, also what is held `beside` them."""
+    def _take(self, span: LayerRange, *also: Held) -> None:
+        """Load these layers and serve them from then on, and go on with what is served `also`."""
         self._span = self._span or span
         self._me.offers.tell()
         self._emit(State(text=f"loading the layers {span}"))
-        module = Span(self._config, span.begin, span.end)
-        wanted = module.wanted(self._belongings.manifest.tensors)
 
         def on_progress(received: int, total: int) -> None:
             self._emit(Loading(received_bytes=received, total_bytes=total))
 
-        me = self._me
-        self._belongings.obtain(wanted, me.loop, me.donors(), me.content, on_progress)
-        module.requires_grad_(False)
-        load(module, ((wanted[name], tensor) for name, tensor in self._belongings.tensors(wanted)), self._peer.weights)
+        module = self._disk.load(self._version, span, on_progress)
         self._speeds = measured(module, torch.bfloat16 if self._peer.weights == "bfloat16" else torch.float32)
-        self._me.loop.soon(self._spans.hold, Held(module, self._version.manifest), *beside)
+        self._me.loop.soon(self._spans.hold, Held(module, self._version.manifest), *also)
         self._span, self._state = span, "online"
         self._me.offers.tell()
         self._emit(State(text=f"serving the layers {span}"))
+        self._disk.tidy([self._version.manifest, *(held.version for held in also)])
 
     def serve(self, stop: threading.Event) -> None:
         """Until told to stop: tell how it stands, and move to where this server is needed more."""
@@ -238,6 +224,7 @@ class _Server:
                 parameters=parameters,
             )
         )
+        me = self._me
         while not stop.wait(TELL_SECONDS):
             self._tell()
             self._credit.turn()
@@ -246,7 +233,7 @@ class _Server:
                 self._turn()
             if time.monotonic() >= self._measure_due:
                 self._measure_due = time.monotonic() + MEASURE_SECONDS
-                self._measure()
+                self._round_trips = round_trips(me, self._span.end) if self._span is not None else {}
         self._mover.shutdown(wait=False, cancel_futures=True)
         self._emit(State(text="leaving"))
         self._state = "leaving"
@@ -277,13 +264,13 @@ class _Server:
         if self._span is None or not self._move.done():
             return
         self._move.result()
-        self._versions.look()
-        self._used = used = self._in_use()
+        self._used = self._in_use()
+        used = "" if self._used is None else self._used.manifest
         if self._versions.known[0].manifest != self._version.manifest:
             self._change_if_due(self._span, used)
         elif self._state == "online":
             self._drop_older(used)
-            if self._peer.span is None and self._version == (used or self._version):
+            if self._peer.span is None and self._version.manifest == (used or self._version.manifest):
                 self._balance()
 
     def _in_use(self) -> ModelVersion | None:
@@ -292,59 +279,53 @@ class _Server:
         everyone = self._me.offers.others() | ({self._me.peer: mine} if mine is not None else {})
         return in_use(self._versions.known, self._layers, everyone, self._me.offers)
 
-    def _change_if_due(self, span: LayerRange, used: ModelVersion | None) -> None:
+    def _change_if_due(self, span: LayerRange, used: str) -> None:
         version = self._versions.known[0]
-        both = len(self._held) == MAX_VERSIONS or has_room(self._sizes, len(span))
-        needed = used is not None and used.manifest in {held.version for held in self._held}
-        if not both and needed and used is not None and not spared(span, used.manifest, self._me.offers):
+        room = len(self._held) == MAX_VERSIONS or has_room(self._sizes, len(span))
+        stays = beside(self._held, used, room)
+        going = {held.version for held in self._held if held not in stays}
+        stuck, self._stuck = self._stuck, not may_go(span, going, used, self._me.offers)
+        if self._stuck:
             self._change.over()
-            if not self._stuck:
+            if not stuck:
                 text = f"the memory holds no second version, and nobody else serves all of the layers {span}"
                 self._emit(Warned(text=f"{text}: this server stays with {self._version.model} until somebody does"))
-            self._stuck = True
-            return
-        self._stuck = False
-        if self._change.due(version.manifest, span):
+        elif self._change.due(version.manifest, span):
             self._emit(State(text=f"changing to {version.model}"))
-            used_here = [held for held in self._held if used is not None and held.version == used.manifest]
-            kept = (used_here or [*self._held])[:1] if both else []
-            self._move = self._mover.submit(self._change_to, version, tuple(kept))
+            self._move = self._mover.submit(self._change_to, version, stays)
 
-    def _change_to(self, version: ModelVersion, kept: tuple[Held, ...]) -> None:
-        """Serve another version of these layers.
-
-        :param kept: what is served beside it, where the memory holds both
-        """
-        span, before, failed = self._span, (self._version, self._belongings), True
+    def _change_to(self, version: ModelVersion, stays: tuple[Held, ...]) -> None:
+        """Serve another version of these layers, and what stays beside it."""
+        span, before, failed = self._span, self._version, True
         assert span is not None
         try:
-            belongings = self._belongings_of(version)
-            if not kept:
+            self._disk.manifest(version)
+            if not stays:
                 self._state = "joining"
-            self._dismiss(but=kept)
-            self._version, self._belongings = version, belongings
-            self._take(span, *kept)
+            self._dismiss(but=stays)
+            self._version = version
+            self._take(span, *stays)
             failed = False
         except UserError as error:  # nobody gives the weights
-            self._emit(Warned(text=f"this server stays with {before[0].model}: {error}"))
-            self._version, self._belongings = before
-            if not kept:
+            self._emit(Warned(text=f"this server stays with {before.model}: {error}"))
+            self._version = before
+            if not stays:
                 self._take(span)
         finally:
             self._change.over(failed)
             self._me.offers.tell()
 
-    def _drop_older(self, used: ModelVersion | None) -> None:
+    def _drop_older(self, used: str) -> None:
         """Forget an older version once all layers are served with the newer one and nobody's session needs it."""
-        if len(self._held) < 2 or used is None or used.manifest != self._held[0].version:
+        if len(self._held) < MAX_VERSIONS or used != self._held[0].version:
             self._older_unused = None
             return
         now = time.monotonic()
         since = self._older_unused = self._older_unused or now
-        if now >= since + LEAVE_SECONDS and not self._spans.answers(self._held[1]):
+        if now >= since + OLDER_SECONDS and not self._spans.answers(self._held[1]):
             self._dismiss(but=self._held[:1])
-            self._versions.store.keep_only(contents(self._version, self._belongings.manifest))
             self._me.offers.tell()
+            self._disk.tidy([self._version.manifest])
 
     def _balance(self) -> None:
         assert self._span is not None
@@ -377,20 +358,6 @@ class _Server:
             self._begun = False
             self._choice.done()
             self._me.offers.tell()
-
-    def _measure(self) -> None:
-        """The round trips to those who may come next."""
-        assert self._span is not None
-        near = [peer for peer, each in self._me.offers.others().items() if each.begin <= self._span.end < each.end][
-            :NEIGHBOURS
-        ]
-        found = {}
-        for peer in near:
-            try:
-                found[short_id(peer)] = self._me.loop.run(round_trip(self._me.caller, peer))
-            except (OSError, EOFError, ValueError) as error:
-                _log.info("no round trip to %s: %r", peer, error)
-        self._round_trips = found
 
     def says(self) -> Serving | None:
         """What this server tells the others now."""

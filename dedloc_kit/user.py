@@ -36,24 +36,20 @@ from dedloc_kit.serving.config import ModelVersion, WeightFormat, served_by_swar
 from dedloc_kit.serving.offer import short_id
 from dedloc_kit.swarm.remote.pulse import round_trip
 from dedloc_kit.swarm.remote.tensors import Form
-from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of
+from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of, small_file
 from dedloc_kit.swarm.serving.checking import Checker
 from dedloc_kit.swarm.serving.choosing import servers_of
 from dedloc_kit.swarm.serving.client import Inputs, RemoteSession, SessionConfig, SessionFailed
 from dedloc_kit.swarm.serving.member import Member, member
 from dedloc_kit.swarm.serving.tally import Tally
-from dedloc_kit.swarm.serving.versions import Versions, in_use
-from dedloc_kit.swarm.transfer.addressed import fetch_small
+from dedloc_kit.swarm.serving.versions import Versions, contents, in_use
 from dedloc_kit.swarm.transfer.store import Store
 
 LOOK_SECONDS = 20.0
 MEASURE_SECONDS, MEASURED = 30.0, 16
 """How often round trips are measured, and to how many servers."""
-VERSIONS_SECONDS = 5.0
-"""Between two looks whether there is a newer version."""
 LAST_SECONDS = 5.0
 """For the last receipts."""
-MAX_SMALL = 2**26
 MAX_LENGTH = 2**17
 """Tokens of a session."""
 
@@ -85,7 +81,7 @@ def user(
     ) as me:
         role = _User(swarm, peer.folder, me, pipe, activations, emit)
         me.offers.look(LOOK_SECONDS)
-        role.versions.look()
+        role.versions.start()
         emit(
             Joined(
                 run_id=swarm.run_id,
@@ -100,15 +96,12 @@ def user(
         threading.Thread(target=role.listen, args=(stop,), name="requests", daemon=True).start()
         beside = [me.loop.start(role.measure()), me.loop.start(role.tally.keep_telling(me.caller))]
         memory = Memory(peer.folder, swarm.run_id, me.peer, me.port)
-        look_due = 0.0
         while not stop.wait(1.0):
-            if time.monotonic() >= look_due:
-                role.versions.look()
-                look_due = time.monotonic() + VERSIONS_SECONDS
             others = me.offers.others()
             memory.update({p: each.addresses for p, each in others.items() if each.addresses})
         for each in beside:
             each.cancel()
+        role.versions.stop()
         me.loop.run(role.close())
     if given_up:
         raise given_up[0]
@@ -200,8 +193,7 @@ class _User:
         while (version := self._newest()) is None:
             if time.monotonic() > until:
                 raise UserError("nobody serves all layers of a version of this run's model now; try again later")
-            time.sleep(1.0)
-            self.versions.look()
+            time.sleep(0.5)
         return version
 
     def _prepare(self) -> dict[str, Any]:
@@ -210,15 +202,10 @@ class _User:
         folder.mkdir(parents=True, exist_ok=True)
         self._manifest = manifest_of(version, me.loop, me.donors(), me.content)
         self._versions[version.manifest] = version
+        if not self.versions.fixed:  # what was loaded before is in memory
+            self._store.keep_only(contents(version, self._manifest))
         for name, digest in version.files.items():
-            found = self._store.find(digest)
-            if found is None:
-                content = me.loop.run(fetch_small(digest, MAX_SMALL, me.donors(), me.content))
-                if content is None:
-                    raise UserError(f"nobody gives {name} of {version.model} now; try again later")
-                self._store.put(content)
-            else:
-                content = found.read(0, found.size)
+            content = small_file(name, digest, self._store, me.loop, me.donors(), me.content)
             (folder / name).write_bytes(content)
         (folder / "config.json").write_text(json.dumps(version.config), encoding="utf-8")
         (folder / "manifest.json").write_text(self._manifest.canonical(), encoding="utf-8")

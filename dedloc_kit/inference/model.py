@@ -35,8 +35,9 @@ class AutoDistributedModelForCausalLM:
         told: Callable[[str], None] = lambda text: None,
     ) -> Any:
         """An ordinary model of transformers, of the class that its configuration says; `model.network` is its
-        connection, `model.loaded.version` which version it is. Within `with model.adapted(ADAPTER)` all calls and new sessions of this thread use an adapter, and
-        its parameters get gradients. Raises UserError with what is wrong and what to do.
+        connection, `model.loaded.version` the version that it is now. Within `with model.adapted(ADAPTER)` all calls
+        and new sessions of this thread use an adapter, and its parameters get gradients. Raises UserError with what is
+        wrong and what to do.
 
         :param where: the page's URL, an invitation's file, or the model's repository on the Hub
         :param folder: keeps this user's identity and what was fetched

@@ -11,9 +11,12 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.serving.weights import ModelContents, fetch, fetch_manifest, read
+from dedloc_kit.swarm.transfer.addressed import fetch_small
 from dedloc_kit.swarm.transfer.download import OpenStream
 from dedloc_kit.swarm.transfer.store import FilePart, Store
 
+MAX_SMALL = 2**26
+"""Bytes of one of a model's small files."""
 Progress = Callable[[int, int], None]
 
 
@@ -73,3 +76,17 @@ def manifest_of(version: ModelVersion, loop: Loop, donors: Sequence[str], open_s
     if manifest is None:
         raise UserError(f"nobody gives the list of the weights of {version.model} now; try again later")
     return manifest
+
+
+def small_file(
+    name: str, digest: str, store: Store, loop: Loop, donors: Sequence[str], open_stream: OpenStream
+) -> bytes:
+    """One of a model's small files, which is in the store then; raises UserError if nobody gives it."""
+    found = store.find(digest)
+    if found is not None:
+        return found.read(0, found.size)
+    content = loop.run(fetch_small(digest, MAX_SMALL, donors, open_stream))
+    if content is None:
+        raise UserError(f"nobody gives {name} of the model now; try again later")
+    store.put(content)
+    return content

@@ -2,7 +2,7 @@
 left without a server meanwhile."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from hivemind.utils import get_dht_time
 
@@ -10,9 +10,23 @@ from dedloc_kit.blocks.plan import Intention, LayerRange, may_change, unserved
 from dedloc_kit.serving.offer import Moving, Serving
 from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.serving.choosing import servers_of, span_of
+from dedloc_kit.swarm.serving.sessions import Held
 
 RETRY_SECONDS = 60.0
 """After a change that has failed."""
+
+
+def beside(held: Sequence[Held], used: str, room: bool) -> tuple[Held, ...]:
+    """What a server goes on serving with a newer version, of what it holds: one at most, above all what users use.
+
+    :param room: its memory holds another version, beside the one that stays
+    """
+    return tuple(sorted(held, key=lambda each: each.version != used)[:1]) if room else ()
+
+
+def may_go(span: LayerRange, going: Collection[str], used: str, offers: Offers) -> bool:
+    """May a server give up its span in these versions? Not if users would lack a layer of the one that they use."""
+    return used not in going or spared(span, used, offers)
 
 
 def spared(span: LayerRange, used: str, offers: Offers) -> bool:

@@ -5,8 +5,8 @@ that names each by its hash; whoever has what belongs to that hash may give it.
 """
 
 import logging
+import threading
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
 from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.plan import LayerRange, unserved
@@ -23,20 +23,21 @@ from dedloc_kit.swarm.transfer.store import Store
 
 REMEMBERED = 8
 """Versions of before that sessions may still have."""
-LOOK_SECONDS = 10.0
-"""For a look."""
+LOOK_SECONDS, DHT_SECONDS = 5.0, 10.0
+"""Between two looks, and for each."""
 
 _log = logging.getLogger(__name__)
 
 
-class Versions:
-    """As one peer knows them.
+class Versions(threading.Thread):
+    """As one peer knows them; once it runs, it looks again and again.
 
     :param store: keeps what describes them, also for others
     :ivar known: the newest first
     """
 
     def __init__(self, swarm: SwarmConfig, me: Member, store: Store) -> None:
+        super().__init__(name="versions", daemon=True)
         self.fixed = isinstance(swarm, ServingConfig)
         """There will be no other."""
         self.known: tuple[ModelVersion, ...] = (swarm,) if isinstance(swarm, ServingConfig) else ()
@@ -44,15 +45,27 @@ class Versions:
         self._me = me
         self._directory = Directory(me.node, RELEASE, swarm.run_id, reject=me.offers.ignore)
         self._time = 0.0
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.fixed and not self._stopped.is_set():
+            self.look()
+            self._stopped.wait(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Returns at once."""
+        self._stopped.set()
 
     def look(self) -> None:
         """Hear what the organizer says now, and get what is new; call it outside the loop."""
         if self.fixed:
             return
-        with suppress(TimeoutError):  # the directory may be slow: another time
-            said = self._directory.look(peers=0, timeout=LOOK_SECONDS).get(self._me.gate.organizer)
+        try:
+            said = self._directory.look(peers=0, timeout=DHT_SECONDS).get(self._me.gate.organizer)
             if said is not None and said.time > self._time and self._learn(said):
                 self._time = said.time
+        except Exception as error:  # the directory may be slow or gone for a while; this must outlive that
+            _log.info("which versions there are is not heard now: %r", error)
 
     def _learn(self, said: Release) -> bool:
         """Take over what was said, if all of it can be had now."""
