@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from dedloc_kit import releasing
+from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.records import Receipt
 from dedloc_kit.releasing import Releasing
 from dedloc_kit.run import CoordinatorConfig
 from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.network.kinds import RELEASE
 from dedloc_kit.swarm.network.names import Names
+from dedloc_kit.swarm.serving.versions import contents
 from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.tasks import Usage
 from dedloc_kit.training.optimizers.lamb import Lamb
@@ -98,8 +100,12 @@ def test_the_newest_two_versions_are_there_whole_and_nothing_of_those_before(coo
     def kept() -> set[str]:
         return {path.name for path in coordinator.store.folder.iterdir()}
 
-    named = {digest for version in coordinator.versions for digest in (version.digest, version.manifest)}
-    wait_until(lambda: named <= kept() and len(kept()) < 2 * 15, f"{len(kept())} contents")
+    named = set[str]()
+    for version in coordinator.versions:
+        part = coordinator.store.find(version.manifest)
+        assert part is not None
+        named |= contents(version, Manifest.from_json(part.read(0, part.size)))
+    wait_until(lambda: kept() == named, "something is missing or of a version before")
     assert all(coordinator.store.holds(digest) for digest in kept())
     assert len({version.manifest for version in coordinator.versions}) == 2
 
