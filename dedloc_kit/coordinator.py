@@ -22,13 +22,17 @@ from dedloc_kit.memory import Memory, recall
 from dedloc_kit.publishing.publisher import Publisher
 from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StateInfo
 from dedloc_kit.regions import Countries, Regions
+from dedloc_kit.releasing import Releasing
 from dedloc_kit.resuming import begin, credit, resume
 from dedloc_kit.run import CoordinatorConfig, RunConfig, seed_of
+from dedloc_kit.serving.config import SERVED_TASK
 from dedloc_kit.staged import StagedPeer, connected_to_all
 from dedloc_kit.steering.orders import OrdersInForce, Rewinding
 from dedloc_kit.swarm.directory.contributions import collect
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.swarm.rounds.optimizer import StepListener
+from dedloc_kit.swarm.transfer.addressed import Find
+from dedloc_kit.swarm.transfer.store import Store
 from dedloc_kit.training.checkpoint import load, save
 
 DoneStep = tuple[GlobalStep, dict[str, Contribution]]
@@ -65,7 +69,8 @@ def coordinator(
     memory = recall(peer.folder, run.run_id)
     # Strictly this port: on another one nobody would find it again.
     peer = peer.model_copy(update={"port": peer.port or memory.port})
-    with _taking_part(run, peer, memory.peers, stop, on_step) as me:
+    served = Store(peer.folder / "served") if _is_served(run, peer) else None
+    with _taking_part(run, peer, memory.peers, stop, on_step, None if served is None else served.find) as me:
         if isinstance(me, SwarmPeer) and run.trust.checks == "on":
             auditing = Auditing(run, peer.folder, peer.task_module, me, emit)
         role = _Role(run, peer, me, done, emit, auditing)
@@ -76,6 +81,7 @@ def coordinator(
             me.optimizer.begin()
             emit(me.joined())
             role.publish()
+            role.hand_out(served)
             role.follow(stop)
             emit(State(text="leaving"))
             me.optimizer.leave()
@@ -87,12 +93,33 @@ def coordinator(
             role.close()
 
 
+def _is_served(run: RunConfig, peer: CoordinatorConfig) -> bool:
+    """Do others get the model from here? Of one in stages they get the checkpoints."""
+    return run.task.name == SERVED_TASK and run.pipeline is None and bool(peer.serve_every)
+
+
 def _taking_part(
-    run: RunConfig, peer: CoordinatorConfig, known: Sequence[str], stop: threading.Event, on_step: StepListener
+    run: RunConfig,
+    peer: CoordinatorConfig,
+    known: Sequence[str],
+    stop: threading.Event,
+    on_step: StepListener,
+    content: Find | None,
 ) -> AbstractContextManager[SwarmPeer | StagedPeer]:
+    """:param content: where that lies which others are given by its hash"""
     if run.pipeline is not None:
         return connected_to_all(run, peer, known, stop=stop, on_step=on_step)
-    return connected(run, peer, known, organizer=None, follower=True, may_start_alone=True, stop=stop, on_step=on_step)
+    return connected(
+        run,
+        peer,
+        known,
+        organizer=None,
+        follower=True,
+        may_start_alone=True,
+        stop=stop,
+        on_step=on_step,
+        content=content,
+    )
 
 
 class _Role:
@@ -120,6 +147,7 @@ class _Role:
         self._unrecorded: deque[DoneStep] = deque()
         self._disk_due = 0.0
         self._publisher: Publisher | None = None
+        self._releasing: Releasing | None = None
         self._regions = None if peer.regions is None else Regions(Countries(peer.regions), me.hosts)
 
     def resume(self) -> None:
@@ -148,6 +176,14 @@ class _Role:
             state, task = self._me.optimizer.state, self._me.task
             self._publisher = Publisher(
                 *(self._run, self._peer, state, task, self._ledger, self._emit),
+                lost=lambda step: step in self._lasting.checkpoints.ruined,
+            )
+
+    def hand_out(self, served: Store | None) -> None:
+        """Begin to give the model to those who serve it, from this store; none if it is not to be served."""
+        if served is not None and isinstance(self._me, SwarmPeer):
+            self._releasing = Releasing(
+                *(self._run, self._peer, self._me, served),
                 lost=lambda step: step in self._lasting.checkpoints.ruined,
             )
 
@@ -239,6 +275,8 @@ class _Role:
             self._save()
             if self._publisher is not None:
                 self._publisher.push_soon()
+            if self._releasing is not None:
+                self._releasing.release_soon()
 
     def record_done(self) -> None:
         """Record the steps that have been taken since the last look; after a failure, when it is time to try again."""
@@ -263,6 +301,8 @@ class _Role:
         self._emit(StepDone(step=step, contributions={peer: c.samples for peer, c in contributions.items()}))
         if current and self._publisher is not None:
             self._publisher.step_done(step.step)
+        if current and self._releasing is not None:
+            self._releasing.step_done(step.step)
         if current and (went_back or step.step % self._peer.evaluate_every == 0):
             self._evaluator.start()
 
@@ -276,6 +316,8 @@ class _Role:
             self._publisher.close()
 
     def close(self) -> None:
+        if self._releasing is not None:
+            self._releasing.close()
         if self._auditing is not None:
             self._auditing.close()
         self._evaluator.close()

@@ -264,6 +264,7 @@ class ServerSeen(BaseModel):
     end: int
     form: str
     version: str
+    older: str = ""
     state: str
     decoding: float
     prompts: float
@@ -300,6 +301,8 @@ class Served(Event):
     """All of them, this one included."""
     refused: dict[str, int] = {}
     """Requests of users that were wrong, by kind, since it began."""
+    version: str = ""
+    """The newest one with which all layers are served; see serving.offer.Serving."""
 
 
 class Warned(Event):

@@ -68,6 +68,10 @@ class Section(BaseModel):
                 values.pop(name, None)
         return values
 
+    def canonical(self) -> str:
+        """The configuration as JSON with sorted keys and every default written out, but for keys that came `LATER`."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
 
 class Source(Section):
     """One stream of documents or pictures."""
@@ -258,10 +262,6 @@ class SwarmConfig(Section):
     def _who_alone(cls, value: object) -> object:
         """`access = "invite"` is short for the section with this."""
         return {"who": value} if isinstance(value, str) else value
-
-    def canonical(self) -> str:
-        """The configuration as JSON with sorted keys and every default written out, but for keys that came `LATER`."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     @property
     def fingerprint(self) -> str:
@@ -471,6 +471,8 @@ class CoordinatorConfig(PeerConfig):
     """Whether that repository is to be made private."""
     push_every: PositiveInt = 50
     """Global steps between two pushes."""
+    serve_every: Annotated[int, Field(ge=0)] = 50
+    """Global steps between two versions of the model that are handed out to servers; 0 for none."""
     regions: Path | None = None
     """A database of countries; with it the live page shows how many volunteers there are in which."""
 

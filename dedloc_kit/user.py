@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,18 @@ from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers
 from dedloc_kit.pipe import Pipe
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig
-from dedloc_kit.serving.config import ServingConfig, WeightFormat, serving_of
+from dedloc_kit.run import PeerConfig, SwarmConfig
+from dedloc_kit.serving.config import ModelVersion, WeightFormat, served_by_swarm
 from dedloc_kit.serving.offer import short_id
 from dedloc_kit.swarm.remote.pulse import round_trip
 from dedloc_kit.swarm.remote.tensors import Form
-from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of
+from dedloc_kit.swarm.serving.belongings import Belongings, manifest_of, small_file
 from dedloc_kit.swarm.serving.checking import Checker
 from dedloc_kit.swarm.serving.choosing import servers_of
 from dedloc_kit.swarm.serving.client import Inputs, RemoteSession, SessionConfig, SessionFailed
 from dedloc_kit.swarm.serving.member import Member, member
 from dedloc_kit.swarm.serving.tally import Tally
-from dedloc_kit.swarm.transfer.addressed import fetch_small
+from dedloc_kit.swarm.serving.versions import Versions, contents, in_use
 from dedloc_kit.swarm.transfer.store import Store
 
 LOOK_SECONDS = 20.0
@@ -49,7 +50,6 @@ MEASURE_SECONDS, MEASURED = 30.0, 16
 """How often round trips are measured, and to how many servers."""
 LAST_SECONDS = 5.0
 """For the last receipts."""
-MAX_SMALL = 2**26
 MAX_LENGTH = 2**17
 """Tokens of a session."""
 
@@ -65,8 +65,8 @@ def user(
     stop: threading.Event,
 ) -> None:
     """Do what comes through the pipe, until it or `stop` says that it is over. Raises UserError."""
-    serving = serving_of(invitation)
-    emit(State(text=f"connecting to {serving.run_id}"))
+    swarm = served_by_swarm(invitation)
+    emit(State(text=f"connecting to {swarm.run_id}"))
     given_up: list[Exception] = []
 
     def give_up(reason: Exception) -> None:
@@ -74,16 +74,17 @@ def user(
         stop.set()
 
     with member(
-        *(serving, peer, initial_peers(invitation, peer.folder)),
+        *(swarm, peer, initial_peers(invitation, peer.folder)),
         organizer=invitation.organizer,
         secret=os.environ.pop(CODE, ""),
         give_up=give_up,
     ) as me:
-        role = _User(serving, peer.folder, me, pipe, activations, emit)
+        role = _User(swarm, peer.folder, me, pipe, activations, emit)
         me.offers.look(LOOK_SECONDS)
+        role.versions.start()
         emit(
             Joined(
-                run_id=serving.run_id,
+                run_id=swarm.run_id,
                 peer=me.peer,
                 session=secrets.token_hex(8),
                 addresses=me.addresses,
@@ -94,12 +95,13 @@ def user(
         )
         threading.Thread(target=role.listen, args=(stop,), name="requests", daemon=True).start()
         beside = [me.loop.start(role.measure()), me.loop.start(role.tally.keep_telling(me.caller))]
-        memory = Memory(peer.folder, serving.run_id, me.peer, me.port)
+        memory = Memory(peer.folder, swarm.run_id, me.peer, me.port)
         while not stop.wait(1.0):
             others = me.offers.others()
             memory.update({p: each.addresses for p, each in others.items() if each.addresses})
         for each in beside:
             each.cancel()
+        role.versions.stop()
         me.loop.run(role.close())
     if given_up:
         raise given_up[0]
@@ -109,24 +111,25 @@ def user(
 class _User:
     def __init__(
         self,
-        serving: ServingConfig,
+        swarm: SwarmConfig,
         folder: Path,
         me: Member,
         pipe: Pipe,
         activations: Form,
         emit: Callable[[AnyEvent], None],
     ) -> None:
-        self._serving, self._folder, self._me, self._pipe, self._emit = serving, folder, me, pipe, emit
+        self._folder, self._me, self._pipe, self._emit = folder, me, pipe, emit
         self._activations = activations
-        self._hidden = configuration(serving.config).hidden_size
-        self._layers = configuration(serving.config).num_hidden_layers
         self._store = Store(folder / "content")
+        self.versions = Versions(swarm, me, self._store)
+        self._versions: dict[str, ModelVersion] = {}
+        """Those that the user's process has had prepared, by the digests of their manifests."""
         self._manifest: Manifest | None = None
         self._sessions: dict[str, RemoteSession] = {}
         self._adapters: dict[str, Adapter] = {}
         self._passes: dict[str, tuple[RemoteSession, Inputs, Tensor | None, Tensor | None]] = {}
         self._avoided: dict[str, float] = {}
-        self.tally = Tally(serving.run_id, me.signer, self._session_of)
+        self.tally = Tally(swarm.run_id, me.signer, self._session_of)
         """What is signed for the servers."""
         self._round_trips: dict[str, float] = {}
         self._checker = Checker(
@@ -157,7 +160,10 @@ class _User:
         said: dict[str, Any]
         back: list[Tensor] = []
         try:
-            if what == "prepare":
+            if what == "newest":
+                version = self._newest()
+                said = {"version": "" if version is None else version.manifest}
+            elif what == "prepare":
                 said = await asyncio.to_thread(self._prepare)
             elif what == "obtain":
                 said = await asyncio.to_thread(self._obtain, values["names"], values["source"])
@@ -174,29 +180,47 @@ class _User:
         with suppress(OSError):  # the user's process is gone, which `listen` sees
             await asyncio.to_thread(self._pipe.send, {"number": number, **said}, back)
 
+    def _newest(self) -> ModelVersion | None:
+        """The newest version with which all layers are served; where that is not known, none or the only one."""
+        known, offers = self.versions.known, self._me.offers
+        if self.versions.fixed or not known:
+            return known[0] if known else None
+        return in_use(known, configuration(known[0].config).num_hidden_layers, offers.others(), offers)
+
+    def _awaited(self) -> ModelVersion:
+        """The same; raises UserError if there is none."""
+        until = time.monotonic() + LOOK_SECONDS
+        while (version := self._newest()) is None:
+            if time.monotonic() > until:
+                raise UserError("nobody serves all layers of a version of this run's model now; try again later")
+            time.sleep(0.5)
+        return version
+
     def _prepare(self) -> dict[str, Any]:
-        """Have the manifest and the small files of the model here."""
-        me, folder = self._me, self._folder / "model"
+        """Have the manifest and the small files of the newest version here."""
+        me, folder, version = self._me, self._folder / "model", self._awaited()
         folder.mkdir(parents=True, exist_ok=True)
-        self._manifest = manifest_of(self._serving, me.loop, me.donors(), me.content)
-        for name, digest in self._serving.files.items():
-            found = self._store.find(digest)
-            if found is None:
-                content = me.loop.run(fetch_small(digest, MAX_SMALL, me.donors(), me.content))
-                if content is None:
-                    raise UserError(f"nobody of {self._serving.run_id} gives {name} of the model now; try again later")
-                self._store.put(content)
-            else:
-                content = found.read(0, found.size)
+        self._manifest = manifest_of(version, me.loop, me.donors(), me.content)
+        self._versions[version.manifest] = version
+        if not self.versions.fixed:  # what was loaded before is in memory
+            self._store.keep_only(contents(version, self._manifest))
+        for name, digest in version.files.items():
+            content = small_file(name, digest, self._store, me.loop, me.donors(), me.content)
             (folder / name).write_bytes(content)
-        (folder / "config.json").write_text(json.dumps(self._serving.config), encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(version.config), encoding="utf-8")
         (folder / "manifest.json").write_text(self._manifest.canonical(), encoding="utf-8")
-        return {"folder": str(folder)}
+        return {
+            "folder": str(folder),
+            "version": version.model_dump(mode="json", include=set(ModelVersion.model_fields)),
+        }
 
     def _obtain(self, names: list[str], source: str | None) -> dict[str, Any]:
         """Have these tensors here; says in which folder, where each is named by its hash or as in the model."""
         assert self._manifest is not None
-        belongings = Belongings(self._serving, self._manifest, self._store, source)
+        version = self._versions[self._manifest.digest]
+        if source is not None and not self.versions.fixed:
+            raise UserError("a source is for a model that stays as it is; leave it out for one that a run trains")
+        belongings = Belongings(version, self._manifest, self._store, source)
 
         def on_progress(received: int, total: int) -> None:
             self._emit(Loading(received_bytes=received, total_bytes=total))
@@ -207,16 +231,18 @@ class _User:
     def _session(self, values: Mapping[str, Any], form: Form) -> RemoteSession:
         name = values["session"]
         if name not in self._sessions:
+            manifest = values["version"]
+            model = configuration(self._versions[manifest].config)
             config = SessionConfig(
-                version=self._serving.manifest,
-                layers=self._layers,
-                hidden_size=self._hidden,
+                version=manifest,
+                layers=model.num_hidden_layers,
+                hidden_size=model.hidden_size,
                 length=min(MAX_LENGTH, values["length"]),
                 form=form,
                 adapter=self._adapters.get(name),
             )
             self._sessions[name] = RemoteSession(
-                *(self._me.caller, self._me.peer, self._servers, self._trips, config),
+                *(self._me.caller, self._me.peer, partial(self._servers, manifest), self._trips, config),
                 avoided=self._avoided,
                 checker=self._checker,
                 count=self.tally.add,
@@ -291,8 +317,8 @@ class _User:
         found = self._me.offers.others().get(server)
         return found.session if found else ""
 
-    def _servers(self) -> list[Server]:
-        return servers_of(self._me.offers.others(), self._me.offers, self._serving.manifest, ready=True)
+    def _servers(self, version: str) -> list[Server]:
+        return servers_of(self._me.offers.others(), self._me.offers, {version}, ready=True)
 
     def _form(self, server: str) -> WeightFormat:
         """In which it holds its weights, as it says."""

@@ -29,7 +29,7 @@ ORDER = (
     {"evaluation", "steering"},
     {"access"},
     {"swarm", "lasting", "start_line"},
-    {"resuming", "publishing", "evaluator", "auditing", "staged", "stage_costs"},
+    {"resuming", "publishing", "releasing", "evaluator", "auditing", "staged", "stage_costs"},
     {"minding"},
     {"stage_volunteer"},
     {"volunteer", "coordinator", "collector", "rehearsal", "server", "user"},
@@ -59,8 +59,8 @@ FOUNDATION = {
     *("memory", "hub", "client", "display", "regions", "steering", "access", "serving", "pipeline"),
 }
 ROLES = {
-    *("swarm", "ledger", "resuming", "lasting", "publishing", "evaluator", "auditing", "start_line", "staged", "minding"),
-    *("stage_costs", "stage_volunteer"),
+    *("swarm", "ledger", "resuming", "lasting", "publishing", "releasing", "evaluator", "auditing", "start_line"),
+    *("staged", "minding", "stage_costs", "stage_volunteer"),
     *("volunteer", "coordinator", "collector", "rehearsal", "server", "user"),
 }
 SURFACES = {"session", "dashboard", "notebook", "mirror", "organizer", "cli"}

@@ -26,6 +26,8 @@ SECOND_LOOK, SECOND_LOOK_IN_NEED = 60.0, 20.0
 where nobody serves some layer, so nobody can be served."""
 HELD, MOVING = 600.0, 900.0
 """Seconds for which an announced move, and one that has begun, hold the others back."""
+LOOK_ROUND = 10.0
+"""Seconds from announcing a change of version to beginning it: by then everybody has heard of it."""
 REST, REST_IN_NEED = 3600.0, 300.0
 """Seconds between two moves of one server."""
 _UNIT = 1e-3  # of a speed: whole numbers add up to the same in every order
@@ -151,6 +153,18 @@ def may_begin(
     return not any(
         _goes_first(other, mine, moves) for other in others if other.server != mine.server and other.holds(now)
     )
+
+
+def may_change(version: str, mine: Intention, others: Iterable[Intention], now: float) -> bool:
+    """May this server change over to a newer version of its layers, as it has announced?
+
+    One at a time, in an order that follows from the names alone: so no two disagree about it whose clocks do.
+
+    :param others: changes to the same version, and whatever else has begun
+    """
+    turn = draw(version, mine.server)
+    ahead = (other.begun is not None or draw(version, other.server) < turn for other in others if other.holds(now))
+    return now >= mine.announced + LOOK_ROUND and not any(ahead)
 
 
 def useful_moves(layers: int, servers: Collection[Server], now: float) -> tuple[tuple[str, LayerRange], ...]:

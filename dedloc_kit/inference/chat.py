@@ -142,7 +142,7 @@ class Chat:
     def _connect(self) -> None:
         self._model, tokenizer = self._load(lambda text: self._set(text=text))
         self._answering = Answering(self._model, tokenizer, self._length, self._most)
-        self._set(model=self._model.network.serving.name)
+        self._set(model=self._model.network.swarm.name)
 
     def _disconnect(self) -> None:
         answering, self._answering = self._answering, None

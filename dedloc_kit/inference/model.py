@@ -12,12 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import AutoTokenizer, GenerationConfig
 
-from dedloc_kit.blocks import weights
-from dedloc_kit.blocks.architecture import Layout, configuration, skeleton
-from dedloc_kit.blocks.ends import ends
 from dedloc_kit.blocks.lora import TrainableAdapter
-from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.blocks.past import Past
+from dedloc_kit.inference.loading import Loaded
 from dedloc_kit.inference.network import Activations, Network
 from dedloc_kit.inference.tuning import Current, give, within
 
@@ -38,8 +35,9 @@ class AutoDistributedModelForCausalLM:
         told: Callable[[str], None] = lambda text: None,
     ) -> Any:
         """An ordinary model of transformers, of the class that its configuration says; `model.network` is its
-        connection. Within `with model.adapted(ADAPTER)` all calls and new sessions of this thread use an adapter, and
-        its parameters get gradients. Raises UserError with what is wrong and what to do.
+        connection, `model.loaded.version` the version that it is now. Within `with model.adapted(ADAPTER)` all calls
+        and new sessions of this thread use an adapter, and its parameters get gradients. Raises UserError with what is
+        wrong and what to do.
 
         :param where: the page's URL, an invitation's file, or the model's repository on the Hub
         :param folder: keeps this user's identity and what was fetched
@@ -59,59 +57,63 @@ class AutoDistributedModelForCausalLM:
             told=told,
         )
         try:
-            files = Path(network.ask("prepare", {})[0]["folder"])
-            manifest = Manifest.from_json((files / "manifest.json").read_bytes())
-            config = configuration(network.serving.config)
-            names = Layout.of(skeleton(config)).outside(manifest.tensors)
-            there, _ = network.ask("obtain", {"names": names, "source": source})
-            found = (
-                weights.read(Path(there["files"]), manifest, names)
-                if there["files"]
-                else weights.read_each(Path(there["store"]), manifest, names)
-            )
-            model = ends(config, {name: tensor.clone() for name, tensor in found}, _beginning(network, adapter))
+            loaded = Loaded(network, source, told)
+            model = loaded.make(_beginning(network, loaded, adapter))
         except BaseException:
             network.close()
             raise
-        if (files / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(files)
-        model.network = network
-        model.files = files
+        if (loaded.files / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(loaded.files)
+        model.network, model.loaded = network, loaded
         model.adapted = within(adapter)
         return model
 
 
 def tokenizer_of(model: Any) -> Any:
     """The tokenizer of a model that was made here."""
-    return AutoTokenizer.from_pretrained(model.files)
+    return AutoTokenizer.from_pretrained(model.loaded.files)
 
 
-def _beginning(network: Network, adapter: Current) -> Callable[[int], "DistantLayers"]:
-    return lambda length: DistantLayers(network, length, adapter.get())
+def _beginning(network: Network, loaded: Loaded, adapter: Current) -> Callable[[int], "DistantLayers"]:
+    def begin(length: int) -> DistantLayers:
+        def make(version: str) -> DistantLayers:
+            return DistantLayers(network, version, length, adapter.get())
+
+        # Where nothing is to be remembered the embeddings are computed already: what is loaded must stay.
+        return loaded.begun(make) if length else make(loaded.version.manifest)
+
+    return begin
 
 
 class DistantLayers:
     """All layers of the model, in one session; see `blocks.ends.Through`."""
 
-    def __init__(self, network: Network, length: int, adapter: TrainableAdapter | None) -> None:
+    def __init__(self, network: Network, version: str, length: int, adapter: TrainableAdapter | None) -> None:
+        """:param version: the digest of its manifest"""
         self.name = secrets.token_hex(8)
+        self.closed = False
         self.recoveries = 0
         """How often somebody had to take the place of another."""
-        self._network, self._length, self._adapter = network, length, adapter
-        self._end: Callable[[], object] = lambda: None
+        self._network, self._version, self._length, self._adapter = network, version, length, adapter
 
     def __call__(
         self, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: Past | None
     ) -> Tensor:
         if past is None:
-            given = hidden, attention_mask, position_ids, self._network, self._adapter
+            given = hidden, attention_mask, position_ids, self._network, self._version, self._adapter
             parameters = [] if self._adapter is None else self._adapter.parameters()
             after: Tensor = _Pass.apply(*given, *parameters)  # type: ignore[no-untyped-call]
             return after
         if self._length and not hasattr(self, "_finalizer"):
             self._finalizer = weakref.finalize(self, self._network.begin, "close", {"session": self.name})
             give(self._network, self.name, self._adapter)
-        values = {"session": self.name, "length": self._length, "tokens": past.tokens, "undoable": past.undoable}
+        values = {
+            "session": self.name,
+            "version": self._version,
+            "length": self._length,
+            "tokens": past.tokens,
+            "undoable": past.undoable,
+        }
         rows = None if past.rows is None else list(past.rows)
         said, (output,) = self._network.ask("step", {**values, "rows": rows}, (hidden, attention_mask, position_ids))
         self.recoveries = said["recoveries"]
@@ -124,6 +126,7 @@ class DistantLayers:
         return [tuple(hop) for hop in said["route"]]
 
     def close(self) -> None:
+        self.closed = True
         if hasattr(self, "_finalizer"):
             self._finalizer()
 
@@ -146,13 +149,14 @@ class _Pass(torch.autograd.Function):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         network: Network,
+        version: str,
         adapter: TrainableAdapter | None,
         *parameters: Tensor,
     ) -> Tensor:
         ctx.network, ctx.kept = network, _Kept(network)
         ctx.names = [] if adapter is None else list(adapter.named)
         give(network, ctx.kept.name, adapter)
-        values = {"session": ctx.kept.name, "keep": any(ctx.needs_input_grad)}
+        values = {"session": ctx.kept.name, "version": version, "keep": any(ctx.needs_input_grad)}
         _, (output,) = network.ask("forward", values, (hidden, attention_mask, position_ids))
         assert output is not None
         return output.to(hidden.device, hidden.dtype)
@@ -165,6 +169,6 @@ class _Pass(torch.autograd.Function):
         found = dict(zip(said["names"], others, strict=True))
         return (
             back.to(gradient.device, gradient.dtype),
-            *[None] * 4,
+            *[None] * 5,
             *(found[name].to(gradient.device) for name in ctx.names),
         )

@@ -18,8 +18,8 @@ from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Failed, Joined, Left, Loading, State, Warned
 from dedloc_kit.machine.home import peer_folder
 from dedloc_kit.pipe import Pipe
-from dedloc_kit.run import parse_peer
-from dedloc_kit.serving.config import ServingConfig, serving_of
+from dedloc_kit.run import SwarmConfig, parse_peer
+from dedloc_kit.serving.config import ServingConfig, served_by_swarm
 from dedloc_kit.worker import Worker, user_job
 
 JOIN_SECONDS = 180.0
@@ -59,7 +59,9 @@ class Network:
         with ExitStack() as stack:
             own = stack.enter_context(peer_folder(folder))
             invitation, _ = find_invitation(where, own, watch=True)
-            self.serving: ServingConfig = serving_of(invitation)
+            self.swarm: SwarmConfig = served_by_swarm(invitation)
+            self.model = self.swarm.model if isinstance(self.swarm, ServingConfig) else self.swarm.name
+            """What it is called."""
             near, far = socket.socketpair()
             with far:
                 peer = parse_peer({"name": "user", "client_mode": True, **(settings or {}), "folder": own})
@@ -74,7 +76,7 @@ class Network:
             self._pipe = Pipe(near.detach())
             threading.Thread(target=self._read, name="answers", daemon=True).start()
             if not self._joined.wait(JOIN_SECONDS) or self._worker.failure:
-                raise UserError(self._worker.failure or f"nobody of {self.serving.run_id} answers; try again later")
+                raise UserError(self._worker.failure or f"nobody of {self.swarm.run_id} answers; try again later")
             self._stack = stack.pop_all()
 
     def ask(

@@ -22,7 +22,7 @@ def new_adapter(model: Any, config: LoraConfig, seed: int = 0) -> TrainableAdapt
 
 def save_adapter(model: Any, adapter: TrainableAdapter, folder: str | Path) -> None:
     """Raises UserError as `adapter_files.save_adapter`."""
-    name = model.network.serving.model.partition("@")[0]
+    name = model.loaded.version.model.partition("@")[0]
     adapter_files.save_adapter(adapter.adapter(), Path(folder), _config(model), name)
 
 
@@ -56,4 +56,4 @@ def give(network: Network, session: str, adapter: TrainableAdapter | None) -> No
 
 def _config(model: Any) -> Any:
     """Of the whole model; the ends' own says that there are no layers."""
-    return configuration(model.network.serving.config)
+    return configuration(model.loaded.version.config)

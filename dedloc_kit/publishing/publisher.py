@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from dedloc_kit.display.curve import CURVE_FILE, MAX_POINTS, curve
@@ -183,7 +182,6 @@ class Publisher:
         ):
             (folder / name).write_text(text, encoding="utf-8")
 
-    @torch.no_grad()
     @contextmanager
     def _new_folder(self) -> Iterator[Path]:
         """An empty folder beside the checkpoints; what a killed process left there goes first."""

@@ -1,27 +1,31 @@
-"""The two configurations of serving a model: what all share, and what one server decides for itself."""
+"""The configurations of serving a model: which one it is, what all share, and what one server decides for itself."""
 
+import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
-from dedloc_kit.run import PeerConfig, SwarmConfig
+from dedloc_kit.run import PeerConfig, RunConfig, Section, SwarmConfig
 from dedloc_kit.validation import describe
 
 WeightFormat = Literal["float32", "bfloat16", "int8", "int4"]
 """In which a server holds the weights."""
 MAX_CONFIG = 2**16
 """Bytes of a model's configuration as JSON."""
+MAX_VERSION = 2**17
+"""Bytes of a version as JSON."""
+SERVED_TASK = "causal"
+"""Of runs whose model is served."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\.(json|model|txt|jinja)$")]
 
 
-class ServingConfig(SwarmConfig):
-    """Everything that the peers of one serving swarm share: which model it is, to the last bit, and who may take
-    part."""
+class ModelVersion(Section):
+    """Which model it is, to the last bit."""
 
     model: str = Field(min_length=1, max_length=200)
     """`OWNER/NAME@COMMIT` of the Hub, from where anybody may take the weights, or a name for people."""
@@ -50,6 +54,25 @@ class ServingConfig(SwarmConfig):
     @property
     def from_hub(self) -> bool:
         return "@" in self.model
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the canonical form: it names the version."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Of what `canonical` gives; raises ValueError with the field that is wrong."""
+        if len(text) > MAX_VERSION:
+            raise ValueError(f"a version of {len(text)} bytes is too large")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ValueError(f"{cls.__name__}: {describe(error, cls)}") from None
+
+
+class ServingConfig(SwarmConfig, ModelVersion):
+    """Everything that the peers of one serving swarm share: the model, which never changes, and who may take part."""
 
 
 class ServerConfig(PeerConfig):
@@ -87,9 +110,7 @@ def parse_server(values: dict[str, Any]) -> ServerConfig:
 
 
 def serving_of(invitation: Invitation) -> ServingConfig:
-    """The configuration of a served model; raises UserError if the invitation is for something else."""
-    if invitation.kind != "serving":
-        raise UserError("this invitation is for training a model; to train with the others: dedloc join")
+    """The configuration of a swarm that serves one model."""
     serving = parse_serving(invitation.run)
     invitation.check_fingerprint(serving)
     return serving
@@ -98,3 +119,17 @@ def serving_of(invitation: Invitation) -> ServingConfig:
 def swarm_of(invitation: Invitation) -> SwarmConfig:
     """The configuration of whatever it invites to."""
     return invitation.run_config() if invitation.kind == "run" else serving_of(invitation)
+
+
+def served_by_swarm(invitation: Invitation) -> SwarmConfig:
+    """The same, of a swarm that serves a model: one that serves nothing else, or a run that trains one to be served.
+
+    Raises UserError if the run trains something else.
+    """
+    swarm = swarm_of(invitation)
+    if isinstance(swarm, RunConfig) and swarm.task.name != SERVED_TASK:
+        raise UserError(
+            f"{swarm.run_id} trains with the task '{swarm.task.name}', which makes no causal language model, and only "
+            "these are served; to train with the others: dedloc join"
+        )
+    return swarm

@@ -22,6 +22,9 @@ class Offered(Protocol):
     def version(self) -> str: ...
 
     @property
+    def older(self) -> str: ...
+
+    @property
     def state(self) -> str: ...
 
     @property
@@ -50,7 +53,7 @@ class Stretch:
 
 def coverage(layers: int, servers: Collection[Offered], version: str) -> tuple[Stretch, ...]:
     """All layers of a model in stretches, first layer first; only who serves this version counts."""
-    there = [each for each in servers if each.version == version and each.state in SERVING_STATES]
+    there = [each for each in servers if version in {each.version, each.older} - {""} and each.state in SERVING_STATES]
     edges = sorted({0, layers, *(min(edge, layers) for each in there for edge in (each.begin, each.end))})
     found = []
     for begin, end in itertools.pairwise(edges):

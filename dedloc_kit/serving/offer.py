@@ -6,26 +6,39 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from dedloc_kit.records import Address, Base64, Count, Digest, PeerText, Record, RunId, Time
-from dedloc_kit.serving.config import WeightFormat
+from dedloc_kit.serving.config import Sha256, WeightFormat
 
 MAX_LAYERS = 1024
 MAX_SPEED = 1e6
 """Tokens a second."""
 MAX_NEIGHBOURS = 16
+MAX_VERSIONS = 2
+"""Of a run's model that are handed out, and that a server holds."""
 
 Layer = Annotated[int, Field(ge=0, le=MAX_LAYERS)]
 Speed = Annotated[float, Field(ge=0, le=MAX_SPEED)]
 ShortId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 
 
+class Release(Record):
+    """The organizer's word which versions of a run's model there are, signed."""
+
+    run_id: RunId
+    versions: Annotated[tuple[Sha256, ...], Field(min_length=1, max_length=MAX_VERSIONS, strict=False)]
+    """The digests of each `ModelVersion` that the organizer hands out, the newest first."""
+    time: Time
+
+
 class Moving(Record):
-    """A move to other layers that a server has announced."""
+    """A move to other layers, or a change to a newer version of the same ones, that a server has announced."""
 
     begin: Layer
     end: Layer
     announced: Time
     """By the clock of the directory."""
     begun: bool = False
+    version: Digest = ""
+    """To which it changes; empty for a move."""
 
 
 class Serving(Record):
@@ -34,6 +47,8 @@ class Serving(Record):
     run_id: RunId
     version: Digest
     """The digest of the weights' manifest."""
+    older: Digest = ""
+    """The same of an older version of its layers, with which it still answers as well."""
     form: WeightFormat
     begin: Layer
     end: Layer

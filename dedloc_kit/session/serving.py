@@ -12,7 +12,7 @@ from dedloc_kit.display import human
 from dedloc_kit.events import Joined, Loading, Served, ServerSeen, State, Warned
 from dedloc_kit.machine.account import CODE, who_am_i
 from dedloc_kit.machine.home import peer_folder
-from dedloc_kit.serving.config import parse_server, serving_of
+from dedloc_kit.serving.config import ServingConfig, parse_server, served_by_swarm
 from dedloc_kit.serving.coverage import coverage, named, served_by
 from dedloc_kit.session.supervisor import Notice, Paused, Resting, Supervisor
 from dedloc_kit.worker import server_job
@@ -125,11 +125,12 @@ class ServingSession:
         invitation, new = find_invitation(self._where, self._folder)
         if not new:
             self._warn(f"nobody answers at {self._where}; trying the servers known from the last time")
-        serving = serving_of(invitation)
+        swarm = served_by_swarm(invitation)
         account = who_am_i(self._settings.get("name"), self._folder)
         if account.warning:
             self._warn(account.warning)
-        about = {"run_id": serving.run_id, "about": serving.about, "version": serving.manifest}
+        version = swarm.manifest if isinstance(swarm, ServingConfig) else ""
+        about = {"run_id": swarm.run_id, "about": swarm.about, "version": version}
         self._set(**about, url=invitation.url, name=account.name)
         peer = parse_server({**self._settings, "folder": self._folder.resolve(), "name": account.name})
         secrets = {**account.environment(), **({CODE: self._code} if self._code else {})}
@@ -143,8 +144,8 @@ class ServingSession:
                 self._set(text=f"getting the weights: {received / 1e6:.0f} of {total / 1e6:.0f} MB")
             case Joined():
                 self._set(phase="serving")
-            case Served(layers=layers, mine=mine, servers=servers):
-                self._set(layers=layers, mine=mine, servers=servers)
+            case Served(layers=layers, mine=mine, servers=servers, version=version):
+                self._set(layers=layers, mine=mine, servers=servers, version=version or self._now.version)
             case Warned(text=text):
                 self._warn(text)
             case Resting(why=why, seconds=seconds):

@@ -46,6 +46,7 @@ from dedloc_kit.swarm.network.service import Endpoint, Service
 from dedloc_kit.swarm.rounds.batch import MAX_STALENESS
 from dedloc_kit.swarm.rounds.exchange import Exchange
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
+from dedloc_kit.swarm.transfer.addressed import ContentService, Find
 from dedloc_kit.swarm.transfer.donor import Donor
 from dedloc_kit.swarm.transfer.service import StateSource, Transfers, TransferService
 from dedloc_kit.swarm.trust.standing import read
@@ -134,6 +135,7 @@ def connected(
     stop: threading.Event,
     on_step: StepListener,
     on_loading: Callable[[int, int], None] = lambda _received, _total: None,
+    content: Find | None = None,
 ) -> Iterator[SwarmPeer]:
     """Build the model, connect to the swarm and leave it at the end. Call it in a process's main thread.
 
@@ -142,6 +144,7 @@ def connected(
 
     :param organizer: peer id of the coordinator, as the invitation says; none if it is this peer
     :param secret: a personal code or a token of the Hub, for the coordinator of a run that is not open
+    :param content: where that lies which this peer gives to others by its hash
     """
     entry = Entry(
         run,
@@ -154,7 +157,7 @@ def connected(
     )
     with _inside(run, peer, entry, initial_peers) as inside:
         caller = Caller(stop, peer.last_step(run), on_step, on_loading)
-        with _taking_part(inside, [inside.part(run, follower, caller)]) as (me,):
+        with _taking_part(inside, [inside.part(run, follower, caller, content)]) as (me,):
             yield me
 
 
@@ -174,10 +177,7 @@ def connected_to_stages(
     :param callers: who is told of a stage's steps, by its number
     """
     with _inside(run, peer, entry, initial_peers) as inside:
-        if not isinstance(inside.task, Divisible):
-            raise UserError(f'task.name = "{run.task.name}" cannot be cut into stages; remove [pipeline]')
-        if why := inside.task.why_undivided():
-            raise UserError(f"this model cannot be cut into stages: {why}")
+        assert isinstance(inside.task, Divisible), "no other one is created"
         chosen = [(number, inside.task.stage(number)) for number in choose(inside.node)]
         parts = [inside.part(run.of_stage(k), follower, callers(k, stage)) for k, stage in chosen]
         with _taking_part(inside, parts) as peers:
@@ -198,13 +198,13 @@ class _Inside:
     devices: Sequence[torch.device]
     incidents: Incidents
 
-    def part(self, run: RunConfig, follower: bool, caller: Caller) -> SwarmPeer:
+    def part(self, run: RunConfig, follower: bool, caller: Caller, content: Find | None = None) -> SwarmPeer:
         """What averages the run, or a part of it, with others. It forks."""
         trained = _trained(self.task, run)
         node, signer, peer, gate = self.node, self.entry.signer, self.peer, self.entry.gate
         state = TrainingState(trained.build_model(), lambda model: _shared_optimizer(run, trained, model), run)
         source = StateSource(state.for_newcomer, lambda: state.info)
-        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder)
+        exchange = exchange_of(node, signer, run, state.layout, source, peer.folder, content=content)
         parameters = _kept_parameters(state, peer, GIVEN_UP_STEPS if self.office is None else 2 * KEPT_STEPS)
         replicas = () if follower else tuple(Replica(state, device) for device in self.devices)
         accumulator = _accumulator(run, trained, state, replicas)
@@ -283,16 +283,18 @@ def exchange_of(
     source: StateSource,
     folder: Path,
     rules: Rules | None = None,
+    content: Find | None = None,
 ) -> Exchange:
     """Start the process that averages with others and gives them the state. It holds the services `sharing`, `group`,
-    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`; those
-    of the directory, of reachability and of admission live in the node's process.
+    `rows` and `allreduce`, and with checks `proofs`, `recompute`, `standing`, `known-answer` and `equivocation`, and
+    `content` where there is any; those of the directory, of reachability and of admission live in the node's process.
 
     Call it in a process's main thread, before other threads run: it forks.
 
     :param source: of the state that is handed out
     :param folder: this peer's; where members are checked it holds what they may be asked for
     :param rules: the usual ones if none are given
+    :param content: where that lies which others are given by its hash
     """
     rules = rules or rules_of(run)
     vector = SharedVector(layout)
@@ -335,7 +337,11 @@ def exchange_of(
                     StandingService(endpoint, organizer, take),
                     KnownAnswers(endpoint, organizer, signer.peer),
                 )
-            for service in (transfer, groups, rows, averaging, *checks):
+            giving: Sequence[Service] = ()
+            if content is not None:
+                giving = (ContentService(content),)
+                giving[0].line_free = donor.line_free
+            for service in (transfer, groups, rows, averaging, *checks, *giving):
                 await endpoint.add(service)
             yield node.gate, transfer, averaging, *checks
         finally:

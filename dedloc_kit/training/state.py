@@ -206,6 +206,14 @@ class TrainingState:
         with self.lock:
             return {name: tensor.detach().clone() for name, tensor in self._named().items()}, self.info
 
+    @torch.no_grad()
+    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+        """A model of its own with the values of a copy, to be used."""
+        model = copy.deepcopy(self.model)  # of any moment: every value is replaced
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            tensor.copy_(tensors[f"model.{name}"])
+        return model.eval()
+
     @contextmanager
     def for_newcomer(self) -> Iterator[tuple[dict[str, Any], Sequence[Tensor]]]:
         """What is handed over: metadata and the live tensors, which do not change meanwhile."""
@@ -217,14 +225,6 @@ class TrainingState:
         """A copy of the parameters alone, by their names in the model."""
         with self.lock:
             return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
-
-    def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
-        """A model of its own with these values, as `copy` names them."""
-        model = copy.deepcopy(self.model)  # of any moment: every value is replaced
-        with torch.no_grad():
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                tensor.copy_(tensors[f"model.{name}"])
-        return model.eval()
 
     @torch.no_grad()
     def begin_with(self, model: torch.nn.Module) -> None:

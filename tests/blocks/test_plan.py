@@ -1,6 +1,7 @@
 """Newcomers take what is served worst; servers move seldom, one at a time, and never away from a layer of their own."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from benchmarks.lib.serving_swarm import EXPIRY, LOAD, LOOK, ServingSwarm
 from dedloc_kit.blocks.plan import (
     GAIN,
     HELD,
+    LOOK_ROUND,
     MAX_LAYERS,
     MOVING,
     REST,
@@ -19,8 +21,10 @@ from dedloc_kit.blocks.plan import (
     LayerRange,
     Server,
     bottleneck,
+    draw,
     intend,
     may_begin,
+    may_change,
     place,
     unserved,
     useful_moves,
@@ -172,6 +176,25 @@ def test_a_move_begins_only_after_a_second_look() -> None:
 )
 def test_the_earliest_of_the_moves_that_gain_holds(other: Intention, waits: bool) -> None:
     assert may_begin(8, CROWD, MINE, [other], now=160.0) is not waits
+
+
+@pytest.mark.parametrize(
+    ("other", "waits"),
+    [
+        (Intention("before", LayerRange(0, 4), announced=100.0), True),
+        (Intention("before", LayerRange(0, 4), announced=0.0), True),
+        (Intention("before", LayerRange(0, 4), announced=110.0 - HELD), False),  # it had its time
+        (Intention("after", LayerRange(0, 4), announced=0.0), False),
+        (Intention("after", LayerRange(0, 4), announced=0.0, begun=100.0), True),
+        (Intention("after", LayerRange(0, 4), announced=0.0, begun=110.0 - MOVING), False),
+    ],
+)
+def test_servers_change_their_version_one_after_the_other(other: Intention, waits: bool) -> None:
+    names = sorted(("a", "b", "c"), key=lambda name: draw("v", name))
+    other = replace(other, server=names[0 if other.server == "before" else 2])
+    mine = Intention(names[1], LayerRange(0, 4), announced=100.0)
+    assert may_change("v", mine, [other], now=100.0 + LOOK_ROUND) is not waits
+    assert not may_change("v", mine, [], now=100.0 + LOOK_ROUND - 1)
 
 
 def test_of_many_that_want_the_same_gap_one_moves() -> None:

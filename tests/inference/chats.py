@@ -67,7 +67,7 @@ class Swarm:
         tensors = self.whole.state_dict()
         outside = Span(self.whole.config, 0, 1).layout.outside(tensors)
         model = ends(self.whole.config, {name: tensors[name] for name in outside}, self._begin)
-        model.network = SimpleNamespace(serving=SimpleNamespace(name="toy"), close=self.closed.set)
+        model.network = SimpleNamespace(swarm=SimpleNamespace(name="toy"), close=self.closed.set)
         return model, self.tokenizer
 
     tokenizer = tokenizer()

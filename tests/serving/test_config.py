@@ -7,9 +7,17 @@ import pytest
 
 from dedloc_kit.errors import UserError
 from dedloc_kit.records import Invitation
-from dedloc_kit.serving.config import parse_server, parse_serving, serving_of, swarm_of
+from dedloc_kit.serving.config import (
+    ModelVersion,
+    parse_server,
+    parse_serving,
+    served_by_swarm,
+    serving_of,
+    swarm_of,
+)
 from dedloc_kit.serving.offer import Serving
 from tests.invitations import invited
+from tests.tiny import tiny_run
 
 CONFIG: dict[str, Any] = {
     "name": "toy",
@@ -53,6 +61,26 @@ def test_an_invitation_says_to_what_it_invites_and_cannot_be_edited() -> None:
         invitation.run_config()
     with pytest.raises(UserError, match="wrong fingerprint"):
         serving_of(invitation.model_copy(update={"run": {**invitation.run, "manifest": "cd" * 32}}))
+
+
+def test_of_runs_those_that_train_a_causal_language_model_are_served() -> None:
+    masked = invited(tiny_run())
+    with pytest.raises(UserError, match=r"tiny-\w+ trains with the task 'tiny', which makes no causal language model"):
+        served_by_swarm(masked)
+    causal = tiny_run(task={"name": "causal"})
+    assert served_by_swarm(invited(causal)) == causal
+    serving = parse_serving(CONFIG)
+    assert served_by_swarm(invited(serving)) == serving
+
+
+def test_a_version_has_one_form_and_one_name_and_is_bounded() -> None:
+    version = ModelVersion(model="tiny", config=CONFIG["config"], manifest="ab" * 32)
+    read = ModelVersion.from_json(version.canonical().encode())
+    assert (read, read.digest) == (version, version.digest)
+    with pytest.raises(ValueError, match="too large"):
+        ModelVersion.from_json(b" " * 2**17 + version.canonical().encode())
+    with pytest.raises(ValueError, match="ModelVersion: "):
+        ModelVersion.from_json(b"[]")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,13 @@ def test_who_does_not_answer_with_this_version_does_not_count(values: dict[str, 
     assert of(server(0, 0, 6, **values)) == of()
 
 
+def test_who_answers_with_an_older_version_as_well_counts_for_both() -> None:
+    both = server(0, 0, 6, version="cd" * 32, older=SERVING.manifest)
+    assert of(both) == [(0, 6, 1, 10.0)]
+    assert coverage(6, (both,), "cd" * 32) == coverage(6, (both,), SERVING.manifest)
+    assert coverage(6, (both, server(1)), "")[0].servers == 0, "no version is none that anybody serves"
+
+
 def test_a_server_that_claims_more_layers_than_there_are_serves_those_that_there_are() -> None:
     assert of(server(0, 0, 1024)) == [(0, 6, 1, 10.0)]
     assert of(server(0, 100, 1024)) == of()

@@ -53,7 +53,7 @@ def load(invitation: str, at_once: int) -> "Served":
     from dedloc_kit.inference.model import AutoDistributedModelForCausalLM, tokenizer_of
 
     model = AutoDistributedModelForCausalLM.from_pretrained(invitation)
-    return Served(model.network.serving.model, model, tokenizer_of(model), at_once)
+    return Served(model.network.model, model, tokenizer_of(model), at_once)
 
 
 def read_key(path: Path) -> str:

@@ -37,6 +37,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("--private", action="store_true", help="make that repository a private one")
     parser.add_argument("--push-every", type=positive, default=50, metavar="STEPS")
     parser.add_argument(
+        "--serve-every",
+        type=int,
+        default=50,
+        metavar="STEPS",
+        help="how often a language model's newest version is handed out to those who serve it; 0: never",
+    )
+    parser.add_argument(
         "--stall-minutes",
         type=positive,
         default=30,
@@ -81,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
         "hub": options.hub,
         "private": options.private,
         "push_every": options.push_every,
+        "serve_every": options.serve_every,
         "regions": options.regions,
     }
     return launch(

@@ -4,12 +4,12 @@ hivemind's nodes keep what anyone sends: under any key, of any size, for any tim
 cannot be read, wherever it comes from, hides all those under the same key. Ours takes nothing but records of its run
 that their authors have signed, within the limits of `swarm.kinds`, and drops all else one by one.
 
-In all that is at most MAX_RECORDS under each of 92 keys, some 190 MB, and the notice. (Where parts of a run have keys
-of their own, each of these takes as many fewer.) What is full takes nobody new, except for the organizer: whoever is
-there already can renew its record, and is not pushed out by those who make a thousand keys. A peer has one record
-under each key, and of each kind only a few keys for it: the one for few peers, its share, the copies, and, by the step
-that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys more hold copies of the organizer's
-progress alone.
+In all that is at most MAX_RECORDS under each of 92 keys, some 190 MB, the notice and the release. (Where parts of a
+run have keys of their own, each of these takes as many fewer.) What is full takes nobody new, except for the
+organizer: whoever is there already can renew its record, and is not pushed out by those who make a thousand keys. A
+peer has one record under each key, and of each kind only a few keys for it: the one for few peers, its share, the
+copies, and, by the step that its record names, its cells. (Of who leaves, nothing names a step.) Eight keys more hold
+copies of the organizer's progress alone.
 """
 
 from collections import Counter
@@ -32,6 +32,7 @@ from dedloc_kit.swarm.network.kinds import (
     CONTRIBUTIONS,
     NOTICE,
     PROGRESS,
+    RELEASE,
     SERVING,
     STAGES,
     SUMMARIES,
@@ -77,7 +78,7 @@ class Keeper(RecordValidatorBase):
         self._signer = signer
         self._subkey = MSGPackSerializer.dumps(signer.subkey)
         self._places: dict[bytes, _Place] = {}
-        kinds: list[tuple[Kind[Any], str]] = [(kind, run_id) for kind in (SERVING, STAGES, NOTICE)]
+        kinds: list[tuple[Kind[Any], str]] = [(kind, run_id) for kind in (SERVING, STAGES, NOTICE, RELEASE)]
         for part in parts or (run_id,):
             kinds += [(PROGRESS, part), (SUMMARIES, part), (CONTRIBUTIONS, part)]
         for kind, of in kinds:

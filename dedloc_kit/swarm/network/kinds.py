@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from dedloc_kit.records import MAX_ROWS, Contribution, Notice, Progress, RowSummary, StageOffer
-from dedloc_kit.serving.offer import Serving
+from dedloc_kit.serving.offer import Release, Serving
 from dedloc_kit.swarm.network.names import Names
 
-R = TypeVar("R", Progress, Contribution, Notice, RowSummary, Serving, StageOffer)
+R = TypeVar("R", Progress, Contribution, Notice, RowSummary, Serving, StageOffer, Release)
 
 SHARES = 16
 """Keys over which the records of a kind are spread when there are many peers, besides the one for few."""
@@ -79,6 +79,8 @@ STAGES = Kind("stages", StageOffer, 4096, 60.0, may_leave=True)
 CONTRIBUTIONS = Kind("contributions", Contribution, 4096, 3600.0)
 NOTICE = Kind("notice", Notice, 12_000, 7 * 86400.0, organizers=True)
 """The last one stays for so long, should the organizer disappear."""
+RELEASE = Kind("release", Release, 1024, 7 * 86400.0, organizers=True)
+"""Likewise."""
 
 
 def share_of(peer: str) -> int:

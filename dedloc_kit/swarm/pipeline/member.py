@@ -20,7 +20,7 @@ from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.network.service import Endpoint
 from dedloc_kit.swarm.pipeline.begun import Drivers, wanted
 from dedloc_kit.swarm.pipeline.computing import StageComputer
-from dedloc_kit.swarm.pipeline.driver import Driver, Driving
+from dedloc_kit.swarm.pipeline.driver import Driver, Settings
 from dedloc_kit.swarm.pipeline.protocol import FORMS, Batch, Cut
 from dedloc_kit.swarm.pipeline.service import Limits, StageService
 from dedloc_kit.swarm.remote.calling import Caller
@@ -29,6 +29,7 @@ from dedloc_kit.swarm.remote.forwarding import ForwardingService
 from dedloc_kit.swarm.remote.greeting import Greeter
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.remote.offers import Offers
+from dedloc_kit.swarm.remote.own import WithOwn
 from dedloc_kit.swarm.remote.turns import Turns
 
 LOOK_SECONDS = 0.1
@@ -71,7 +72,6 @@ class PipelineMember:
         self.losses: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
         self.offers = Offers(STAGES, node, signer, known, self._offer)
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
-        self._service: StageService | None = None
         self._driver: Driver | None = None
         self._full: tuple[int, float] = (-1, math.inf)
         self._gate = Gate(node.gate.run_id, node.gate.organizer, signer, restricted=node.gate.restricted)
@@ -109,10 +109,9 @@ class PipelineMember:
             p2p: P2P = self.loop.run(self._node.replicate_p2p(self._gate, "pipeline"))
             stack.callback(lambda: self.loop.run(p2p.shutdown()))
             endpoint, greeter = Endpoint(p2p, self._run.run_id), Greeter(self._gate, self._signer)
-            self._caller = Caller(endpoint, greeter, self._forwarders)
             service = StageService(self._held, self.turns, Limits(self._tokens), self._form, self._drivers)
-            self._service = service
             own: list[Any] = [service, service.following]
+            self._opener = WithOwn(Caller(endpoint, greeter, self._forwarders), self._signer.peer, tuple(own))
             own.append(ForwardedService(greeter, own))
             if self._forwards:
                 own.append(ForwardingService(endpoint, self._gate))
@@ -130,9 +129,9 @@ class PipelineMember:
 
         :param next_batch: called in a thread of its own
         """
-        settings = Driving(self._run.global_batch, self._form, len(self._cuts) + BESIDE)
+        settings = Settings(self._signer.peer, self._run.global_batch, self._form, len(self._cuts) + BESIDE)
         driver = Driver(
-            *(self._caller, self._cuts, settings, self.offers.others, lambda: self._drivers.told().values()),
+            *(self._opener, self._cuts, settings, self._everyone, self._drivers.told),
             gone=self.gone.put,
             done=lambda loss, samples: self.losses.put((loss, samples)),
         )
@@ -161,11 +160,15 @@ class PipelineMember:
 
     async def _count(self) -> None:
         while True:
-            begun = [*self._drivers.told().values()]
-            begun += [] if self._driver is None else [self._driver.begun]
-            step = self._held.step
-            self._full = step, wanted(begun, step, self._run.global_batch)
+            begun, step = self._drivers.told(), self._held.step
+            if self._driver is not None:
+                begun[self._signer.peer] = self._driver.begun
+            self._full = step, wanted(begun.values(), step, self._run.global_batch)
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _everyone(self) -> dict[str, StageOffer]:
+        """This peer as well: it uses its own stage like others'."""
+        return {**self.offers.others(), self._signer.peer: self._offer()}
 
     @property
     def _forwards(self) -> bool:

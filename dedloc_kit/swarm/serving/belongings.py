@@ -8,12 +8,15 @@ from torch import Tensor
 from dedloc_kit.blocks import weights
 from dedloc_kit.blocks.manifest import Manifest
 from dedloc_kit.errors import UserError
-from dedloc_kit.serving.config import ServingConfig
+from dedloc_kit.serving.config import ModelVersion
 from dedloc_kit.swarm.remote.loop import Loop
 from dedloc_kit.swarm.serving.weights import ModelContents, fetch, fetch_manifest, read
+from dedloc_kit.swarm.transfer.addressed import fetch_small
 from dedloc_kit.swarm.transfer.download import OpenStream
 from dedloc_kit.swarm.transfer.store import FilePart, Store
 
+MAX_SMALL = 2**26
+"""Bytes of one of a model's small files."""
 Progress = Callable[[int, int], None]
 
 
@@ -23,10 +26,10 @@ class Belongings:
     :param source: a folder or `OWNER/NAME@COMMIT` of the Hub; none if all comes from other servers
     """
 
-    def __init__(self, serving: ServingConfig, manifest: Manifest, store: Store, source: str | None) -> None:
-        self.serving, self.manifest = serving, manifest
+    def __init__(self, version: ModelVersion, manifest: Manifest, store: Store, source: str | None) -> None:
+        self.version, self.manifest = version, manifest
         self._store = store
-        self._source = source or (serving.model if serving.from_hub else None)
+        self._source = source or (version.model if version.from_hub else None)
         self.folder: Path | None = None
         """Of the model's own files, if they are here."""
         self._contents: ModelContents | None = None
@@ -67,9 +70,23 @@ class Belongings:
         return read(self._store, self.manifest, names)
 
 
-def manifest_of(serving: ServingConfig, loop: Loop, donors: Sequence[str], open_stream: OpenStream) -> Manifest:
+def manifest_of(version: ModelVersion, loop: Loop, donors: Sequence[str], open_stream: OpenStream) -> Manifest:
     """From whoever serves the model; raises UserError if nobody gives it."""
-    manifest = loop.run(fetch_manifest(serving.manifest, donors, open_stream))
+    manifest = loop.run(fetch_manifest(version.manifest, donors, open_stream))
     if manifest is None:
-        raise UserError(f"nobody of {serving.run_id} gives the list of the model's weights now; try again later")
+        raise UserError(f"nobody gives the list of the weights of {version.model} now; try again later")
     return manifest
+
+
+def small_file(
+    name: str, digest: str, store: Store, loop: Loop, donors: Sequence[str], open_stream: OpenStream
+) -> bytes:
+    """One of a model's small files, which is in the store then; raises UserError if nobody gives it."""
+    found = store.find(digest)
+    if found is not None:
+        return found.read(0, found.size)
+    content = loop.run(fetch_small(digest, MAX_SMALL, donors, open_stream))
+    if content is None:
+        raise UserError(f"nobody gives {name} of the model now; try again later")
+    store.put(content)
+    return content

@@ -72,7 +72,7 @@ class Work:
 class Checker:
     """One client's, for all its sessions.
 
-    :param servers: who is ready now
+    :param servers: who is ready now with a version
     :param form: in which format a server holds its weights
     :param avoided: gets those who answer wrongly, and until when they are not asked
     :param told: what came of a check that went wrong, in words
@@ -82,7 +82,7 @@ class Checker:
         self,
         opener: Opener,
         me: str,
-        servers: Callable[[], Sequence[Server]],
+        servers: Callable[[str], Sequence[Server]],
         form: Callable[[str], WeightFormat],
         avoided: dict[str, float],
         told: Callable[[str], None],
@@ -151,7 +151,7 @@ class Checker:
     async def _again(self, work: Work, version: str, form: Form, without: set[str]) -> tuple[set[str], Tensor]:
         """Let others do the same; raises NoRoute if nobody else can, LegFailed if they fail."""
         avoided = {server for server, until in self._avoided.items() if until > time.monotonic()}
-        hops = route(work.layers, self._servers(), self._me, {}, without | avoided)
+        hops = route(work.layers, self._servers(version), self._me, {}, without | avoided)
         hidden = work.hidden
         for hop in hops:
             hidden = await self._passed(hop, hidden, work, version, form)

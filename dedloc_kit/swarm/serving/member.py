@@ -9,8 +9,7 @@ from hivemind.p2p import P2P
 from hivemind.utils import get_dht_time
 
 from dedloc_kit.access.office import Office
-from dedloc_kit.run import PeerConfig
-from dedloc_kit.serving.config import ServingConfig
+from dedloc_kit.run import PeerConfig, RunConfig, SwarmConfig
 from dedloc_kit.serving.offer import Serving
 from dedloc_kit.swarm.membership.admission import serve
 from dedloc_kit.swarm.membership.joining import Entry
@@ -43,6 +42,8 @@ class Member:
     """To others' services, by way of others if need be."""
     greeter: Greeter
     offers: Offers[Serving]
+    source: str = ""
+    """Who gives of the model without serving it: of a run that trains it its organizer."""
 
     @property
     def peer(self) -> str:
@@ -76,7 +77,8 @@ class Member:
 
     def donors(self) -> list[str]:
         """Who may give what it has of the model."""
-        return list(self.offers.others())
+        others = list(self.offers.others())
+        return [*others, self.source] if self.source and self.source not in others else others
 
     def content(self, peer: str) -> AbstractAsyncContextManager[Stream]:
         """A stream to what a peer has of the model."""
@@ -85,7 +87,7 @@ class Member:
 
 @contextmanager
 def member(
-    serving: ServingConfig,
+    swarm: SwarmConfig,
     peer: PeerConfig,
     initial_peers: Sequence[str],
     *,
@@ -104,18 +106,18 @@ def member(
     :param mine: what this peer says of itself
     """
     entry = Entry(
-        *(serving, peer, initial_peers, organizer, secret),
+        *(swarm, peer, initial_peers, organizer, secret),
         may_start_alone=organizer is None,
         preferred_port=preferred_port,
     )
     node, signer = entry.start(entry.surroundings()), entry.signer
-    office = Office(serving, peer.folder, signer.peer) if organizer is None else None
+    office = Office(swarm, peer.folder, signer.peer) if organizer is None else None
     if office is not None:
-        node.run_coroutine(partial(serve, serving, office, signer))
+        node.run_coroutine(partial(serve, swarm, office, signer))
     with ExitStack() as stack:
         stack.callback(node.shutdown)
         loop = stack.enter_context(Loop())
-        gate = Gate(serving.run_id, entry.gate.organizer, signer, restricted=entry.gate.restricted)
+        gate = Gate(swarm.run_id, entry.gate.organizer, signer, restricted=entry.gate.restricted)
         gate.follow(entry.gate.token, entry.gate.notice)
         p2p: P2P = loop.run(node.replicate_p2p(gate))
         stack.callback(lambda: loop.run(p2p.shutdown()))
@@ -133,6 +135,7 @@ def member(
         stack.callback(offers.stop)
         membership.start()
         stack.callback(membership.stop)
-        endpoint, greeter = Endpoint(p2p, serving.run_id), Greeter(gate, signer)
+        endpoint, greeter = Endpoint(p2p, swarm.run_id), Greeter(gate, signer)
         caller = Caller(endpoint, greeter, lambda: [p for p, each in offers.others().items() if each.forwards])
-        yield Member(node, signer, gate, loop, endpoint, caller, greeter, offers)
+        source = gate.organizer if isinstance(swarm, RunConfig) else ""
+        yield Member(node, signer, gate, loop, endpoint, caller, greeter, offers, source)

@@ -91,7 +91,7 @@ class SpanService(Service):
     """Computes layers for clients. `push` is to be registered as well.
 
     :param count: told for which client how much was computed
-    :ivar held: what new sessions get, None for nothing at the moment; those that have begun stay with theirs
+    :ivar held: what new sessions get, the newest version first; those that have begun stay with theirs
     :ivar sessions: by client and session
     :ivar rejections: what was refused, by kind
     """
@@ -101,7 +101,7 @@ class SpanService(Service):
     def __init__(
         self,
         opener: Opener,
-        held: Held | None,
+        held: tuple[Held, ...],
         computing: Computing,
         budget: Budget,
         count: Callable[[str, int], None] = lambda client, tokens_layers: None,
@@ -117,9 +117,13 @@ class SpanService(Service):
         self._opener, self._count = opener, count
         self._computing = computing
 
-    def hold(self, held: Held | None) -> None:
-        """What new sessions get from now on."""
+    def hold(self, *held: Held) -> None:
+        """What new sessions get from now on, the newest version first."""
         self.held = held
+
+    def answers(self, held: Held) -> bool:
+        """Has it sessions now?"""
+        return any(session.held is held for session in list(self.sessions.values()))
 
     def dismiss(self, held: Held) -> None:
         """Its sessions go elsewhere with their next step."""
@@ -172,11 +176,11 @@ class SpanService(Service):
                 await self._hang_up(session)
 
     def _checked(self, opened: Open) -> Held:
-        held = self.held
-        if held is None:
+        if not self.held:
             raise Refusal("moving", "nothing is served here at the moment")
-        if opened.version != held.version:
-            raise Refusal("version", f"served is {held.version[:16]}")
+        held = next((each for each in self.held if each.version == opened.version), None)
+        if held is None:
+            raise Refusal("version", f"served is {self.held[0].version[:16]}")
         if not held.begin <= opened.begin < opened.end <= held.end:
             raise Refusal("span", f"served are the layers {held.begin}:{held.end}")
         return held

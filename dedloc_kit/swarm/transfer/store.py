@@ -5,13 +5,15 @@ import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dedloc_kit.errors import UserError
 
+_COPIED = 2**20
+"""Bytes at once."""
 _UNFINISHED = ".unfinished-"
 
 
@@ -82,9 +84,30 @@ class Store:
                 (self.folder / digest).touch()
         return digest
 
+    def copy(self, digest: str, part: FilePart) -> None:
+        """Keep what lies elsewhere, if that is what it should be."""
+        if self.find(digest) is not None:
+            return
+        if not part.size:
+            self.put(b"")
+            return
+        copied = self.begin(digest, part.size)
+        for begin in range(0, part.size, _COPIED):
+            end = min(begin + _COPIED, part.size)
+            copied.buffer[begin:end] = part.read(begin, end)
+        if not copied.keep():
+            copied.drop()
+
     def begin(self, digest: str, size: int) -> "Part":
         """Room on the disk for content that is about to come."""
         return Part(self.folder, digest, size)
+
+    def keep_only(self, digests: Collection[str]) -> None:
+        """Remove all other content, but not what is on its way."""
+        with _written(self.folder, 0):
+            for path in self.folder.iterdir():
+                if path.name not in digests and not path.name.startswith(_UNFINISHED):
+                    path.unlink(missing_ok=True)
 
     def make_room(self, size: int) -> None:
         """Raises UserError unless so many more bytes fit."""

@@ -15,6 +15,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from dedloc_kit.records import MAX_REFUSED, Contribution, Decay, Instructions, Notice, RowSummary, shortened
 from dedloc_kit.records import Record as AnyRecord
+from dedloc_kit.serving.offer import MAX_VERSIONS, Release
 from dedloc_kit.swarm.network.identity import Identity, Signer
 from dedloc_kit.swarm.network.keeper import CLOCK_SECONDS, MAX_RECORDS, DHTProtocol, Keeper, Storage
 from dedloc_kit.swarm.network.kinds import (
@@ -23,6 +24,7 @@ from dedloc_kit.swarm.network.kinds import (
     EPOCH,
     NOTICE,
     PROGRESS,
+    RELEASE,
     SUMMARIES,
     Kind,
     cell_of,
@@ -113,6 +115,7 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
     )
     volunteers = largest.model_copy(update={"instructions": None, "reached": "A" * 1280})
     notice = Notice(run_id=RUN_ID, time=1.0, refused=shortened([organizer.peer] * MAX_REFUSED))
+    release = Release(run_id=RUN_ID, versions=("ab" * 32,) * MAX_VERSIONS, time=1.0)
     good = [
         signed(asha, PROGRESS.key(NAMES), largest, PROGRESS.seconds),
         signed(asha, PROGRESS.key(NAMES), volunteers, PROGRESS.seconds),
@@ -127,6 +130,7 @@ def test_each_kind_is_taken_up_to_its_limits(keeper: Keeper, asha: Signer, organ
         signed(asha, CONTRIBUTIONS.key(NAMES), contribution(), CONTRIBUTIONS.seconds + CLOCK_SECONDS - 1.0),
         signed(asha, CONTRIBUTIONS.shares(NAMES)[share_of(asha.peer)], contribution(), 3600.0),
         signed(organizer, NOTICE.key(NAMES), notice, NOTICE.seconds),
+        signed(organizer, RELEASE.key(NAMES), release, RELEASE.seconds),
     ]
     assert [keeper.validate(record) for record in good] == [True] * len(good)
     assert not keeper.refused()
@@ -138,7 +142,7 @@ def other_epoch(signer: Signer) -> int:
     return next(step for step in range(0, 64 * EPOCH, EPOCH) if cell_of(signer.peer, step) != cell_of(signer.peer, 1))
 
 
-KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in (PROGRESS, SUMMARIES, CONTRIBUTIONS, NOTICE)}
+KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in (PROGRESS, SUMMARIES, CONTRIBUTIONS, NOTICE, RELEASE)}
 BAD: dict[str, tuple[str, Callable[[Signer], DHTRecord]]] = {
     "no key of the run": ("does not have", lambda me: signed(me, "anything", progress(), 15.0)),
     "a key of another run": ("does not have", lambda me: signed(me, "other-0123456789abcdef_progress", progress(), 15)),
@@ -174,6 +178,10 @@ BAD: dict[str, tuple[str, Callable[[Signer], DHTRecord]]] = {
     "a notice of somebody": (
         "not of the organizer",
         lambda me: signed(me, NOTICE.key(NAMES), Notice(run_id=RUN_ID, time=1.0), 15.0),
+    ),
+    "a version of somebody": (
+        "not of the organizer",
+        lambda me: signed(me, RELEASE.key(NAMES), Release(run_id=RUN_ID, versions=("ab" * 32,), time=1.0), 15.0),
     ),
     "too long a life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(NAMES), progress(), 11 * 86400.0)),
     "an endless life": ("for more than 60 s", lambda me: signed(me, PROGRESS.key(NAMES), progress(), math.inf)),

@@ -52,7 +52,7 @@ class Swarm:
         def count(client: str, tokens_layers: int) -> None:
             self.computed[name, client] += tokens_layers
 
-        service = SpanService(endpoint, held, computing or self.computing, Budget(4096), count)
+        service = SpanService(endpoint, (held,), computing or self.computing, Budget(4096), count)
         self.services[name] = service
 
         async def begin_to_serve() -> None:
@@ -65,7 +65,7 @@ class Swarm:
     def known(self, name: str) -> LocalEndpoint:
         """A peer that serves nothing; strangers open nothing."""
         endpoint = self.network.endpoint(name)
-        service = SpanService(endpoint, None, self.computing, Budget(0))
+        service = SpanService(endpoint, (), self.computing, Budget(0))
 
         async def register() -> None:
             await endpoint.add(service)
@@ -76,8 +76,7 @@ class Swarm:
 
     def replace(self, name: str, other: str) -> None:
         """Another comes, slower, so that it is used once the first one is gone."""
-        held = self.services[name].held
-        assert held is not None
+        (held,) = self.services[name].held
         self.add(other, held.begin, held.end)
         self.slow.add(other)
 
@@ -89,10 +88,10 @@ class Swarm:
 
     def servers(self) -> list[Server]:
         """Also those that are gone: records live longer."""
-        helds = {name: service.held for name, service in self.services.items() if service.held is not None}
         return [
             Server(name, LayerRange(held.begin, held.end), 1.0 if name in self.slow else 100.0)
-            for name, held in helds.items()
+            for name, service in self.services.items()
+            for held in service.held[:1]
         ]
 
     def remote(self, me: str = "me", **changed: Any) -> RemoteSession:

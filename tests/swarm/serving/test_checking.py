@@ -43,7 +43,10 @@ class Checked:
         self.swarm, self.told = swarm, list[str]()
         self.session: RemoteSession = swarm.remote(adapter=adapter)
         endpoint, avoided = self.session._opener, self.session._avoided
-        self.checker = Checker(endpoint, "client", swarm.servers, lambda _: form, avoided, self.told.append, share)
+        servers = swarm.servers
+        self.checker = Checker(
+            endpoint, "client", lambda _: servers(), lambda _: form, avoided, self.told.append, share
+        )
         self.session._checker = self.checker
 
     def step(self, number: int) -> torch.Tensor:
@@ -143,8 +146,7 @@ def test_a_server_that_checks_wrongly_is_found_and_not_the_one_that_is_checked(s
     swarm.slow |= {"b", "c"}
 
     checked = Checked(swarm)
-    held = swarm.services["b"].held
-    assert held is not None
+    (held,) = swarm.services["b"].held
     held.span.forward = lambda hidden, *_: torch.zeros_like(hidden)  # type: ignore[method-assign]
     checked.step(0)
     assert set(checked.checker.wrong) == {"b"}

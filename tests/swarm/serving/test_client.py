@@ -178,10 +178,10 @@ def test_a_server_that_moves_sends_its_sessions_elsewhere(swarm: Swarm) -> None:
 
     def moves(number: int) -> None:
         server = swarm.services["b"]
-        if number == 3 and server.held is not None:
+        if number == 3 and server.held:
             swarm.add("c", 2, 4)
-            server.dismiss(server.held)
-            server.held = None
+            server.dismiss(server.held[0])
+            server.hold()
 
     swarm.before_step = moves
     assert torch.equal(written(swarm.model()), written(swarm.whole))

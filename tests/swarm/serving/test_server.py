@@ -1,12 +1,16 @@
 """A server does what its clients ask, each only in its own sessions, and refuses what cannot be right."""
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from dedloc_kit.blocks.past import Past
+from dedloc_kit.blocks.span import Span
 from dedloc_kit.records import Record
 from dedloc_kit.swarm.network import service
 from dedloc_kit.swarm.network.service import Stream, encode
@@ -28,6 +32,7 @@ from dedloc_kit.swarm.serving.protocol import (
     receive_reply,
 )
 from dedloc_kit.swarm.serving.server import PushService, SpanService
+from dedloc_kit.swarm.serving.sessions import Held
 from tests.blocks import tiny
 from tests.blocks.test_ends import written
 from tests.swarm.serving.local_swarm import VERSION, Swarm
@@ -280,3 +285,29 @@ async def until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0.01)
+
+
+def test_a_server_answers_each_session_with_the_version_that_it_began_with(whole: Any, swarm: Swarm) -> None:
+    newer = copy.deepcopy(whole)
+    for values in newer.parameters():
+        values.mul_(1.1)
+    old = swarm.remote("old")
+    swarm.run(old.step(HIDDEN, None, None, Past(0)))
+    for spans in swarm.services.values():
+        (before,) = spans.held
+        spans.hold(Held(Span.of(newer, before.begin, before.end), "cd" * 32), before)
+    new, again = swarm.remote("new"), swarm.remote("again")
+    new.config = replace(new.config, version="cd" * 32)
+    first = [swarm.run(session.step(HIDDEN, None, None, Past(0))) for session in (new, again)]
+    after = [swarm.run(session.step(HIDDEN[:, :1], None, None, Past(3))) for session in (old, new, again)]
+    assert torch.equal(after[0], after[2])
+    assert not torch.allclose(after[0], after[1])
+    places = torch.arange(3)[None].expand(2, 3)
+    for output, model in zip(first, (newer, whole), strict=True):
+        assert torch.allclose(output, Span.of(model, 0, 4).forward(HIDDEN, None, places), atol=1e-4)
+    for spans in swarm.services.values():
+        newest, before = spans.held
+        assert spans.answers(newest)
+        assert spans.answers(before)
+        spans.dismiss(before)
+        assert [session.dismissed for session in spans.sessions.values()] == [True, False, True]
