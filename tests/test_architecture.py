@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,21 @@ HEAVY = {"torch", "hivemind"}
 ALLOWED_SHORT_CUTS = {("dashboard", "ledger"), ("cli", "ledger")}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Every module is looked at for several reasons, and parsed once."""
+    return ast.parse(source)
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """Of all modules. One test looks at them all: a test for each would be collected by each process."""
+    return {path: path.read_text(encoding="utf-8") for path in modules()}
+
+
 def imported_modules(source: str) -> Iterator[str]:
     """Full names of what a module imports anywhere, inside functions too; `from a import b` counts as `a.b`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)
@@ -119,10 +132,13 @@ def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "swarm").rglob("*.py")), ids=lambda path: path.stem)
-def test_a_room_of_the_swarm_knows_only_the_rooms_before_it(path: Path) -> None:
-    room = path.relative_to(PACKAGE / "swarm").parts[0].removesuffix(".py")
-    assert room == "__init__" or room_faults(room, path.read_text(encoding="utf-8")) == []
+def test_a_room_of_the_swarm_knows_only_the_rooms_before_it() -> None:
+    swarm = PACKAGE / "swarm"
+    inside = {path: source for path, source in sources().items() if path.is_relative_to(swarm)}
+    rooms = {path: path.relative_to(swarm).parts[0].removesuffix(".py") for path in inside}
+    found = {path: room_faults(rooms[path], source) for path, source in inside.items() if rooms[path] != "__init__"}
+    assert len(found) > 100
+    assert not any(found.values()), {path: each for path, each in found.items() if each}
 
 
 def test_the_check_finds_a_room_that_knows_too_much() -> None:
@@ -136,15 +152,15 @@ def test_every_part_of_the_package_has_a_place_in_the_order() -> None:
     assert {part_of(path) for path in modules()} <= LEVEL.keys()
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_one_way(path: Path) -> None:
-    assert faults(part_of(path), path.read_text(encoding="utf-8")) == []
+def test_imports_go_one_way() -> None:
+    found = {path: faults(part_of(path), source) for path, source in sources().items()}
+    assert not any(found.values()), {path: each for path, each in found.items() if each}
 
 
 def terminal_writes(source: str) -> list[str]:
     """What in a module reaches the terminal without being cleaned by `display.console`."""
     found = [name for name in imported_modules(source) if name in ("rich.console.Console", "rich.print")]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         match node:
             case ast.Call(func=ast.Name(id="print")):
                 found.append(f"line {node.lineno}: print")
@@ -153,10 +169,10 @@ def terminal_writes(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_one_module_alone_writes_to_the_terminal(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert bool(terminal_writes(source)) == (path == PACKAGE / "display" / "console.py")
+def test_one_module_alone_writes_to_the_terminal() -> None:
+    found = {path: terminal_writes(source) for path, source in sources().items()}
+    writers = {path: each for path, each in found.items() if each}
+    assert writers.keys() == {PACKAGE / "display" / "console.py"}, writers
 
 
 MAX_PARAMETERS = 8
@@ -170,7 +186,7 @@ def crowded_constructors(source: str) -> set[str]:
     A dataclass of nothing but plain values is a record. So is a pydantic model: it checks what comes from elsewhere.
     """
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, ast.ClassDef):
             continue
         counts = [
@@ -188,8 +204,8 @@ def crowded_constructors(source: str) -> set[str]:
 
 
 def test_no_constructor_takes_more_than_eight_parameters() -> None:
-    found = {path: crowded_constructors(path.read_text(encoding="utf-8")) for path in modules()}
-    assert not any(found.values()), found
+    found = {path: crowded_constructors(source) for path, source in sources().items()}
+    assert not any(found.values()), {path: each for path, each in found.items() if each}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +226,7 @@ def reaches_in(source: str) -> list[str]:
     """Attributes of objects that an object holds, set by it: what is held is asked to change by a method of its own."""
     targets = [
         target
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
     ]
@@ -222,8 +238,7 @@ def reaches_in(source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_object_sets_an_attribute_of_one_that_it_holds(path: Path) -> None:
+def test_no_object_sets_an_attribute_of_one_that_it_holds() -> None:
     of_libraries = {"self._server.should_exit", "self._pause.description", "self._pause.disabled"}
     of_libraries |= {
         "self._leave.disabled",
@@ -232,7 +247,8 @@ def test_no_object_sets_an_attribute_of_one_that_it_holds(path: Path) -> None:
         "self._box.value",
         "self._text.value",
     }
-    assert set(reaches_in(path.read_text(encoding="utf-8"))) <= of_libraries
+    found = {path: set(reaches_in(source)) - of_libraries for path, source in sources().items()}
+    assert not any(found.values()), {path: each for path, each in found.items() if each}
 
 
 @pytest.mark.parametrize(
@@ -322,8 +338,8 @@ def test_of_datasets_only_what_every_version_has_is_imported() -> None:
     """Colab has 4.0, with other insides than the version that these tests run with."""
     inner = {
         f"{path.name}: {node.module}"
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, source in sources().items()
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("datasets.")
     }
     assert inner <= {"shards.py: datasets.exceptions"}

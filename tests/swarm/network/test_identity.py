@@ -65,7 +65,7 @@ def spellings(owner: bytes) -> st.SearchStrategy[bytes]:
 SOMEBODY = a_signer(1)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(spellings(SOMEBODY.subkey))
 def test_an_owner_is_read_as_hivemind_reads_it_and_in_one_spelling_or_not_at_all(subkey: bytes) -> None:
     try:
@@ -77,7 +77,7 @@ def test_an_owner_is_read_as_hivemind_reads_it_and_in_one_spelling_or_not_at_all
     assert (peer == SOMEBODY.peer) == (subkey == SOMEBODY.subkey)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_signature_that_is_accepted_hivemind_accepts_too_and_it_is_cut_off_alike(
     data: st.DataObject, victim: Signer, hiveminds: RSASignatureValidator, signed: DHTRecord
