@@ -202,6 +202,8 @@ class _Role:
             if now >= peers_due:
                 peers = self._evaluator.watch(self._peers(), optimizer.step >= optimizer.last_step)
                 self._emit(peers)
+                if isinstance(self._me, StagedPeer):
+                    self._emit(self._me.pipeline())
                 self._record_swarm(peers)
                 self._remember()
                 self._rescue()

@@ -58,7 +58,7 @@ def begin(state: TrainingState | StagedState, task: Task) -> None:
 
     Raises UserError if that model cannot be used.
     """
-    if isinstance(task, Continuing):
+    if isinstance(task, Continuing) and isinstance(state, TrainingState):  # stages go on from no model
         try:
             state.begin_with(task.first_model())
         except ValueError as error:

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from dedloc_kit.events import Joined
-from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress
+from dedloc_kit.events import Joined, PipelineState
+from dedloc_kit.records import Contribution, GlobalStep, Instructions, Progress, StageOffer
 from dedloc_kit.run import PeerConfig, RunConfig
 from dedloc_kit.swarm.incidents import Incidents
 from dedloc_kit.swarm.membership.joining import Entry
+from dedloc_kit.swarm.network.kinds import STAGES
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
+from dedloc_kit.swarm.remote.offers import Offers
 from dedloc_kit.swarm.rounds.optimizer import Caller, CollaborativeOptimizer, StepListener
 from dedloc_kit.tasks import Divisible, StageTask
 from dedloc_kit.training.checkpoint import Found
@@ -48,7 +50,10 @@ class Steps:
     def _take(self, stage: int, share: float, step: GlobalStep, contributions: dict[str, Contribution]) -> None:
         with self._lock:
             told = self._told.setdefault(step.step, {})
-            told[stage] = step, {peer: _counted(each, share) for peer, each in contributions.items()}
+            counted = {peer: _counted(each, share) for peer, each in contributions.items()}
+            if stage < self._stages - 1:  # the loss is known where the last stage is computed
+                counted = {peer: each.model_copy(update={"loss": None}) for peer, each in counted.items()}
+            told[stage] = step, counted
             if len(told) == self._stages:
                 del self._told[step.step]
                 self._on_step(*_together([told[number] for number in range(self._stages)]))
@@ -179,20 +184,29 @@ def connected_to_all(
 
     every = range(run.pipeline.count)
     with connected_to_stages(run, peer, entry, initial_peers, lambda _: every, caller, follower=True) as (task, parts):
-        yield StagedPeer(task, run, parts)
+        offers = Offers(STAGES, parts[0].dht, parts[0].signer, initial_peers, lambda: None)
+        offers.start()
+        try:
+            yield StagedPeer(task, run, parts, offers)
+        finally:
+            offers.stop()
 
 
 class StagedPeer:
     """The coordinator's machine in all stages; see `SwarmPeer` for what each name promises."""
 
-    def __init__(self, task: Divisible, run: RunConfig, parts: Sequence[SwarmPeer]) -> None:
-        self.task, self._parts, self._first = task, parts, parts[0]
+    def __init__(self, task: Divisible, run: RunConfig, parts: Sequence[SwarmPeer], offers: Offers[StageOffer]) -> None:
+        self.task, self._parts, self._first, self._offers = task, parts, parts[0], offers
         self.signer, self.dht, self.port = self._first.signer, self._first.dht, self._first.port
         optimizers = [part.optimizer for part in parts]
         state = StagedState(run, task.whole, [optimizer.state for optimizer in optimizers])
         shares = [task.stage(number).share for number in range(len(parts))]
         tracker = StagedTracker(parts, shares, self._first.optimizer.tracker.incidents)
         self.optimizer = StagedOptimizer(optimizers, state, tracker)
+
+    def pipeline(self) -> PipelineState:
+        """Who holds which stage, and who drives."""
+        return PipelineState.of(self._offers.others(), len(self._parts))
 
     def reachable(self) -> dict[str, tuple[str, ...]]:
         return {peer: addresses for part in self._parts for peer, addresses in part.reachable().items()}

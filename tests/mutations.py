@@ -40,6 +40,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a driver that waits for data holds up all stages",
+        "swarm/pipeline/driver.py",
+        "                self._tasks.create_task(self._keep_account())\n",
+        "",
+        "tests/swarm/pipeline/test_driver.py -k nothing_to_send",
+    ),
+    Mutation(
         "a microbatch of a pipeline counts twice in a stage",
         "swarm/pipeline/computing.py",
         "adds = _microbatch(given) not in self._added",

@@ -1,8 +1,11 @@
 """A run in stages trains as one process does, whoever comes and goes."""
 
 import json
+import os
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 
 from dedloc_kit.events import Left
 from dedloc_kit.run import RunConfig
-from tests.swarm.harness import Peer, Swarm, difference
+from tests.swarm.harness import Peer, Swarm, difference, processes_of, wait_until
 from tests.tiny import tiny_run
 from tests.tiny_stages import LENGTH, TOLD, plain_loop
 
@@ -39,18 +42,44 @@ class Staged:
         self.swarm = Swarm(self.run, folder)
         self.coordinator = self.swarm.coordinator(**SETTINGS)
         self.start = folder / "start"
-        self.peers = {f"{stage}{letter}": self.add(f"{stage}{letter}") for letter in "ab" for stage in range(STAGES)}
+        self.peers: dict[str, Peer] = {}
 
-    def add(self, name: str, **settings: Any) -> Peer:
-        environment = {TOLD: str(self.told), "START_FILE": str(self.start)}
+    def fill(self, *idle: str) -> None:
+        """:param idle: who drives nothing"""
+        names = [f"{stage}{letter}" for letter in "ab" for stage in range(STAGES)]
+        self.peers |= {name: self.add(name, drives=name not in idle) for name in names}
+        for peer in self.peers.values():
+            assert peer.joined.step == 0
+        self.start.touch()
+
+    def check(self) -> None:
+        """All who have stayed hold what one process does that computes the same microbatches."""
+        for peer in self.peers.values():
+            peer.wait_for(Left)
+        self.coordinator.wait_for_step(STEPS)
+        assert self.coordinator.worker.stop() == 0
+        steps, batches = self.coordinator.steps, self.batches(STEPS)
+        assert [event.step.samples for event in steps] == [ROWS * len(each) for each in batches]
+        assert all(event.step.samples >= BATCH for event in steps)
+        expected, found = plain_loop(self.run, batches), self.coordinator.parameters()
+        assert difference(found, expected) < 1e-5
+        for name, peer in self.peers.items():
+            begin = f"stages.{name[0]}."
+            own = {name.removeprefix(begin): each for name, each in found.items() if name.startswith(begin)}
+            assert difference(peer.parameters(), own) == 0.0
+
+    def add(self, name: str, *, drives: bool = True, **settings: Any) -> Peer:
+        environment = {TOLD: str(self.told), "START_FILE": str(self.start if drives else self.folder / "never")}
         return self.swarm.volunteer(name, environment, stage=int(name[0]), **SETTINGS, **settings)
+
+    def lines(self) -> list[str]:
+        return [line for file in self.told.glob("*.jsonl") for line in file.read_text().splitlines()]
 
     def batches(self, steps: int) -> list[list[dict[str, torch.Tensor]]]:
         """Of each global step, as the stages have added them; each of them has the same."""
         added: list[dict[tuple[int, str, int], dict[str, Any]]] = [{} for _ in range(STAGES)]
-        for file in self.told.glob("*.jsonl"):
-            for line in map(json.loads, file.read_text().splitlines()):
-                added[line["stage"]][line["step"], line["driver"], line["number"]] = line
+        for line in map(json.loads, self.lines()):
+            added[line["stage"]][line["step"], line["driver"], line["number"]] = line
         first, *_, last = added
         keys = [key for key in sorted(first) if key[0] < steps]
         for others in added[1:]:
@@ -70,20 +99,22 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
 
 
 def test_three_stages_of_two_peers_take_the_steps_of_one_process(staged: Staged) -> None:
-    for peer in staged.peers.values():
-        assert peer.joined.step == 0
-    staged.start.touch()
-    for peer in staged.peers.values():
-        peer.wait_for(Left)
-    staged.coordinator.wait_for_step(STEPS)
-    assert staged.coordinator.worker.stop() == 0
-    steps = staged.coordinator.steps
-    batches = staged.batches(STEPS)
-    assert [event.step.samples for event in steps] == [ROWS * len(each) for each in batches]
-    assert all(event.step.samples >= BATCH for event in steps)
-    expected, found = plain_loop(staged.run, batches), staged.coordinator.parameters()
-    assert difference(found, expected) < 1e-5
-    for name, peer in staged.peers.items():
-        begin = f"stages.{name[0]}."
-        own = {name.removeprefix(begin): each for name, each in found.items() if name.startswith(begin)}
-        assert difference(peer.parameters(), own) == 0.0
+    staged.fill()
+    staged.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signalled", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_what_a_peer_had_that_is_gone_is_done_again_by_others(staged: Staged, signalled: signal.Signals) -> None:
+    staged.fill("1b")
+    gone = staged.peers.pop("1b")
+    gone.wait_for_step(2)
+    lines = len(staged.lines())
+    wait_until(lambda: len(staged.lines()) > lines + 3, "nothing is added")
+    for process in processes_of(gone.worker.pid):
+        with suppress(ProcessLookupError):
+            os.kill(process, signalled)
+    try:
+        staged.check()
+    finally:
+        gone.worker.kill()

@@ -68,8 +68,10 @@ def _scratch_folder() -> Iterator[Path]:
 
 def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, browser: bool) -> dict[str, Any]:
     began = time.monotonic()
+    stages = 1 if run.pipeline is None else run.pipeline.count
+    volunteers = volunteers if stages == 1 else max(volunteers, 2 * stages)
     threads = max(1, (os.cpu_count() or 1) // (volunteers + 1))
-    first_step = threading.Event()
+    first_step, killed = threading.Event(), threading.Event()
     first_step_seconds: list[float] = []
 
     def settings(name: str) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             "export": folder / f"{name}.safetensors",
         }
 
+    workers = list[Worker]()
     with RunDisplay(run.global_batch) as display:
 
         def on_coordinator(event: AnyEvent) -> None:
@@ -90,6 +93,10 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
                 first_step_seconds.append(time.monotonic() - began)
                 first_step.set()
             display.show(event)
+            if stages > 1 and isinstance(event, StepDone) and event.step.step >= steps // 2 and not killed.is_set():
+                killed.set()
+                display.line(f"volunteer-{volunteers} is killed now, on purpose: others do again what it had", "bold")
+                workers[-1].kill()
 
         organizers = CoordinatorConfig(**settings("coordinator"), evaluate_every=5)
         with Coordinator(run, organizers, host="127.0.0.1", port=0, on_event=on_coordinator) as coordinator:
@@ -99,17 +106,18 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
             invitation = coordinator.invitation()
             write_invitation(invitation, organizers.folder)
             names = [f"volunteer-{number}" for number in range(1, volunteers + 1)]
-            workers = [
-                Worker(
-                    "volunteer",
-                    volunteer_job(invitation, PeerConfig(**settings(name))),
-                    folder=folder / name,
-                    on_event=lambda event, name=name: _show_volunteer(display, event, name),  # type: ignore[misc]
+            for number, name in enumerate(names):
+                stage = None if stages == 1 else number % stages
+                workers.append(
+                    Worker(
+                        "volunteer",
+                        volunteer_job(invitation, PeerConfig(**settings(name), stage=stage)),
+                        folder=folder / name,
+                        on_event=lambda event, name=name: _show_volunteer(display, event, name),  # type: ignore[misc]
+                    )
                 )
-                for name in names
-            ]
             try:
-                _wait_for(workers, coordinator)
+                _wait_for(workers, coordinator, killed)
             except KeyboardInterrupt:
                 display.line("stopping")
                 raise
@@ -120,7 +128,11 @@ def _collaborate(run: RunConfig, folder: Path, volunteers: int, steps: int, brow
                     worker.stop()
             if coordinator.stop() != 0:
                 raise UserError("the coordinator did not end cleanly")
-    differences = [_difference(folder / "coordinator.safetensors", folder / f"{name}.safetensors") for name in names]
+    files = [folder / f"{name}.safetensors" for name in names]
+    if stages == 1:
+        differences = [_difference(folder / "coordinator.safetensors", file) for file in files]
+    else:  # of those who held the same stage; the last volunteer was killed
+        differences = [_difference(*pair) for pair in zip(files[:-1], files[stages:-1], strict=False)]
     ledger = Ledger(folder / "coordinator" / "ledger.sqlite", read_only=True)
     try:
         _show_writing(ledger)
@@ -155,12 +167,15 @@ def _show_writing(ledger: Ledger) -> None:
             console.print(f"after step {step} it writes: {before} | {written}")
 
 
-def _wait_for(workers: list[Worker], coordinator: Coordinator) -> None:
-    """Until every volunteer has left; UserError as soon as one of them, or the coordinator, fails."""
+def _wait_for(workers: list[Worker], coordinator: Coordinator, killed: threading.Event) -> None:
+    """Until every volunteer has left; UserError as soon as one of them, or the coordinator, fails.
+
+    :param killed: set when the last one is killed on purpose
+    """
     waiting = list(workers)
     while waiting:
         waiting = [worker for worker in waiting if worker.running]
-        failed = next((worker.failure for worker in workers if worker.failure), None)
+        failed = next((each.failure for each in (workers[:-1] if killed.is_set() else workers) if each.failure), None)
         if failed:
             raise UserError(failed)
         if coordinator.ended.wait(0.2):

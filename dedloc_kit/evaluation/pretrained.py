@@ -202,10 +202,23 @@ def with_weights(task: "Task", run: RunConfig, path: Path) -> torch.nn.Module:
 
 def with_tensors(task: "Task", run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:
     """The same with the tensors of a checkpoint, which came from there."""
+    from dedloc_kit.tasks import Divisible
+
+    if run.pipeline is None:
+        return _filled(task.build_model(), run, tensors, path)
+    assert isinstance(task, Divisible), "no other one is created"
+    parts = [task.stage(number).build_model() for number in range(run.pipeline.count)]
+    for number, part in enumerate(parts):
+        begin = f"stage{number}."
+        own = {name.removeprefix(begin): each for name, each in tensors.items() if name.startswith(begin)}
+        _filled(part, run, own, path)
+    return task.whole(parts)
+
+
+def _filled(model: torch.nn.Module, run: RunConfig, tensors: Mapping[str, torch.Tensor], path: Path) -> torch.nn.Module:
     # A checkpoint of the coordinator holds the optimizer's state as well; what a peer leaves, the weights alone.
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
     weights = weights or dict(tensors)
-    model = task.build_model()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in weights or weights[name].shape != parameter.shape:

@@ -101,10 +101,6 @@ class StagedState:
         rounds = tuple(info.rounds[-1] for _, info in parts if info.rounds)
         return tensors, StateInfo(run_id=self.run_id, step=parts[0][1].step, rounds=rounds)
 
-    def begin_with(self, model: torch.nn.Module) -> None:
-        """Raises ValueError."""
-        raise ValueError("a model that exists is not cut into stages yet; remove [pipeline] or task.start")
-
     def model_of(self, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
         parts = enumerate(self._states)
         return self._whole([state.model_of(_of_stage(tensors, number)) for number, state in parts])

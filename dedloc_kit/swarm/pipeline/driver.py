@@ -7,6 +7,7 @@ the step. If one is gone before, its calls are made again elsewhere.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from dedloc_kit.records import Begun, StageOffer
 from dedloc_kit.swarm.pipeline.begun import begun_for
 from dedloc_kit.swarm.pipeline.client import Answered, CallFailed, CallRefused, StageClient
 from dedloc_kit.swarm.pipeline.kept import Backward, Kept
-from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, Changes, StagePeers, Stale
+from dedloc_kit.swarm.pipeline.peers import AVOIDED_SECONDS, BUSY_SECONDS, TICK_SECONDS, Changes, StagePeers, Stale
 from dedloc_kit.swarm.pipeline.protocol import Batch, Call, Content, Cut, answer_bytes, part_of, scaled
 from dedloc_kit.swarm.remote.lines import Opener
 from dedloc_kit.swarm.remote.tensors import Form, Packed, in_form, packed
 
+HEARD_SECONDS = 1.0
+"""By then what others have begun for a step is known."""
 REFUSALS = 3
 """After so many a microbatch is given up: who else has made it is not to be found."""
 
@@ -82,6 +85,7 @@ class Driver:
         self._in_flight = 0
         self._again: deque[Batch] = deque()
         self._stopped = False
+        self._step_since = 0.0
 
     # What others see
 
@@ -122,6 +126,7 @@ class Driver:
         try:
             async with self._tasks:
                 self._tasks.create_task(self._peers.meet(self._tasks, self))
+                self._tasks.create_task(self._keep_account())
                 while True:
                     await self._changes.until(lambda: not self._stopped)
                     batch = self._again.popleft() if self._again else await next_batch()
@@ -154,15 +159,30 @@ class Driver:
             self._tasks.create_task(self._make_again(backward))
         self._changes.tell()
 
+    async def _keep_account(self) -> None:
+        """Also while there is no batch: others wait for what this driver says."""
+        while True:
+            self._account()
+            await self._changes.wait(TICK_SECONDS)
+
     def _may_begin(self) -> bool:
         self._account()
-        return self._peers.ready and not self.begun.final and self._in_flight < self._settings.in_flight
+        free = self._in_flight < self._settings.in_flight
+        return self._peers.ready and not self.begun.final and free and self._turn()
+
+    def _turn(self) -> bool:
+        """All begin a step at the same moment: each its share, then who is quick the rest, once all have been heard."""
+        drivers = len({*self._told(), self._settings.me})
+        mine = self.begun.samples * drivers < self._settings.global_batch
+        return mine or time.monotonic() > self._step_since + HEARD_SECONDS
 
     def _account(self) -> None:
         """Say what is final, for the step that all stages hold now."""
         step = self.step
         if step is None:
             return
+        if step != self.begun.step:
+            self._step_since = time.monotonic()
         samples = self.begun.samples if self.begun.step == step else 0
         others = [begun for driver, begun in self._told().items() if driver != self._settings.me]
         full = samples + begun_for(others, step) >= self._settings.global_batch

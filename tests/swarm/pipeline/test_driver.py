@@ -86,6 +86,15 @@ def test_after_a_step_what_is_begun_is_computed_with_the_new_parameters(pipeline
     assert close(pipeline.sums(), plain_sum(batches[12:], parameters))
 
 
+def test_a_driver_that_has_nothing_to_send_holds_up_no_step(pipeline: Pipeline) -> None:
+    driver, idle = pipeline.drive("d", microbatches(24)), pipeline.drive("i", [])
+    for step in range(2):
+        pipeline.until(lambda step=step: driver.begun.step == step and pipeline.full(step=step))  # type: ignore[misc]
+        pipeline.until(lambda: not driver.in_flight)
+        pipeline.step()
+    assert idle.begun.samples == 0
+
+
 def test_a_stage_with_nobody_is_named_until_somebody_comes(pipeline: Pipeline) -> None:
     driver = pipeline.drive("d", batches := microbatches(12))
     pipeline.until(lambda: driver.driven > 0)
