@@ -186,7 +186,9 @@ class Driver:
         samples = self.begun.samples if self.begun.step == step else 0
         others = [begun for driver, begun in self._told().items() if driver != self._settings.me]
         full = samples + begun_for(others, step) >= self._settings.global_batch
-        self.begun = Begun(step=step, samples=samples, final=full or self._stopped)
+        # A driver that has left counts no more. But where a stage has taken the step, it has had the whole batch.
+        over = self.begun.step == step and self.begun.final and not self._peers.ready
+        self.begun = Begun(step=step, samples=samples, final=full or over or self._stopped)
 
     def _begin(self, batch: Batch) -> None:
         samples = _shape(batch)[0]
