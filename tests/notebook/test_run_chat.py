@@ -9,6 +9,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from dedloc_kit import worker
+from tests import fork_server
 from tests.blocks import tiny
 from tests.browser import need_chromium
 from tests.inference.chats import tokenizer
@@ -22,14 +24,18 @@ DEADLINE = 180
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[ServedModel]:
-    tiny.model("Llama", vocab_size=257, eos_token_id=0, pad_token_id=0).save_pretrained(tmp_path / "model")
-    tokenizer().save_pretrained(tmp_path / "model")
-    with ServedModel(tmp_path, tmp_path / "model") as served:
-        served.join(span="2:4", name="রবি")
-        served.wait_until_served(tiny.LAYERS)
-        yield served
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    folder = tmp_path_factory.mktemp("served")
+    tiny.model("Llama", vocab_size=257, eos_token_id=0, pad_token_id=0).save_pretrained(folder / "model")
+    tokenizer().save_pretrained(folder / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_start", fork_server.worker_process)  # as conftest does it for one test
+        patch.setenv("DEDLOC_HOME", str(folder / "home"))
+        with ServedModel(folder, folder / "model") as served:
+            served.join(span="2:4", name="রবি")
+            served.wait_until_served(tiny.LAYERS)
+            yield served
 
 
 def cell_of(swarm: ServedModel) -> str:
