@@ -179,15 +179,16 @@ class Driver:
     def _account(self) -> None:
         """Say what is final, for the step that all stages hold now."""
         step = self.step
-        if step is None:
+        if step is None:  # nothing can be begun
+            self.begun = self.begun.model_copy(update={"final": True})
             return
         if step != self.begun.step:
             self._step_since = time.monotonic()
         samples = self.begun.samples if self.begun.step == step else 0
         others = [begun for driver, begun in self._told().items() if driver != self._settings.me]
         full = samples + begun_for(others, step) >= self._settings.global_batch
-        # A driver that has left counts no more. But where a stage has taken the step, it has had the whole batch.
-        over = self.begun.step == step and self.begun.final and not self._peers.ready
+        # A driver that has left counts no more; but a stage that has taken the step has had all of the batch.
+        over = not self._peers.ready
         self.begun = Begun(step=step, samples=samples, final=full or over or self._stopped)
 
     def _begin(self, batch: Batch) -> None:
