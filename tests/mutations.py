@@ -4486,6 +4486,13 @@ MUTATIONS = (
         "tests/dashboard/serving/test_serving_in_browser.py",
     ),
     Mutation(
+        "a group waits for ever for samples that somebody outside of it has",
+        "swarm/rounds/rounds.py",
+        "if lacking or self._tracker.gone(",
+        "if self._tracker.gone(",
+        "tests/swarm/rounds/test_optimizer.py -k has_the_rest",
+    ),
+    Mutation(
         "a round begins before it is known how much its batch holds",
         "swarm/rounds/rounds.py",
         "return samples >= self.batch.wanted and self._grouping",

@@ -68,6 +68,11 @@ class Batch:
         self._wanted = wanted
 
     @property
+    def is_said(self) -> bool:
+        """Does somebody say how many samples it has? Then no more are computed than these."""
+        return self._wanted is not None
+
+    @property
     def follows(self) -> bool:
         """May it be that others know that it is full, and this peer does not?"""
         return self._wanted is None or math.isinf(self._wanted())

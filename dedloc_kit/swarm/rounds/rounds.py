@@ -247,7 +247,8 @@ class Rounds:
         samples = samples_of(self.counting, self.samples, in_sync, rows)
         self._companions.look(self._other_rows.seen())
         # Without those who leave the group cannot average, and one half of a swarm must not.
-        if self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
+        lacking = self.batch.is_said and not self._full(samples) and self._full(self.swarm_samples())
+        if lacking or self._tracker.gone(members & self._sought.awaited) or not self._companions.enough(members):
             self._averager.call_off(group)
         elif self._full(samples) or (group.called and self.batch.follows):
             self.gather_seconds = time.monotonic() - self._full_at if self._full_at else 0.0

@@ -62,6 +62,9 @@ class Averager:
         self.brought.append(mine)
         self.work, self.least = work, least
 
+    def call_off(self, group: Any) -> None:
+        group.done, group.result = True, lambda: RoundResult("failed", "")
+
     def end(self, outcome: RoundResult) -> None:
         with self.vector.held() as flat:
             if outcome.outcome == "complete":
@@ -333,3 +336,29 @@ def test_where_somebody_says_how_much_a_batch_holds_no_round_begins_with_less_or
     me.optimizer.boundary()
     assert me.optimizer.closed
     assert (me.averager.brought[-1].samples, me.averager.least) == (wanted[0], wanted[0])
+
+
+def test_a_group_without_somebody_who_has_the_rest_of_a_batch_is_called_off_for_nobody_computes_that_again(
+    tmp_path: Path,
+) -> None:
+    me = Volunteer(tmp_path, overlap=False)
+    me.optimizer.fills(lambda: BATCH)
+    while me.optimizer.samples < BATCH - MICROBATCH:
+        me.compute(1.0)
+    other = Signer(Identity(tmp_path / "other"))
+    told = progress(
+        run_id=me.optimizer.run.run_id,
+        step=0,
+        samples=MICROBATCH,
+        sketch=me.optimizer.state.sketch,
+        fixed=True,
+        time=get_dht_time(),
+    )
+    group = me.averager.group
+    assert me.organizer.peer in group.members
+    assert not group.done
+    me._directory.store(other, told, peers=2)
+    me.tracker.refresh()
+    me.optimizer.boundary()
+    assert group.done
+    assert not me.averager.brought
