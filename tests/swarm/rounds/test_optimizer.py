@@ -349,6 +349,7 @@ def test_a_group_without_somebody_who_has_the_rest_of_a_batch_is_called_off_for_
     told = progress(
         run_id=me.optimizer.run.run_id,
         step=0,
+        round="",
         samples=MICROBATCH,
         sketch=me.optimizer.state.sketch,
         fixed=True,
