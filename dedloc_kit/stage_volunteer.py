@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 from dedloc_kit.blocks.stages import Stage
 from dedloc_kit.display.human import for_organizer
+from dedloc_kit.errors import UserError
 from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
@@ -67,6 +68,8 @@ def stage_volunteer(
     """As `volunteer`."""
     pipeline = run.pipeline
     assert pipeline is not None
+    if peer.stage is not None and peer.stage >= pipeline.count:
+        raise UserError(f"this run has {pipeline.count} stages, from 0 on; choose --stage below {pipeline.count}")
     known = initial_peers(invitation, peer.folder)
     entry = Entry(
         *(run, peer, known, invitation.organizer, os.environ.pop(CODE, "")),

@@ -53,6 +53,8 @@ def volunteer(
     if run.pipeline is not None:
         stage_volunteer(invitation, run, peer, emit, stop, stopped)
         return
+    if peer.stage is not None:
+        raise UserError("this run is not cut into stages; leave --stage out")
 
     lossy: list[Losses] = []
 

@@ -33,6 +33,12 @@ def add(commands: Commands) -> None:
         dest="checks",
         help="do not compute again what others have computed, where the organizer has the work checked",
     )
+    parser.add_argument(
+        "--stage",
+        type=int,
+        metavar="N",
+        help="of a run in stages: the one to hold, from 0 on; default: the one that lacks peers most",
+    )
     add_code(parser)
     add_reach(parser)
     add_peer(parser, folder_help="keeps your identity; default: one in your home folder")
@@ -45,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = peer_settings(options)
     settings |= {"team": options.team, "microbatch": options.microbatch, "client_mode": options.client_mode}
-    settings |= {"listed": options.listed, "checks": options.checks}
+    settings |= {"listed": options.listed, "checks": options.checks, "stage": options.stage}
     if options.name:
         settings["name"] = options.name
     session = Session(options.invitation, folder=options.folder, settings=settings, code=code_for(options))
