@@ -24,12 +24,12 @@ test test-slow: export OMP_WAIT_POLICY = passive
 test test-slow: export PYTHONDONTWRITEBYTECODE =
 
 test: install
-	$(BIN)/python -m pytest -n 6 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 # Only the modules that hold slow tests: each of the processes imports what it collects. They begin in their order, the
 # longest ones first: one that was left for the end would keep a core idle.
 test-slow: install
-	$(BIN)/python -m pytest -m slow -n 6 --dist load --maxschedchunk 1 $$(grep -rl --include='test_*.py' mark.slow tests)
+	$(BIN)/python -m pytest -m slow -n 5 --dist load --maxschedchunk 1 $$(grep -rl --include='test_*.py' mark.slow tests)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -360,6 +360,8 @@ def test_who_comes_to_a_run_that_is_not_open_is_told_that_the_organizer_has_reac
     for settings in ({}, {"client_mode": False}):
         bob = entry("bob", **settings)
         around = bob.surroundings()
+        for _ in range(4):  # on a busy machine the organizer's answer may come too late
+            around = bob.surroundings() if around.reach.client_mode else around
         assert not around.reach.client_mode
         address = f"/ip4/127.0.0.1/tcp/{around.port}/p2p/{bob.signer.peer}"
         assert gate.vouched(bob.signer.peer, (address,), around.reach.words[0]) == (address,)
