@@ -4,11 +4,15 @@ import logging
 import threading
 from collections.abc import Callable
 
+from dedloc_kit.data.losses import Loss, Losses
+from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import Announced, AnyEvent, State, Warned
+from dedloc_kit.events import Announced, AnyEvent, State, StepDone, Warned
 from dedloc_kit.memory import Memory
-from dedloc_kit.records import Instructions, Invitation
+from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Instructions, Invitation
+from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer
+from dedloc_kit.swarm.rounds.optimizer import StepListener
 
 TWIN = "this machine's identity.key is also at work on another one, and what both give would be lost or counted wrongly"
 OWN_KEY = "to train on both, remove identity.key on one of them, which then gets a key of its own"
@@ -16,6 +20,51 @@ PAUSED_SECONDS = 0.5
 """Between two looks whether a paused run goes on."""
 
 _log = logging.getLogger(__name__)
+
+
+class Lost:
+    """What of the data cannot be read: warned of here, and counted for the organizer."""
+
+    def __init__(self) -> None:
+        self._losses: list[Losses] = []
+
+    def warn(self, text: str) -> None:
+        if isinstance(text, Loss) and text.losses not in self._losses:
+            self._losses.append(text.losses)
+        _log.warning(text)
+
+    def count(self) -> tuple[int, int, int]:
+        """As `CollaborativeOptimizer.leaves_out` wants it."""
+        return (
+            sum(losses.files for losses in self._losses),
+            sum(len(losses.unreadable) for losses in self._losses),
+            sum(losses.bad_rows for losses in self._losses),
+        )
+
+
+def telling_steps(me: Callable[[], SwarmPeer], emit: Callable[[AnyEvent], None]) -> StepListener:
+    """Tells of each global step, and publishes what this peer gave to it."""
+
+    def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
+        peer = me()
+        mine = contributions.get(peer.signer.peer)
+        if mine is not None:
+            publish(peer.dht, peer.signer, mine, peers=len(peer.optimizer.tracker.others()))
+        emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
+
+    return on_step
+
+
+def introduce(me: SwarmPeer, lost: Lost, stopped: str, emit: Callable[[AnyEvent], None]) -> None:
+    """What the organizer is told of this peer from now on, and what this peer's owner is told of its reach.
+
+    :param stopped: why the training stopped before, if it is started again
+    """
+    me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
+    me.optimizer.leaves_out(lost.count)
+    reach = me.dht.reach
+    if reach.text:
+        emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
 
 
 class Organizer:

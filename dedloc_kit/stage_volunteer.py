@@ -9,15 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from dedloc_kit.blocks.stages import Stage
-from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.minding import Organizer, Twin, await_twin, remember
-from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Invitation
+from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
+from dedloc_kit.records import Invitation
 from dedloc_kit.run import MAX_BATCHES, PeerConfig, RunConfig, seed_of
-from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.membership.joining import Entry
 from dedloc_kit.swarm.network.node import Node
 from dedloc_kit.swarm.peer import SwarmPeer, connected_to_stages
@@ -86,27 +84,21 @@ def stage_volunteer(
         return [Newcomer(run, node, entry.signer, peer, [Stage(share, share) for share in shares]).choose(stop)]
 
     def caller(_: int, stage: StageTask) -> Caller:
-        def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
-            mine = contributions.get(me.signer.peer)
-            if mine is not None:
-                publish(me.dht, me.signer, mine, peers=len(me.optimizer.tracker.others()))
-            emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
-
         def on_loading(received: int, total: int) -> None:
             emit(Loading(received_bytes=received, total_bytes=total))
 
-        return Caller(stop, peer.last_step(run), on_step, on_loading)
+        return Caller(stop, peer.last_step(run), telling_steps(lambda: me, emit), on_loading)
 
     with connected_to_stages(run, peer, entry, known, choose, caller, follower=False) as (task, (me,)):
-        me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
-        if me.dht.reach.text:
-            emit(Warned(text=me.dht.reach.text) if me.dht.reach.uncertain else State(text=me.dht.reach.text))
+        lost = Lost()
+        introduce(me, lost, stopped, emit)
         await_twin(me, stop, emit)
-        _Work(invitation, run, peer, task, me, known, emit, stop).do()
+        work = _Work(invitation, run, peer, task, me, known, emit, stop)
+        work.do(lost.warn)
         me.optimizer.leave()
         if peer.export is not None:
             save(peer.export, me.optimizer.state.parameters_copy(), me.optimizer.state.info)
-        emit(Left(step=me.optimizer.step, session_samples=me.optimizer.tally.counted))
+        emit(Left(step=me.optimizer.step, session_samples=work.given))
 
 
 class _Work:
@@ -134,14 +126,22 @@ class _Work:
         self._memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         self._mind_at, self._problem = 0.0, ""
 
-    def do(self) -> None:
-        """Until this volunteer is to leave, or the run is over."""
+    @property
+    def given(self) -> int:
+        """Samples that have counted in this session, each by the stage's share of the computation."""
+        return round(self._stage.share * self._me.optimizer.tally.counted)
+
+    def do(self, warn: Callable[[str], None]) -> None:
+        """Until this volunteer is to leave, or the run is over.
+
+        :param warn: told of data that cannot be read
+        """
         me, member, emit = self._me, self._member, self._emit
         seed = seed_of(self._run.run_id, me.signer.peer, me.profile.session)
         mixtures = Mixtures(self._run, self._task, self._peer.task_module, lambda: me.optimizer.state.decay is not None)
         rows = self._rows()
         with ExitStack() as stack:
-            batches = stack.enter_context(mixtures.batches(rows, seed, _log.warning, ahead=4))
+            batches = stack.enter_context(mixtures.batches(rows, seed, warn, ahead=4))
             stack.enter_context(member.serving())
             emit(State(text="loading the training state"))
             me.optimizer.load()
@@ -165,7 +165,7 @@ class _Work:
         self._me.optimizer.boundary()
         self._me.optimizer.refresh(0)
         while not self._member.losses.empty():
-            self._tell(*self._member.losses.get())
+            self._tell(self._member.losses.get())
         if time.monotonic() >= self._mind_at:
             self._mind_at = time.monotonic() + MINDING_SECONDS
             self._mind()
@@ -203,17 +203,17 @@ class _Work:
         if lost := optimizer.tally.samples:
             _log.warning("%d samples were too early for the next step and are given up", lost)
 
-    def _tell(self, loss: float, samples: int) -> None:
-        optimizer = self._me.optimizer
+    def _tell(self, loss: float) -> None:
+        optimizer, share = self._me.optimizer, self._stage.share
         self._emit(
             LocalProgress(
                 step=optimizer.step,
-                samples=optimizer.samples,
+                samples=round(share * optimizer.samples),
                 swarm_samples=optimizer.swarm_samples(),
                 global_batch=self._run.global_batch,
-                session_samples=optimizer.tally.counted,
+                session_samples=self.given,
                 loss=loss if math.isfinite(loss) else None,
-                samples_per_second=optimizer.samples_per_second,
+                samples_per_second=share * optimizer.samples_per_second,
                 decay=optimizer.state.decay,
             )
         )

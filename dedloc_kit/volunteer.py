@@ -10,20 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
-from dedloc_kit.data.losses import Loss, Losses
-from dedloc_kit.display.human import for_organizer
 from dedloc_kit.errors import UserError
-from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, StepDone, Warned
+from dedloc_kit.events import AnyEvent, Left, Loading, LocalProgress, State, Warned
 from dedloc_kit.machine.account import CODE
 from dedloc_kit.memory import Memory, initial_peers, recall
-from dedloc_kit.minding import Organizer, Twin, await_twin, remember
-from dedloc_kit.records import MAX_REASON, Contribution, GlobalStep, Invitation
+from dedloc_kit.minding import Lost, Organizer, Twin, await_twin, introduce, remember, telling_steps
+from dedloc_kit.records import Invitation
 from dedloc_kit.run import PeerConfig, RunConfig, seed_of
 from dedloc_kit.stage_volunteer import stage_volunteer
 from dedloc_kit.swarm.audits.answering import Answering, only_own
 from dedloc_kit.swarm.audits.known_answer import Trial, known_question
 from dedloc_kit.swarm.audits.recomputing import Recomputer
-from dedloc_kit.swarm.directory.contributions import publish
 from dedloc_kit.swarm.peer import SwarmPeer, connected
 from dedloc_kit.tasks import create_task
 from dedloc_kit.tasks.mixtures import Mixtures
@@ -56,25 +53,7 @@ def volunteer(
     if peer.stage is not None:
         raise UserError("this run is not cut into stages; leave --stage out")
 
-    lossy: list[Losses] = []
-
-    def of_data(text: str) -> None:
-        if isinstance(text, Loss) and text.losses not in lossy:
-            lossy.append(text.losses)
-        _log.warning(text)
-
-    def left_out() -> tuple[int, int, int]:
-        return (
-            sum(losses.files for losses in lossy),
-            sum(len(losses.unreadable) for losses in lossy),
-            sum(losses.bad_rows for losses in lossy),
-        )
-
-    def on_step(step: GlobalStep, contributions: dict[str, Contribution]) -> None:
-        mine = contributions.get(me.signer.peer)
-        if mine is not None:
-            publish(me.dht, me.signer, mine, peers=len(me.optimizer.tracker.others()))
-        emit(StepDone(step=step, contributions={p: c.samples for p, c in contributions.items() if c.samples}))
+    lost = Lost()
 
     def on_loading(received: int, total: int) -> None:
         emit(Loading(received_bytes=received, total_bytes=total))
@@ -88,14 +67,10 @@ def volunteer(
         follower=False,
         preferred_port=recall(peer.folder, run.run_id).port,
         stop=stop,
-        on_step=on_step,
+        on_step=telling_steps(lambda: me, emit),
         on_loading=on_loading,
     ) as me:
-        me.optimizer.stopped_before(for_organizer(stopped, MAX_REASON))
-        me.optimizer.leaves_out(left_out)
-        reach = me.dht.reach
-        if reach.text:
-            emit(Warned(text=reach.text) if reach.uncertain else State(text=reach.text))
+        introduce(me, lost, stopped, emit)
         memory = Memory(peer.folder, run.run_id, me.signer.peer, me.port)
         me.optimizer.tracker.belief.remember(recall(peer.folder, run.run_id).taken)
         await_twin(me, stop, emit)
@@ -106,7 +81,7 @@ def volunteer(
         largest = size or largest_microbatch(run, count)
         # A task may keep something from one microbatch to the next.
         tasks = [me.task, *(create_task(run, peer.task_module) for _ in me.replicas[1:])]
-        with mixtures.batches(largest, seed, of_data, ahead=4 * count) as batches, ExitStack() as stack:
+        with mixtures.batches(largest, seed, lost.warn, ahead=4 * count) as batches, ExitStack() as stack:
             devices = Devices(
                 me.replicas,
                 [task.loss for task in tasks],
@@ -142,8 +117,8 @@ def volunteer(
             while stop.is_set() and me.optimizer.tally.samples:
                 left = me.optimizer.seconds_left
                 if time.monotonic() + left > until:
-                    lost = me.optimizer.tally.samples
-                    _log.warning("%d samples were too early for the next step and are given up", lost)
+                    samples = me.optimizer.tally.samples
+                    _log.warning("%d samples were too early for the next step and are given up", samples)
                     break
                 if left:
                     _train_on(devices, me, run, emit)

@@ -3093,7 +3093,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a reason tells the organizer of paths",
-        "volunteer.py",
+        "minding.py",
         "for_organizer(stopped, MAX_REASON)",
         "stopped",
         "tests/session/test_session.py -k goes_on_by_itself",

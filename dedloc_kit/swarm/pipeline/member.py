@@ -46,7 +46,7 @@ class PipelineMember:
     :param held: what this peer computes
     :param pinned: whether its owner has chosen the stage
     :ivar gone: peers of which a driver has seen that they are
-    :ivar losses: of the microbatches that this peer has driven, with their samples
+    :ivar losses: of the microbatches that this peer has driven
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PipelineMember:
         self._state: Literal["joining", "online", "leaving"] = "joining"
         self.turns = Turns()
         self.gone: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.losses: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self.losses: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.offers = Offers(STAGES, node, signer, known, self._offer)
         self._drivers = Drivers(self.offers.others, MAX_BATCHES * run.global_batch)
         self._driver: Driver | None = None
@@ -133,7 +133,7 @@ class PipelineMember:
         driver = Driver(
             *(self._opener, self._cuts, settings, self._everyone, self._drivers.told),
             gone=self.gone.put,
-            done=lambda loss, samples: self.losses.put((loss, samples)),
+            done=lambda loss, _: self.losses.put(loss),
         )
         self._driver = driver
 

@@ -67,7 +67,7 @@ def stage_peers(offers: Mapping[str, StageOffer | None], stages: int) -> list[St
             peer,
             offer.stage,
             offer.microbatches_per_second,
-            loading=offer.time if offer.state == "joining" else None,
+            loading=(offer.moved or offer.time) if offer.state == "joining" else None,
             moved=offer.moved or None,
             pinned=offer.pinned,
         )
