@@ -1,5 +1,6 @@
 """What tests have at hand, and their order."""
 
+import asyncio
 import gc
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,6 +26,14 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are forked from one process that has imported what they need; a module that is about how they begin has
     a fixture of this name that does nothing."""
     monkeypatch.setattr(worker, "_start", fork_server.worker_process)
+
+
+@pytest.fixture(autouse=True)
+def loops_of_python() -> Iterator[None]:
+    """Nothing decides for the whole process what its event loops are: whoever comes after it would meet others."""
+    before = asyncio.get_event_loop_policy()
+    yield
+    assert asyncio.get_event_loop_policy() is before
 
 
 @pytest.fixture

@@ -3611,6 +3611,20 @@ MUTATIONS = (
         "tests/swarm/network/test_keeper.py -k 'copy'",
     ),
     Mutation(
+        "the page and its questions run in whatever loops a library has chosen for the process",
+        "machine/dialling.py",
+        "asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)",
+        "asyncio.Runner()",
+        "tests/machine/test_dialling.py -k told_to_use",
+    ),
+    Mutation(
+        "a role's loop chooses the loops of the whole process",
+        "swarm/remote/loop.py",
+        "            asyncio.set_event_loop(self._loop)\n",
+        "            uvloop.install()\n",
+        "tests/swarm/remote/test_loop.py -k those_of_the_process",
+    ),
+    Mutation(
         "nobody seems to answer while this process imports",
         "machine/dialling.py",
         "left -= min(longest, time.monotonic() - began)",

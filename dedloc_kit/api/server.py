@@ -1,7 +1,5 @@
 """Serves the API until it is interrupted."""
 
-import asyncio
-
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -9,6 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dedloc_kit.dashboard.http.connections import AT_ONCE, Connection, Listener, raise_file_limit
 from dedloc_kit.dashboard.http.headers import SecureHeaders
 from dedloc_kit.dashboard.http.limits import in_time
+from dedloc_kit.machine.dialling import run_in_loop
 
 
 class Server:
@@ -34,7 +33,7 @@ class Server:
         """Serve until `stop` or, in the main thread, an interrupt."""
         raise_file_limit()
         try:
-            asyncio.run(self._server.serve(sockets=[self._listener]))
+            run_in_loop(self._server.serve(sockets=[self._listener]))
         finally:
             self._listener.close()
 

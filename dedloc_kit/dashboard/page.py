@@ -33,6 +33,7 @@ from dedloc_kit.dashboard.http.sockets import ANY_ADDRESS, Certificate, listen, 
 from dedloc_kit.dashboard.live.stream import EventStream, Viewers
 from dedloc_kit.dashboard.schemas import message
 from dedloc_kit.errors import UserError
+from dedloc_kit.machine.dialling import run_in_loop
 
 _TICK_SECONDS = 1.0
 """How often there is a look for news that no event tells."""
@@ -127,7 +128,7 @@ class Page(ABC):
     def _serve(self, listener: Listener) -> None:
         assert self._server is not None
         try:
-            asyncio.run(self._server.serve(sockets=[listener]))
+            run_in_loop(self._server.serve(sockets=[listener]))
         finally:
             self._ready.set()
             listener.close()

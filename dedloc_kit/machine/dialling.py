@@ -16,11 +16,18 @@ machine, and who has answered meanwhile is seen only afterwards."""
 T = TypeVar("T")
 
 
+def run_in_loop(work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, in a loop of Python's own whatever the process has been told to use: uvloop accepts connections
+    past their socket, and takes what a socket has closed for an error."""
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        return runner.run(work)
+
+
 def in_own_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end in a thread that is gone afterwards: hivemind must not fork while others run, and the caller's
     thread may have an event loop already."""
     with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, work).result()
+        return thread.submit(run_in_loop, work).result()
 
 
 async def answering(addresses: Sequence[str], seconds: float = CONNECT_SECONDS, grace: float = 1.0) -> list[str]:

@@ -5,6 +5,7 @@ import socket
 import time
 
 import pytest
+import uvloop
 
 from dedloc_kit.machine.dialling import answering, host_and_port, in_own_loop, own_address
 
@@ -17,6 +18,18 @@ def test_addresses_of_every_form_are_tried_and_those_that_answer_are_found() -> 
         living = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}", f"/dns4/localhost/tcp/{port}/p2p/{PEER}"]
         others = [f"/ip6/::1/tcp/{port}/p2p/{PEER}", f"/ip4/127.0.0.1/udp/{port}/p2p/{PEER}", "nonsense"]
         assert in_own_loop(answering([others[0], *living, *others[1:]])) == living
+
+
+def test_work_runs_in_a_loop_of_python_whatever_the_process_has_been_told_to_use() -> None:
+    async def module_of_loop() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        assert in_own_loop(module_of_loop()).startswith("asyncio.")
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 @pytest.mark.parametrize("turns", [2, 3])

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from hivemind.utils.asyncio import switch_to_uvloop
+import uvloop
 
 T = TypeVar("T")
 
@@ -21,7 +21,8 @@ class Loop:
         started = threading.Event()
 
         def run() -> None:
-            self._loop = switch_to_uvloop()
+            self._loop = uvloop.new_event_loop()  # not for the whole process, as hivemind's way would
+            asyncio.set_event_loop(self._loop)
             self._loop.call_soon(started.set)
             self._loop.run_forever()
             for task in asyncio.all_tasks(self._loop):

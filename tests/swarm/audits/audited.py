@@ -79,6 +79,8 @@ class World:
     """They compute the work of others wrongly."""
     spoils: frozenset[str] = frozenset()
     """They reduce, and make something else of what was sent."""
+    averages: bool = False
+    """It is known who reduced, and what: alice's and bob's, with twice her weight."""
     unable: bool = False
     """Nobody has the parameters any more, the organizer neither."""
     seconds: float = 0.0
@@ -142,7 +144,7 @@ class World:
         return Found(projections=tuple(tuple(project(each, question.seed)) for each in found), norms=tuple(norms))
 
     def reducers(self, group: str) -> tuple[str, ...]:
-        return tuple(self.peers)
+        return tuple(self.peers) if self.averages else ()
 
     def made(self, group: str, number: int) -> Tensor:
         self.made_by.append(tuple(self.peers)[number])

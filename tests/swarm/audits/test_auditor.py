@@ -258,6 +258,7 @@ def test_an_audit_that_breaks_does_not_end_those_after_it() -> None:
 
 def reduced(run: Run, steps: int) -> None:
     """Alice brings twice what Bob does, and all reduce."""
+    run.world.averages = True
     for _ in range(steps):
         run.step += 1
         alice, bob = (pledged(peer, run.step, samples=n, session_samples=n) for peer, n in (("alice", 80), ("bob", 40)))
