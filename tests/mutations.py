@@ -3632,6 +3632,13 @@ MUTATIONS = (
         "tests/machine/test_dialling.py -k import",
     ),
     Mutation(
+        "the first step is taken without the organizer, which then follows nobody",
+        "swarm/rounds/companions.py",
+        "dict.fromkeys(members, self._looked - ago) or self._alone",
+        "dict.fromkeys(members, self._looked - ago)",
+        "tests/swarm/rounds/test_companions.py -k no_step",
+    ),
+    Mutation(
         "a part of a swarm that was cut off steps by itself",
         "swarm/rounds/rounds.py",
         " or not self._companions.enough({*expected, *self._companions.of(seen)}):",

@@ -1,6 +1,7 @@
 """Those who took the last step with this peer: a group without most of them may be a part that was cut off."""
 
 import logging
+import math
 import time
 from collections.abc import Collection
 
@@ -14,12 +15,15 @@ _log = logging.getLogger(__name__)
 class Companions:
     """Of one peer. They count until they leave, or were not seen for a minute: so a run outlives who dies.
 
+    Whoever knows of no step has the organizer alone, if that is there: it believes nobody before it has taken a step
+    itself, and would not follow a first step without it.
+
     :param me: this peer's id
     """
 
     def __init__(self, state: TrainingState, tracker: Tracker, me: str) -> None:
         self._state, self._tracker, self._me = state, tracker, me
-        self._seen: dict[str, float] = {}
+        self._seen = self._alone = {tracker.belief.organizer: -math.inf}
         """When each was there last."""
         self._looked = 0.0
         self._told = False
@@ -30,7 +34,7 @@ class Companions:
         :param ago: so many seconds have passed since; what it has not seen itself it knows only as of then
         """
         self._looked, self._told = time.monotonic(), False
-        self._seen = dict.fromkeys(members, self._looked - ago)
+        self._seen = dict.fromkeys(members, self._looked - ago) or self._alone
 
     def look(self, rows: Collection[int]) -> None:
         """See who is there now.

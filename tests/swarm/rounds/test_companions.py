@@ -128,5 +128,17 @@ def test_of_other_rows_those_are_there_of_whose_row_somebody_speaks(monkeypatch:
     assert not some.companions.enough("")
 
 
-def test_who_took_no_step_yet_takes_it_with_whoever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Swarm(monkeypatch, "").companions.enough("b")
+def test_who_knows_of_no_step_takes_one_with_whoever_is_there_but_not_without_the_organizer_if_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Swarm(monkeypatch, "")
+    assert first.companions.enough("b"), "it is not there"
+    first.here = set("bz")
+    first.passes(1.0)
+    assert not first.companions.enough("b")
+    assert first.companions.enough("bz")
+    first.here = set("b")
+    first.passes(GONE_SECONDS - 2.0)
+    assert not first.companions.enough("b")
+    first.passes(3.0)
+    assert first.companions.enough("b"), "it does not come again"
