@@ -43,14 +43,15 @@ _log = logging.getLogger(__name__)
 
 
 class _Gradients:
-    """Where those of a stage go: to its optimizer.
-
-    :ivar full: whether this peer takes no more; others of its stage do
-    """
+    """Where those of a stage go: to its optimizer."""
 
     def __init__(self, me: SwarmPeer) -> None:
         self._optimizer, self._replica = me.optimizer, me.replicas[0]
-        self.full = False
+        self._refuses = False
+
+    def refuse(self, refuses: bool) -> None:
+        """Take no more, or again; others of the stage take them."""
+        self._refuses = refuses
 
     @property
     def step(self) -> int:
@@ -58,7 +59,7 @@ class _Gradients:
 
     @property
     def closed(self) -> bool:
-        return self.full or self._optimizer.closed
+        return self._refuses or self._optimizer.closed
 
     def accumulate(self, loss: float, samples: int) -> bool:
         return not self._optimizer.accumulate([Computed(0, samples, loss, rescaled=False, batch={})])
@@ -169,7 +170,7 @@ class _Work:
             me.optimizer.load()
             if mover is not None:  # its session goes on: what it gave to other stages is as much of this one
                 most = me.optimizer.step * MAX_BATCHES * self._run.global_batch  # or nobody would believe it
-                me.optimizer.tally.counted = min(most, round(mover.given / self._stage.share))
+                me.optimizer.tally.go_on(min(most, round(mover.given / self._stage.share)))
             me.optimizer.begin()
             member.say("online")
             if mover is None:
@@ -237,7 +238,7 @@ class _Work:
         self._emit(State(text=f"stage {there} of {count} {why}: moving there from stage {here}"))
         moved, until = member.move(move), time.monotonic() + LAST_STEP_SECONDS
         member.stop_driving()
-        self._gradients.full = True
+        self._gradients.refuse(True)
         while not self._ends() and not self._moving.needed_here() and time.monotonic() < until:
             if needed or (member.idle and not optimizer.tally.samples):
                 member.go()
@@ -245,7 +246,7 @@ class _Work:
                 return Mover(stage=move.stage, session=self._me.profile.session, given=given, moved=moved)
             self._turn()
             needed = needed or self._moving.needed_at(move.stage)
-        self._gradients.full = False
+        self._gradients.refuse(False)
         member.go_on_driving()
         member.say("online")
         self._emit(State(text=f"staying at stage {here} of {count}"))
